@@ -32,14 +32,16 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
-from fedveil.federation.enrollment.certificates import Authority, days_left, node_public
+from fedveil.federation.enrollment.certificates import Authority, days_left, node_key_digest, node_public
 from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
 from fedveil.federation.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
 from fedveil.federation.enrollment.requests import Request
-from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder, check_server_key, members_of
 from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.link import server_context
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.transport.https.mailbox import Mailbox
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Origin
 from fedveil.protocols.messages import SERVER
@@ -418,6 +420,75 @@ def test_a_lost_key_of_the_coordinator_is_revoked_and_the_ledgers_go_on(
     export_ledger(north / "state", export, identity=silo.identity, membership=made, number=0, delta=1e-5)
     found = {one.name: one.outcome for one in verify_ledger(export, membership=parties.sealed).checks}
     assert found["terms"] == found["membership"] == "holds"
+
+
+def test_every_kind_of_key_is_revoked(parties: Parties, tmp_path: Path) -> None:
+    """Identity and TLS keys of a silo and of the coordinator. Those of the founder end with the charter."""
+    root, charter = parties.root, parties.founder / "charter.toml"
+    before = SiloFolder(root / "north").membership
+    south = node_key_digest(before.nodes[1])
+    revoke(parties.founder, "south", "stolen")
+    made = parties.seal()
+    assert made.silos == ("north",)
+    assert (made.revoked[0].identity, made.revoked[0].transport) == (before.roster[1], south)
+    mailbox = Mailbox()
+    mailbox.introduce(members_of(made))
+    assert mailbox.number(south) is None
+    assert mailbox.members is not None
+    assert mailbox.members.revoked == (south,)
+    thief = load_pem_private_key((root / "south" / "node.key").read_bytes(), None)
+    assert isinstance(thief, ec.EllipticCurvePrivateKey)
+    again = join_as_silo(tmp_path / "west", charter, name="west", passphrase=None)
+    stolen = replace(again, transport=before.nodes[1])
+    stolen.with_signatures(IdentityKey.load(tmp_path / "west" / "identity.key"), thief).write(
+        tmp_path / "west.request"
+    )
+    with pytest.raises(IntegrityError, match="was revoked"):
+        admit(parties.founder, tmp_path / "west.request", stolen.fingerprint)
+
+    old = Request.read(root / "coordinator" / "coordinator.request")
+    revoke(parties.founder, "coordinator", "stolen")
+    (root / "coordinator").rename(root / "stolen")
+    new = join_as_coordinator(root / "coordinator", charter, passphrase=None)
+    identity = IdentityKey.load(root / "coordinator" / "identity.key")
+    with_old_tls = replace(new, transport=old.transport).with_signatures(identity)
+    with_old_tls.write(tmp_path / "coordinator.request")
+    with pytest.raises(IntegrityError, match="was revoked"):
+        admit(parties.founder, tmp_path / "coordinator.request", with_old_tls.fingerprint)
+    admit(parties.founder, root / "coordinator" / "coordinator.request", new.fingerprint)
+    later = parties.seal()
+    assert later.server == new.transport_digest != before.server
+    assert {one.transport for one in later.revoked} == {south, before.server}
+    assert SiloFolder(root / "north").server_key == later.server  # a silo compares it in every handshake
+    with pytest.raises(ConfigError, match="has a key that was revoked"):
+        replace(later, server=before.server)
+    with pytest.raises(IntegrityError, match="does not have this party's keys"):
+        accept(root / "stolen", parties.sealed, later.fingerprint, asked)
+
+
+def test_a_coordinator_changes_its_keys(parties: Parties) -> None:
+    home = parties.root / "coordinator"
+    request = rotate(home, asked)
+    admit(parties.founder, home / "coordinator.request", request.fingerprint)
+    check_server_key(CoordinatorFolder(home))  # until then it is served with the keys that it has
+    made = parties.seal()
+    assert (made.coordinator, made.server) == (request.identity, request.transport_digest)
+    folder = CoordinatorFolder(home, asked)
+    assert folder.identity.public == request.identity
+    check_server_key(folder)
+    server_context(folder.link)
+    assert not list(home.rglob("*.next"))
+    shutil.copy(parties.sealed.with_name("silo-north.crt"), home / "link" / "server.crt")
+    with pytest.raises(ConfigError, match=r"server\.crt: not of the key that membership\.toml names"):
+        check_server_key(folder)
+
+
+def test_a_certificate_of_another_key_is_not_accepted(parties: Parties) -> None:
+    certificates = [parties.sealed.with_name(f"silo-{name}.crt") for name in ("north", "south")]
+    shutil.copy(certificates[1], certificates[0])
+    fingerprint = Membership.read(parties.sealed).fingerprint
+    with pytest.raises(IntegrityError, match=r"silo-north\.crt: of another key than membership\.toml names"):
+        accept(parties.root / "north", parties.sealed, fingerprint, asked)
 
 
 def test_a_federation_that_is_founded_again_goes_on_with_its_ledgers(parties: Parties) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.hosts.submission import SOCKET
 from fedveil.run.folder.run_folder import RunFolder
@@ -33,38 +33,9 @@ from tests.processes import (
 ROUNDS = 3
 
 
-def carried_by_supernodes(made: Demonstration, silos: Sequence[Path]) -> None:
-    """Have silos carry letters by Flower's own SuperNode, and the link let them in."""
-    link = CoordinatorFolder(made.provisioned.coordinator).link
-    link.settings.model_copy(update={"supernodes": True}).write(link / "link.toml")
-    for path in silos:
-        SiloFolder(path).settings.model_copy(update={"carrier": "supernode"}).write(path / "silo.toml")
-
-
 @pytest.mark.slow
-def test_silos_with_supernodes_train_to_the_same_model(tmp_path: Path) -> None:
-    """One beside one with the fleet carrier: the model of one process, and so of fleet carriers alone, bit for bit."""
-    hospitals = {"north": 60, "south": 50}
-    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
-    seeded(made)
-    carried_by_supernodes(made, made.provisioned.silos[:1])
-    home = CoordinatorFolder(made.provisioned.coordinator)
-    run = home / "runs" / "demonstration"
-    with Processes() as processes:
-        processes.serve(home)
-        for path in made.provisioned.silos:
-            processes.start("silo", "serve", path)
-        submitting = [*FEDVEIL, "federation", "run", str(made.experiment), "--home", str(home.path)]
-        subprocess.run(submitting, check=True, timeout=SECONDS)
-        lines = b"".join(tree(processes[1].pid).values())
-        assert b"fedveil.flower.silo_host.supernode" in lines
-        assert len(tree(processes[1].pid)) == 2  # nothing is started for a message
-    complete(RunFolder(run), made, tmp_path, ROUNDS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["link", "coordinator"])
-def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str, tmp_path: Path) -> None:
+def test_a_run_whose_link_is_killed_goes_on(tmp_path: Path) -> None:
+    """Nobody is told, and nothing is resumed: the coordinator starts another link, and silos come back to it."""
     hospitals = {"north": 60, "south": 50}
     made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
     seeded(made)
@@ -75,13 +46,31 @@ def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(killed: str
         for path in made.provisioned.silos:
             processes.start("silo", "serve", path)
         asking = processes.start("federation", "run", made.experiment, "--home", home.path)
-        wait_until(lambda: 1 in rounds(run), served)
+        wait_until(lambda: 1 in rounds(run), served, look=0.02)
+        (link,) = set(tree(served.pid)) - {served.pid}
+        os.kill(link, signal.SIGKILL)
+        assert asking.wait(SECONDS) == 0
+        assert served.poll() is None
+        assert set(tree(served.pid)) - {served.pid, link}
+    complete(RunFolder(run), made, tmp_path, ROUNDS)
+
+
+@pytest.mark.slow
+def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    hospitals = {"north": 60, "south": 50}
+    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
+    seeded(made)
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    run = home / "runs" / "demonstration"
+    with Processes() as processes:
+        served = processes.serve(home)
+        for path in made.provisioned.silos:
+            processes.start("silo", "serve", path)
+        asking = processes.start("federation", "run", made.experiment, "--home", home.path)
+        wait_until(lambda: 1 in rounds(run), served, look=0.02)
         children = set(tree(served.pid)) - {served.pid}
         assert len(children) == 1
-        if killed == "link":
-            os.kill(children.pop(), signal.SIGKILL)
-        else:
-            served.kill()
+        served.kill()
         assert served.wait(60) != 0
         assert asking.wait(60) != 0  # who watches is told
         assert rounds(run)[-1] < ROUNDS
@@ -113,14 +102,14 @@ STATES: dict[str, Callable[[Path, Path], bool]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("process", ["party", "child"])
-@pytest.mark.parametrize("party", ["coordinator", "silo", "silo with a SuperNode"])
+@pytest.mark.parametrize("party", ["coordinator", "silo"])
 @pytest.mark.parametrize("state", STATES)
 def test_nothing_is_left_15_seconds_after_a_signal(
     state: str, party: str, process: str, ended_by: signal.Signals, tmp_path: Path
 ) -> None:
     """No process, no socket and no temporary file, whichever process of a party is ended or killed, and when.
 
-    A silo goes on without its carrier, which it starts again; it is ended afterwards. Of two processes that are killed
+    A party goes on without its child, which it starts again; it is ended afterwards. Of two processes that are killed
     at once a socket stays, which the next start replaces.
     """
     if ended_by is signal.SIGINT and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -131,9 +120,6 @@ def test_nothing_is_left_15_seconds_after_a_signal(
         tmp_path / "demo", rounds=2, port=free_port(), hospitals={"north": 60, "south": 50}
     )
     home, silos = CoordinatorFolder(made.provisioned.coordinator), made.provisioned.silos
-    if party == "silo with a SuperNode":
-        carried_by_supernodes(made, silos[:1])
-        party = "silo"
     folder = home.path if party == "coordinator" else silos[0]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -156,8 +142,7 @@ def test_nothing_is_left_15_seconds_after_a_signal(
         os.kill(ended, ended_by)
         if process == "child":
             gone(children, [])
-            if party == "silo":
-                target.send_signal(signal.SIGTERM)
+            target.send_signal(signal.SIGTERM)
         target.wait(seconds_to_end())
         left = [folder / "run", *([folder / "link" / "run"] if party == "coordinator" else [])]
         gone(children, left)

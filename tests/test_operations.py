@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import fedveil
 from fedveil import __version__
 from fedveil.cli import app
 from fedveil.errors import (
@@ -40,6 +42,7 @@ from fedveil.errors import (
 )
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.hosts.child_process import ProcessError
 from fedveil.federation.hosts.deployment import (
     CONTAINERS,
     PACKAGES,
@@ -61,6 +64,8 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Origin
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.sanitize import LogFormat, LogLevel, show_log
+from tests.commands import ended
+from tests.full_disks import Disk
 
 IMAGE = "python:3.12-slim@sha256:" + "5e" * 32
 ANSWERS: dict[str, Any] = {
@@ -206,6 +211,36 @@ def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) 
     assert error.exit_code == code
     page = (Path(__file__).parents[1] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert f"\n| {code} | " in page
+
+
+def is_restarted(unit: str, code: int) -> bool:
+    """What systemd does with a service that ends with a code: the rules of Restart= in systemd.service(5)."""
+    text = (Path(fedveil.__file__).parent / "deploy" / unit).read_text()
+    (policy,) = re.findall(r"^Restart=(.*)$", text, re.MULTILINE)
+    (prevented,) = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
+    assert policy == "on-failure"
+    clean = code == 0 or -code in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
+    return not clean and str(code) not in prevented.split()
+
+
+def test_a_unit_is_restarted_after_what_may_pass_and_after_nothing_else(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the codes that the program really gives."""
+    silo = made.provisioned.silos[2]
+    wrong = ended("silo", "serve", tmp_path).code
+    with pytest.MonkeyPatch.context() as patched:
+        disk = Disk(patched)
+        disk.fill(lambda _: True)
+        with disk.acting(True):
+            full = ended("silo", "serve", silo).code
+    with closing(RunningFolder(silo)):
+        busy = ended("silo", "serve", silo).code
+    assert (wrong, full, busy, ProcessError.exit_code) == (2, 74, 75, 74)
+    for unit in ("fedveil-silo@.service", "fedveil-link.service", "fedveil-coordinator.service"):
+        codes = (wrong, IntegrityError.exit_code, full, busy, ProcessError.exit_code, -signal.SIGKILL, 70, 0)
+        found = [is_restarted(unit, code) for code in codes]
+        assert found == [False, False, True, True, True, True, True, False], unit
 
 
 def test_a_bug_ends_with_a_code_of_its_own(
