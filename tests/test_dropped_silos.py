@@ -36,7 +36,7 @@ from tests.test_protected_run import asked
 from tests.test_weighted_run import asked as weighted
 
 EARLY, LATE = Dropouts(before_input=frozenset({1})), Dropouts(before_reveal=frozenset({1}))
-AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0}
+AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0}
 
 
 @pytest.fixture(autouse=True)
@@ -404,7 +404,7 @@ def test_weights_by_records_wait_for_the_silo_and_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     protection = {"name": "secure-aggregation", "on_dropout": "retry", "dropout_rate": 0.5}
-    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0, "learning_rate": 20.0}
+    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}
     plain = files(run(prepare(asked(method=quiet)), tmp_path, Silent()).folder)[1]
     scripted(monkeypatch, {(1, 0): EARLY, (1, 1): LATE})
     outcome = run(prepare(asked(method=quiet, protection=protection)), tmp_path, Silent())

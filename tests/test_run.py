@@ -379,7 +379,7 @@ def test_what_is_wrong_is_found_before_training(changes: dict[str, Any], error: 
 def test_noise_that_is_not_sized_for_clients_who_pool_is_not_said_to_be(name: str) -> None:
     """The key promises the stated noise against so many; each client's own is sized for one that knows its share."""
     clients = {"data": {"n_users": 6, "n_silos": 6, "allocation": {"law": "clients"}}}
-    method = {"method": {"name": name, "learning_rate": 1.0}}
+    method = {"method": {"name": name}}
     assert prepare(experiment(**clients, **method)).method.channel.message_std(6) > 0
     with pytest.raises(CompositionError, match=f"colluding_silos = 2: the noise of {name} is not sized for"):
         prepare(experiment(**clients, **method, privacy={"colluding_silos": 2}))
@@ -389,7 +389,7 @@ def test_noise_that_is_not_sized_for_clients_who_pool_is_not_said_to_be(name: st
 def test_noise_that_no_client_knows_of_may_be_asked_to_hold_against_several(name: str) -> None:
     """Of Laplace noise one message's alone counts, and a trusted server adds its own: any number may pool."""
     clients = {"data": {"n_users": 6, "n_silos": 6, "allocation": {"law": "clients"}}}
-    method = {"method": {"name": name, "learning_rate": 1.0}}
+    method = {"method": {"name": name}}
     several = prepare(experiment(**clients, **method, privacy={"colluding_silos": 2}))
     assert several.guarantee.views == prepare(experiment(**clients, **method)).guarantee.views
 
