@@ -139,6 +139,9 @@ def check_command(
     else:
         shown = _shown(rows, [experiment.privacy.budget for experiment in study.experiments])
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
+        for row in rows:
+            for said in row["not read"]:
+                OUT.print(f"{row['experiment']}: {said}")
 
 
 @expand_option_groups
@@ -216,6 +219,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
+        "not read": list(experiment.unused_tables()),
     }
 
 
@@ -234,7 +238,7 @@ def _shown(rows: list[dict[str, Any]], budgets: list[float | None]) -> list[dict
         | {"to server": epsilon_text(row["to server"]), "within budget": fit}
         for row, fit in zip(rows, fits, strict=True)
     ]
-    return [{key: value for key, value in row.items() if key not in unasked} for row in told]
+    return [{key: value for key, value in row.items() if key not in (*unasked, "not read")} for row in told]
 
 
 def _fresh(path: Path) -> Path:
