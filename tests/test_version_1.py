@@ -60,8 +60,8 @@ def test_old_rates_keep_their_meaning(changes: dict[str, Any], server: Any) -> N
 
 def test_a_run_of_version_1_is_read_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
     whole = run(prepare(experiment()), tmp_path / "whole", Silent())
+    old = replace(prepare(experiment()), experiment=parse(OLD, "old"))
     with pytest.raises(KeyboardInterrupt):
-        old = replace(prepare(experiment()), experiment=parse(OLD, "old"))
         run(old, tmp_path / "cut", Silent(interrupt_after=2))
     folder = tmp_path / "cut" / "try"
     assert RunFolder.open(folder)[1].schema_version == 1
