@@ -385,7 +385,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         privacy=PrivacyRandomness.insecure(11),
     )
     sums = turn.trainer.sums(replace(turn, setting=setting).sum_job(None))
-    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
+    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=3, summed=2)
     for rule in ("retry", "recover"):
         protection = {
             "name": "secure-aggregation",

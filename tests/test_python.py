@@ -64,7 +64,7 @@ def network() -> nn.Module:
 
 
 def train(folder: Path, model: Any = None, held: Any = None, **changes: Any) -> fv.Result:
-    given = {"method": fv.uldp_avg_w(**METHOD), "rounds": 2, "server_learning_rate": 2.5, "delta": 1e-3}
+    given = {"method": fv.uldp_avg_w(**METHOD), "rounds": 2, "server": fv.Sgd(2.5), "delta": 1e-3}
     return fv.train(
         network() if model is None else model,
         people() if held is None else held,

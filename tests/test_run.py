@@ -294,8 +294,8 @@ def test_nan_updates_become_zero_are_counted_and_reach_nothing(tmp_path: Path) -
 def test_another_versions_folder_is_refused(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
     path = outcome.folder / "experiment.toml"
-    path.write_text(path.read_text().replace("schema_version = 1", "schema_version = 2"))
-    with pytest.raises(RunFolderError, match="schema_version 2"):
+    path.write_text(path.read_text().replace("schema_version = 2", "schema_version = 3"))
+    with pytest.raises(RunFolderError, match="schema_version 3"):
         resume(outcome.folder, Silent())
     with pytest.raises(RunFolderError, match="not a run folder"):
         resume(tmp_path, Silent())
