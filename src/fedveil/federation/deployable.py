@@ -40,10 +40,10 @@ def check_deployable(prepared: Prepared) -> None:
             "where the sampler says that everyone takes part: set samples = True and a rate below 1"
         )
     if method.sampler.adjacency is Adjacency.REPLACE_ONE:
+        unit = method.contribution.unit
         raise CompositionError(
-            f"{method.name}: a sample without replacement is guaranteed against replacing a {method.contribution.unit}, "
-            f"and a silo's ledger counts {method.contribution.unit}s that come or go; between institutions take Poisson "
-            "sampling, or everyone"
+            f"{method.name}: a sample without replacement is guaranteed against replacing a {unit}, and a silo's "
+            f"ledger counts {unit}s that come or go; between institutions take Poisson sampling, or everyone"
         )
     if method.channel.max_dropouts and not method.protection.tolerates_dropout:
         raise CompositionError(

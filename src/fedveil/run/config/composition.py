@@ -24,7 +24,7 @@ from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import Budget
-from fedveil.privacy.sampling import Everyone, Sampler
+from fedveil.privacy.sampling import Everyone
 from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.releases.release import Release
@@ -266,7 +266,7 @@ def _sampled(method: Method, choice: Choice, given: Mapping[str, Any]) -> Method
             "1 and correlated noise out, or remove [sampler]"
         )
     sampler = choice.build(given)
-    if not isinstance(sampler, Sampler):
+    if not answers(sampler, "draw"):
         raise CompositionError(f"sampler '{choice.name}' is none: {type(sampler).__name__}")
     # A published theorem counts the sampling that its method has, which is everyone's participation here.
     return replace(method, sampler=sampler, closed_form=None)
