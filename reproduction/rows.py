@@ -52,6 +52,10 @@ def _row(table: Table, cell: str, results: Results) -> Line:
         row["verdict"] = bound_holds(ours, bound, trivial[0] if trivial else math.inf)
     row |= {name: _mean(results, cell, name) for name in table.also}
     spent = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
+    if table.regimes:
+        regime = table.regime(cell)
+        row["noise / travel"] = "" if regime is None else f"{regime.ours.ratio:.2g}"
+        row["published noise / travel"] = "" if regime is None else f"{regime.published.ratio:.2g}"
     if table.compute:
         return row
     return row | {"CPU s a run": f"{summary(spent).mean:.2g}" if spent else "unknown"}
@@ -118,8 +122,17 @@ def order_rows(table: Table, results: Results) -> list[Line]:
                 continue
             width = "" if found.width is None else f" ± {_number(found.width)}"
             row |= {"difference": _number(found.difference) + width, "seeds": str(found.n)}
-            rows.append(row | {"verdict": found.order})
+            rows.append(row | {"verdict": order_verdict(table, pair, found)})
     return rows
+
+
+def order_verdict(table: Table, pair: tuple[str, str], found: Comparison) -> str:
+    """Return the verdict on an order, with a remark if a cell's noise-to-travel ratio is not the published one."""
+    regimes = (table.regime(cell) for cell in pair)
+    other = any(regime is not None and regime.differs for regime in regimes)
+    return (
+        f"{found.order} in another noise regime" if other and found.order != "not comparable" else found.order
+    )
 
 
 def filled(table: Table, note: str, results: Results) -> str | None:
