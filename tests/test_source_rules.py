@@ -309,7 +309,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "crypto": set(),
     "data": set(),
     "stage": {"privacy"},
-    "training": {"data", *_STAGES},
+    "training": {"data", "statistics", *_STAGES},
     "statistics": {"data", *_STAGES},
     "protocols": {"crypto", "quantization", *_STAGES},
     "methods": _PARTS,
