@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import fedveil as fv
+from fedveil.api.history import columns_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
+from fedveil.run.folder.shown import METRICS
 from tests.commands import as_json
 from tests.test_python import METHOD, network, people, train
 
@@ -277,6 +279,14 @@ def test_the_history_has_public_columns_alone(runs: list[fv.Result], tmp_path: P
     assert "PRIVATE" in str(private)
     assert "PRIVATE" in private._repr_html_()
     assert "accuracy" in runs[0].history.columns  # the test table is public
+
+
+def test_a_field_that_nobody_classified_is_private(runs: list[fv.Result], tmp_path: Path) -> None:
+    row = json.loads((runs[0].folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert set(METRICS) >= set(row)
+    told = {"round": 1, "head_count": 7}
+    assert dict(columns_of(told)) == {"round": 1}
+    assert dict(columns_of(told, private=True)) == told
 
 
 def test_a_result_in_a_notebook_says_what_covers_its_metrics(runs: list[fv.Result], tmp_path: Path) -> None:

@@ -31,17 +31,24 @@ def round_rows(
     Raises:
         RunFolderError: ``metrics.jsonl`` is damaged.
     """
-    kinds = {
-        Kind.COVERED,
-        *({Kind.TESTED} if public_test or private else ()),
-        *({Kind.PRIVATE} if private else ()),
-    }
     found = [
-        dict(_columns({key: value for key, value in row.items() if METRICS.get(key, Kind.PRIVATE) in kinds}))
+        columns_of(row, private=private, public_test=public_test)
         for row in read_rows(folder / "metrics.jsonl")
     ]
     names = dict.fromkeys(name for row in found for name in row)
     return tuple({name: row.get(name) for name in names} for row in found)
+
+
+def columns_of(row: Mapping[str, Any], *, private: bool = False, public_test: bool = False) -> dict[str, Any]:
+    """Return the columns of one row of ``metrics.jsonl``; a field that is not classified counts as private.
+
+    Args are those of :func:`round_rows`.
+    """
+    kinds = {Kind.COVERED, *({Kind.TESTED} if public_test or private else ())}
+    kinds |= {Kind.PRIVATE} if private else set()
+    return dict(
+        _columns({key: value for key, value in row.items() if METRICS.get(key, Kind.PRIVATE) in kinds})
+    )
 
 
 def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

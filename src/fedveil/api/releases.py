@@ -23,6 +23,7 @@ from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.releases.inference import find_inference_folder, prepare_inference
 from fedveil.run.releases.prepared_releases import make_releases
+from fedveil.run.releases.series import Series
 from fedveil.run.releases.statistics import find_release_folder, prepare_release
 from fedveil.statistics import figures
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
@@ -231,8 +232,7 @@ def infer(
 
 def plan_statistics(document: ReleaseDocument) -> ReleasePlanFrame:
     """Predict the errors and the cost of a release of statistics."""
-    prepared = prepare_release(document)
-    series = prepared.series
+    statistics = prepare_release(document)
     rows = tuple(
         {
             "release": one.release,
@@ -244,14 +244,14 @@ def plan_statistics(document: ReleaseDocument) -> ReleasePlanFrame:
             "95 % half width": one.error,
             "largest noise": one.allowed,
         }
-        for one in prepared.plan
+        for one in statistics.plan
     )
     return ReleasePlanFrame(
         rows=rows,
-        epsilon=finite(series.epsilon_of(series.event)) if series.secure else None,
-        noise_multiplier=prepared.release(()).method.channel.nominal(),
+        epsilon=_cost_of(statistics.series),
+        noise_multiplier=statistics.release(()).method.channel.nominal(),
         delta=document.privacy.delta,
-        numbers=prepared.step.layout.length,
+        numbers=statistics.step.layout.length,
     )
 
 
@@ -298,16 +298,17 @@ def figure_frame(found: Sequence[figures.Row], *, these_people: bool = False) ->
 
 def plan_regression(document: InferenceDocument) -> ReleasePlanFrame:
     """Predict the intervals and the cost of a regression."""
-    prepared = prepare_inference(document)
-    series = prepared.series
+    inference = prepare_inference(document)
     releases = tuple(
         {
             "release": place,
             "numbers": one.step.length,
             "share": part.share,
-            "multiplier": part.multiplier(prepared.multiplier),
+            "multiplier": part.multiplier(inference.multiplier),
         }
-        for place, (part, one) in enumerate(zip(prepared.fitted.parts, series.releases, strict=True), start=1)
+        for place, (part, one) in enumerate(
+            zip(inference.fitted.parts, inference.series.releases, strict=True), start=1
+        )
     )
     effects = tuple(
         {
@@ -316,12 +317,12 @@ def plan_regression(document: InferenceDocument) -> ReleasePlanFrame:
             "width from privacy": one.privacy,
             "curvature over noise": one.margin,
         }
-        for one in prepared.plan
+        for one in inference.plan
     )
     return ReleasePlanFrame(
         rows=effects,
-        epsilon=finite(series.epsilon_of(series.event)) if series.secure else None,
-        noise_multiplier=prepared.multiplier,
+        epsilon=_cost_of(inference.series),
+        noise_multiplier=inference.multiplier,
         delta=document.privacy.delta,
         releases=releases,
     )
@@ -357,6 +358,11 @@ def read_regression(folder: Path) -> EffectFrame:
         statement=read_statement(folder / "privacy.json"),
         folder=folder,
     )
+
+
+def _cost_of(series: Series) -> float | None:
+    """Return the epsilon of releases; None if their noise comes from a known seed, which guarantees nothing."""
+    return finite(series.epsilon_of(series.event)) if series.secure else None
 
 
 def effects_json(fitted: FittedRegression) -> dict[str, Any]:
