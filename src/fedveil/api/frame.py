@@ -6,7 +6,6 @@ import html
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, overload
 
 import pyarrow
@@ -107,12 +106,11 @@ class Frame(Sequence[Row]):
             ConfigError: pandas is not installed.
         """
         try:
-            pandas = import_module("pandas")
+            return self.to_arrow().to_pandas()
         except ImportError:
             raise ConfigError(
                 "to_frame: pandas is not installed; install it, or take to_arrow() or the rows themselves"
             ) from None
-        return pandas.DataFrame([dict(row) for row in self.rows], columns=list(self.columns))
 
     def to_arrow(self) -> Any:
         """Return the rows as an Arrow table; a missing value is null."""
