@@ -79,6 +79,7 @@ def audit(
     *,
     canaries: int = 200,
     code: Collection[str] = (),
+    prepared: Prepared | None = None,
 ) -> Audit:
     """Attack a run and write ``audit.json`` into its folder.
 
@@ -86,6 +87,7 @@ def audit(
         path: folder of a complete run.
         canaries: number of units in the one-run audit; 0 skips this audit, which trains once more.
         code: import paths of models, losses and metrics that the folder may name and that may run.
+        prepared: the run's experiment over the objects with which it began; None: read them as the folder names them.
 
     Raises:
         RunFolderError: the path is not a run folder; the run has no model or statement yet; the folder does not
@@ -105,9 +107,10 @@ def audit(
         raise RunFolderError(
             f"{path}: audit.json and report.html are left there, and nothing can be written; audit a copy of the folder"
         )
-    check_code(experiment, code, path)
     statement = read_statement(folder / "privacy.json")
-    prepared = prepare(experiment)
+    if prepared is None:
+        check_code(experiment, code, path)
+        prepared = prepare(experiment)
     require_same_records(folder, prepared)
     with stored_tensors(folder / "model.safetensors") as stored:
         named = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
