@@ -118,6 +118,8 @@ def asked(**changes: Any) -> Experiment:
     ):  # no noise, no bound
         base["method"] = {}
         del base["server"]
+    if changes.get("method", {}).get("name") == "newton":  # its steps have no rate
+        del base["server"]
     if changes.get("method", {}).get("name") in ("uldp-sgd", "uldp-sgd-w"):
         del base["local"]
     return parse(merge(base, changes), "test")

@@ -34,7 +34,7 @@ def move_rates(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document of version 1 with its rates at the keys of version 2, in the units of version 1."""
     method, server = _table(document, "method"), _table(document, "server")
     optimizer = _table(server, "optimizer")
-    if method.get("name") in BUILTINS["methods"]:
+    if method.get("name") in BUILTINS["methods"] and method["name"] != "newton":
         rate = method.pop(_RATE, 1.0)
         if not optimizer:
             server.setdefault(_RATE, rate)
