@@ -24,7 +24,7 @@ from fedveil.report.page import write_report
 from fedveil.run.advice import advice_of
 from fedveil.run.folder.diagnostics import baseline_of
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.training_run import Outcome
+from fedveil.run.steps.experiment import Outcome
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 
 

@@ -15,10 +15,10 @@ from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_at_least
 from fedveil.report.inference import p_text, write_inference
 from fedveil.run.config.release_document import InferenceDocument, read_releases
+from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.releases.inference import PreparedInference, find_inference_folder, prepare_inference
-from fedveil.run.releases.prepared_releases import make_releases
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 
 

@@ -15,9 +15,9 @@ from fedveil.errors import ConfigError
 from fedveil.privacy.statement import show_at_least
 from fedveil.report.statistics import write_statistics
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
+from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import finite
-from fedveil.run.releases.prepared_releases import make_releases
 from fedveil.run.releases.statistics import PreparedRelease, find_release_folder, prepare_release
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluation.result import ReleasedEvaluation, read_evaluated
