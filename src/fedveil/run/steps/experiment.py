@@ -175,7 +175,8 @@ class ExperimentParts:
         training = self.training()
         if self.prepared.evaluation is None or not (training.is_over or training.stopped):
             yield training
-        yield from self.evaluation(again=again)
+        if training.is_over or training.stopped:
+            yield from self.evaluation(again=again)
 
     def preprocessing(self) -> Iterator[ReleasePart]:
         """Yield the releases before training that the folder lacks; prepare the run again after each.
