@@ -218,6 +218,9 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
     with pytest.raises(RunFolderError, match="charges were lost"):
         resume(outcome.folder, Silent())
+    (outcome.folder / "metrics.jsonl").unlink()  # the head in the checkpoint alone shows it
+    with pytest.raises(RunFolderError, match="charges were lost"):
+        resume(outcome.folder, Silent())
 
 
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 2), (1 - 1e-9, 1)])
