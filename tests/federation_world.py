@@ -17,9 +17,10 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.data.records import Population, Records
+from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.coordinator_setup import open_run_record, open_training
+from fedveil.federation.coordinator_setup import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
@@ -42,9 +43,12 @@ from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.loop import RunParts
+from fedveil.run.observer import Observer
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
-from fedveil.run.training_run import Outcome, run
+from fedveil.run.steps.experiment import ExperimentParts, Outcome
+from fedveil.run.training_run import run
 from tests.runs import Silent, files, same_model
 
 RUN = bytes(range(16))
@@ -227,6 +231,18 @@ def _letter(
     return SignedMessage(run=run, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
 
 
+def next_session(
+    run: RunParts[Any], record: RunRecord, heads: SeenHeads, *, again: bool = False
+) -> CoordinatorParty[Any]:
+    """The coordinator's session of the next part of a run."""
+    try:
+        part = next(iter(run.parts(again=again)))
+    except BaseException:
+        run.close()
+        raise
+    return open_session(run, part, record, heads)
+
+
 class World:
     """All parties of a run, each with its folder.
 
@@ -318,14 +334,18 @@ class World:
             state=state,
         )
 
-    def coordinate(self) -> CoordinatorParty:
-        record = open_run_record(self.run_folder, self.membership, self.key)
-        return open_training(
-            prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
-            record,
-            SeenHeads(self.folder / HEADS, bytes(32)),
-            Silent(),
+    def coordinate(self, observer: Observer | None = None) -> CoordinatorParty:
+        """The coordinator, opened on its folder: of the next part of the run."""
+        record = RunRecord(self.run_folder, self.membership, self.key)
+        public = FixedPopulation(public_share_of(self.held))
+        run = ExperimentParts(
+            prepare(self.experiment, public),
+            self.run_folder,
+            observer or Silent(),
+            prepare=lambda refined: prepare(refined, public),
+            witness=record,
         )
+        return next_session(run, record, SeenHeads(self.folder / HEADS, bytes(32)))
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""

@@ -44,7 +44,8 @@ from fedveil.report.page import write_report
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.releases.evaluation import attach_scores, outputs_of
 from fedveil.run.setup import Prepared, prepare
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import resume, run
 from fedveil.statistics.cells import Everybody, Silos
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.binary import TwoClasses

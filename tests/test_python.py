@@ -29,8 +29,8 @@ from fedveil.privacy.statement import Statement
 from fedveil.registry import find, names
 from fedveil.run.config.choice import own_keys
 from fedveil.run.config.experiment import parse
+from fedveil.run.observer import StopTraining
 from fedveil.run.setup import prepare
-from fedveil.run.training_run import StopTraining
 
 N = 60
 RANDOM = np.random.default_rng(0)

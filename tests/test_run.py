@@ -21,7 +21,7 @@ from fedveil.run.config.experiment import parse
 from fedveil.run.environment import environment
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.placement import batching_caveats
-from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.round_loop import play_attempt
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.steps import LocalSgd
@@ -95,9 +95,9 @@ def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch:
 
     def play(*given: Any, **named: Any) -> Any:
         on_disk.append(len(read_entries(tmp_path / "try" / "ledger.jsonl")))
-        return play_round(*given, **named)
+        return play_attempt(*given, **named)
 
-    monkeypatch.setattr("fedveil.run.training_run.play_round", play)
+    monkeypatch.setattr("fedveil.run.simulation.play_attempt", play)
     run(prepare(experiment(rounds=3)), tmp_path, Silent())
     assert on_disk == [1, 2, 3]
 
@@ -216,6 +216,9 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
     outcome = run(prepare(experiment()), tmp_path, Silent())
     ledger = outcome.folder / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(RunFolderError, match="charges were lost"):
+        resume(outcome.folder, Silent())
+    (outcome.folder / "metrics.jsonl").unlink()  # the head in the checkpoint alone shows it
     with pytest.raises(RunFolderError, match="charges were lost"):
         resume(outcome.folder, Silent())
 
