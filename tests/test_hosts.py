@@ -450,7 +450,7 @@ def test_releases_that_the_policies_allow_are_exchanged(made: Demonstration) -> 
     assert released is None
     assert "person-silo pairs" in {row.figure for row in rows(read_released(folder.path))}
     for party in due_parts(home, folder.path):  # a lost signature of the end at most
-        assert not party._rounds.has_rounds_left
+        assert party._part.step is None
         party.close()
 
 
