@@ -109,7 +109,7 @@ def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
     # "from None": the cause of the error may quote the file's content, which may be private.
     except OSError as problem:
         known = "no such file" if isinstance(problem, FileNotFoundError) else problem.strerror
-        raise _with_code(
+        raise with_host_code(
             problem, error(f"{place} cannot be read: {known or type(problem).__name__}")
         ) from None
     except _MALFORMED as problem:
@@ -129,10 +129,10 @@ def writing(place: object, error: type[FedveilError], so: str = "") -> Iterator[
         yield
     except OSError as problem:
         why = problem.strerror or type(problem).__name__
-        raise _with_code(problem, error(f"{place} cannot be written: {why}{so}")) from None
+        raise with_host_code(problem, error(f"{place} cannot be written: {why}{so}")) from None
 
 
-def _with_code(problem: OSError, failed: FedveilError) -> FedveilError:
+def with_host_code(problem: OSError, failed: FedveilError) -> FedveilError:
     """Give an error the exit code of a host's fault where it is one, so that a service manager tries again."""
     if problem.errno in _HOST_FAULTS:
         failed.exit_code = HostError.exit_code

@@ -17,12 +17,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from fedveil.errors import IntegrityError
+from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import listen
 from fedveil.federation.silo import SiloParty, Standing
-from fedveil.files import sync_folder
+from fedveil.files import sync_folder, writing
 from fedveil.protocols.errors import ProtocolError
 from fedveil.sanitize import quiet_log
 
@@ -64,8 +64,9 @@ def open_silo(folder: SiloFolder) -> SiloParty:
         )
     share = folder.share()
     state = folder / "state"
-    state.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(folder.path)
+    with writing(state, ConfigError):
+        state.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.path)
     return SiloParty(
         standing=standing,
         number=number,

@@ -14,6 +14,7 @@ from typing import Final
 import portalocker
 
 from fedveil.errors import BusyError, ConfigError
+from fedveil.files import writing
 
 LINK: Final = "link"
 """The link's socket for the coordinator, in its folder ``run``."""
@@ -111,11 +112,13 @@ class RunningFolder:
 
     Raises:
         BusyError: the party is served already.
+        ConfigError: the folder cannot be made.
     """
 
     def __init__(self, party: Path, group: int | None = None) -> None:
         self.path = party / "run"
-        self.path.mkdir(mode=0o700, exist_ok=True)
+        with writing(self.path, ConfigError):
+            self.path.mkdir(mode=0o700, exist_ok=True)
         if group is not None:
             os.chown(self.path, -1, group)
         self.path.chmod(0o700 if group is None else 0o750)
