@@ -256,8 +256,8 @@ def test_a_decision_by_words_is_noticed() -> None:
 MOST_PARAMETERS, MOST_LINES = 6, 700
 
 LONG_LISTS: dict[str, int] = {  # keywords of public functions: each is documented by name
-    "api/training.py train": 14,
-    "api/training.py resume": 7,
+    "api/training.py train": 15,
+    "api/training.py resume": 8,
     "data/arrays.py population": 13,
 }
 LONG_FILES: dict[str, int] = {}

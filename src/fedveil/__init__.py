@@ -47,6 +47,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.data.tables import tables
     from fedveil.errors import FedveilError
     from fedveil.privacy.statement import Statement
+    from fedveil.training.local_algorithms import FedProx
     from fedveil.training.server.optimizers import FedAdam as Adam
     from fedveil.training.server.optimizers import FedYogi as Yogi
     from fedveil.training.server.optimizers import ServerSgd as Sgd
@@ -76,6 +77,7 @@ _PLACES: _typing.Final = {
     "Adam": "fedveil.training.server.optimizers:FedAdam",
     "Sgd": "fedveil.training.server.optimizers:ServerSgd",
     "Yogi": "fedveil.training.server.optimizers:FedYogi",
+    "FedProx": "fedveil.training.local_algorithms",
     "FedveilError": "fedveil.errors",
 }
 """Module, or ``module:attribute``, of each public name; methods are in ``fedveil.api.methods``."""
@@ -86,6 +88,7 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "EarlyStop",
+    "FedProx",
     "FedveilError",
     "MLflow",
     "MethodChoice",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +22,19 @@ from fedveil.files import as_path
 from fedveil.methods.method import Method
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
-from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod
+from fedveil.run.config.in_memory_method import (
+    SESSION,
+    InMemoryMethod,
+    describe_algorithm,
+)
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
+from fedveil.stage import answers
+from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.optimizers import Optimizer
+from fedveil.training.steps import LocalSgd
 
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
@@ -45,6 +53,7 @@ def train(
     delta: float = 1e-5,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    local: LocalAlgorithm | None = None,
     server: Optimizer | None = None,
     callbacks: Sequence[Callback] = (),
     seed: int = 0,
@@ -76,6 +85,8 @@ def train(
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
             noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
+        local: local algorithm, such as ``fedveil.FedProx(mu=0.1)`` or one of your own; None takes plain gradient
+            steps. Rate, epochs and batch size are parameters of the method.
         server: optimiser of the server, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
         callbacks: callbacks that receive public numbers after every round.
         seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
@@ -94,7 +105,7 @@ def train(
     _check(people, method)
     folder = as_path(folder, "fedveil.train: folder")
     if isinstance(method, Method):
-        _check_whole({"epsilon": epsilon, "server": server}, settings)
+        _check_whole({"epsilon": epsilon, "local": local, "server": server}, settings)
     # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
     seed = whole_argument("fedveil.train: seed", seed)
     learned = objective(model, people, seed, loss, metrics)
@@ -113,6 +124,8 @@ def train(
     if isinstance(method, MethodChoice) and method.local is not None:
         document["local"] = dict(method.local)
     experiment = parse(_laid_over(document, settings), "fedveil.train")
+    if local is not None:
+        experiment = _with_algorithm(experiment, local)
     prepared = _prepared(experiment, people, learned)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, folder, watch))
@@ -128,6 +141,7 @@ def resume(
     metrics: Sequence[MetricLike] | None = None,
     callbacks: Sequence[Callback] = (),
     method: Method | None = None,
+    local: LocalAlgorithm | None = None,
 ) -> Result:
     """Resume a run after its last complete round, with the objects with which it began.
 
@@ -141,6 +155,7 @@ def resume(
         metrics: the metrics that were passed to :func:`train`.
         callbacks: callbacks that receive public numbers after every further round.
         method: the composed ``Method`` with which the run began; None if the run began with a named method.
+        local: the local algorithm that was passed to :func:`train`; None if an experiment's document can name it.
 
     Returns:
         The result of the whole run.
@@ -153,6 +168,8 @@ def resume(
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
+    if local is not None:
+        experiment = _with_same_algorithm(opened, experiment, local)
     learned = objective(model, people, experiment.seed, loss, metrics)
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
@@ -225,6 +242,45 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
                 "hand over what it began with, or train in a folder of its own"
             )
     return now
+
+
+def _with_algorithm(experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment with a local algorithm that was handed over.
+
+    Raises:
+        ConfigError: no local algorithm, a method without local training, or a name in ``settings`` too.
+    """
+    if not answers(algorithm, "slope"):
+        raise ConfigError(
+            f"local: a local algorithm is needed, such as fedveil.FedProx(mu=0.1), not {type(algorithm).__name__}"
+        )
+    if experiment.local is None:
+        raise ConfigError(f"local: {experiment.method.name} takes no local steps; leave local out")
+    if experiment.local.algorithm != PLAIN:
+        raise ConfigError("local: settings name a local algorithm too; leave one of the two out")
+    return experiment.model_copy(update={"local": replace(experiment.local, algorithm=algorithm)})
+
+
+def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment of a run with its local algorithm, which must equal the one that it began with.
+
+    Raises:
+        RunFolderError: the run began with another local algorithm.
+    """
+    began = PLAIN if experiment.local is None else experiment.local.algorithm
+    plain = experiment if experiment.local is None else _without_algorithm(experiment, experiment.local)
+    now = _with_algorithm(plain, algorithm)
+    before, here = (describe_algorithm(one) for one in (began, algorithm))
+    if before != here:
+        raise RunFolderError(
+            f"{folder.path}: the run began with another local algorithm: {before}, and now it is {here}; hand over "
+            "what it began with, or train in a folder of its own"
+        )
+    return now
+
+
+def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
+    return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
 
 
 def _data(people: Population) -> dict[str, Any]:
