@@ -409,6 +409,11 @@ def test_a_direction_that_is_not_linear_is_refused_by_the_gram_trainer_alone() -
     assert choose_trainer(task, local_of(FedProx(mu=1.0))).name == "gram"
 
 
+def test_state_that_no_run_stores_is_refused_before_anything_is_charged() -> None:
+    with pytest.raises(CompositionError, match="Corrected keeps state between rounds, and a run stores none"):
+        uldp_avg(local=local_of(Corrected()), clip=1.0, noise_multiplier=1.0)
+
+
 def test_members_that_a_run_would_ignore_are_refused() -> None:
     with pytest.raises(
         CompositionError, match="Unheard, given as local algorithm, adds slopes, which nothing"

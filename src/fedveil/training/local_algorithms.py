@@ -13,7 +13,7 @@ hockey-stick divergence is jointly convex, so the event is the same.
 
 **Conditions**, and where they are enforced: the rows of a batch are independent (:func:`check_rows`, tried with
 made-up rows); nothing but the update leaves a contribution (:class:`LocalAlgorithm` has no other output); the state
-of a round is committed with the round, and lost state ends the run (:mod:`fedveil.run.local_state`).
+that a contribution keeps is that of its last round, from the clipped update.
 
 docs/how-to/local-algorithms.md shows how to add one.
 """

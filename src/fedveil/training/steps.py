@@ -101,8 +101,13 @@ class LocalSgd(Source):
         return self.epochs * self.learning_rate
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what the local algorithm refuses."""
-        return self.algorithm.refuses(method)
+        """Refuse what the local algorithm refuses, and state between rounds, which no run stores yet."""
+        if self.algorithm.keeps or self.algorithm.begin_server(1):
+            yield (
+                f"local algorithm {type(self.algorithm).__name__} keeps state between rounds, and a run stores none; take "
+                "one that keeps nothing, such as fedprox"
+            )
+        yield from self.algorithm.refuses(method)
 
     def count(self, records: int) -> int:
         """Return the number of gradient steps of a contribution with this many records."""
