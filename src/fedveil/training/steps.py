@@ -104,8 +104,8 @@ class LocalSgd(Source):
         """Refuse what the local algorithm refuses, and state between rounds, which no run stores yet."""
         if self.algorithm.keeps or self.algorithm.begin_server(1):
             yield (
-                f"local algorithm {type(self.algorithm).__name__} keeps state between rounds, and a run stores none; take "
-                "one that keeps nothing, such as fedprox"
+                f"local algorithm {type(self.algorithm).__name__} keeps state between rounds, and a run stores none; "
+                "take one that keeps nothing, such as fedprox"
             )
         yield from self.algorithm.refuses(method)
 
