@@ -33,7 +33,7 @@ def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> lis
 def _row(table: Table, cell: str, results: Results) -> Line:
     runs, shown = results.runs_of(cell), _shown(table)
     row = {"cell": cell, "n": "exact" if table.exact else str(len(runs))}
-    for name in table.curved:
+    for name in () if table.panels else table.curved:  # a figure shows more than columns of rounds would
         for number in table.rounds:
             row[f"{name}, round {number}" if table.curves else f"round {number}"] = _at_round(
                 table, name, runs, number
@@ -108,14 +108,17 @@ def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: 
 
 
 def order_rows(table: Table, results: Results) -> list[Line]:
-    """Return a line for every order between cells of the table, those of the paper first."""
+    """Return a line for every order between cells of the table, those of the paper first.
+
+    The statement stands in the first line of its orders alone.
+    """
     rows = []
     for said in sorted(table.expected, key=lambda said: said.beyond):
-        for pair in said.pairs:
+        for number, pair in enumerate(said.pairs):
             found = comparison(table, said, pair, results)
             sign = "=" if said.same else "<" if said.less else ">"
             stated = f"beyond the paper: {said.says}" if said.beyond else said.says
-            row = {"stated": stated, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
+            row = {"stated": "" if number else stated, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
             row |= {"value": said.value or table.value}
             if found is None:
                 rows.append(row | {"verdict": "too few runs"})

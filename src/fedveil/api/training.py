@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
 from fedveil.config_keys import whole_argument
 from fedveil.data.records import Population
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, RunFolderError, did_you_mean
 from fedveil.files import as_path
 from fedveil.methods.method import Method
 from fedveil.run.config.choice import Choice, choice_of
@@ -102,34 +102,100 @@ def train(
     Raises:
         FedveilError: the model, population, method or budget is invalid; the error is raised before any training.
     """
-    _check(people, method)
-    folder = as_path(folder, "fedveil.train: folder")
-    if isinstance(method, Method):
-        _check_whole({"epsilon": epsilon, "local": local, "server": server}, settings)
-    # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
-    seed = whole_argument("fedveil.train: seed", seed)
-    learned = objective(model, people, seed, loss, metrics)
-    document: dict[str, Any] = {
-        "name": name,
-        "seed": seed,
-        "rounds": rounds,
-        "data": _data(people),
-        "model": dict(learned.section),
-        "method": _method(method, epsilon)
-        if isinstance(method, MethodChoice)
-        else InMemoryMethod.from_method(method),
-        "server": _server(server),
-        "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
-    }
-    if isinstance(method, MethodChoice) and method.local is not None:
-        document["local"] = dict(method.local)
-    experiment = parse(_laid_over(document, settings), "fedveil.train")
-    if local is not None:
-        experiment = _with_algorithm(experiment, local)
-    prepared = _prepared(experiment, people, learned)
+    given = TrainingArguments(
+        method=method,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        loss=loss,
+        metrics=metrics,
+        local=local,
+        server=server,
+        seed=seed,
+        name=name,
+        settings=settings,
+    )
+    parent = as_path(folder, "fedveil.train: folder")
+    prepared, learned = given.prepare(model, people)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
-    outcome = watch.until_the_end(lambda: run(prepared, folder, watch))
-    return Result.from_outcome(outcome, learned.module, people)
+    outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
+    return Result.from_outcome(outcome, prepared.experiment, learned, people)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """Arguments of :func:`train` that determine an experiment; see there."""
+
+    method: MethodChoice | Method
+    rounds: int
+    epsilon: float | None
+    delta: float
+    loss: LossLike | None
+    metrics: Sequence[MetricLike] | None
+    local: LocalAlgorithm | None
+    server: Optimizer | None
+    seed: int
+    name: str
+    settings: Mapping[str, Any] | None
+
+    @classmethod
+    def bind(cls, function: str, arguments: Mapping[str, Any]) -> TrainingArguments:
+        """Return the arguments of a call of :func:`train`; those that are left out have their defaults.
+
+        Args:
+            function: name of the function that was called, for errors.
+            arguments: the keyword arguments, without ``callbacks`` and ``folder``.
+
+        Raises:
+            ConfigError: an argument is missing, or does not exist.
+        """
+        known = {name: one for name, one in inspect.signature(train).parameters.items() if name in _FIELDS}
+        for name in arguments:
+            if name not in known:
+                raise ConfigError(
+                    f"{function}: no argument '{name}'; there are, as of fedveil.train: {', '.join(known)}"
+                    f"{did_you_mean(name, known)}"
+                )
+        found = {name: arguments.get(name, one.default) for name, one in known.items()}
+        for name, value in found.items():
+            if value is inspect.Parameter.empty:
+                raise ConfigError(f"{function}: {name} is needed, as of fedveil.train")
+        return cls(**found)
+
+    def prepare(self, model: nn.Module | str, people: Population) -> tuple[Prepared, Objective]:
+        """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
+
+        Raises:
+            FedveilError: the model, population, method or budget is invalid.
+        """
+        method, epsilon = self.method, self.epsilon
+        _check(people, method)
+        if isinstance(method, Method):
+            _check_whole({"epsilon": epsilon, "local": self.local, "server": self.server}, self.settings)
+        # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
+        seed = whole_argument("fedveil.train: seed", self.seed)
+        learned = objective(model, people, seed, self.loss, self.metrics)
+        document: dict[str, Any] = {
+            "name": self.name,
+            "seed": seed,
+            "rounds": self.rounds,
+            "data": data_section(people),
+            "model": dict(learned.section),
+            "method": _method(method, epsilon)
+            if isinstance(method, MethodChoice)
+            else InMemoryMethod.from_method(method),
+            "server": _server(self.server),
+            "privacy": {"delta": self.delta} | ({} if epsilon is None else {"epsilon": epsilon}),
+        }
+        if isinstance(method, MethodChoice) and method.local is not None:
+            document["local"] = dict(method.local)
+        experiment = parse(_laid_over(document, self.settings), "fedveil.train")
+        if self.local is not None:
+            experiment = _with_algorithm(experiment, self.local)
+        return _prepared(experiment, people, learned), learned
+
+
+_FIELDS: Final = frozenset(field.name for field in fields(TrainingArguments))
 
 
 def resume(
@@ -174,7 +240,7 @@ def resume(
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
     recorded = flatten_keys(experiment.model_dump(mode="json"))
-    for key, value in flatten_keys({"data": _data(people), "model": learned.section}).items():
+    for key, value in flatten_keys({"data": data_section(people), "model": learned.section}).items():
         found = recorded.get(key)
         if found != value:
             raise RunFolderError(
@@ -184,7 +250,7 @@ def resume(
     prepared = _prepared(experiment, people, learned)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: continue_run(opened, prepared, watch))
-    return Result.from_outcome(outcome, learned.module, people)
+    return Result.from_outcome(outcome, prepared.experiment, learned, people)
 
 
 def _check(people: Any, method: Any) -> None:
@@ -283,7 +349,7 @@ def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
     return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
 
 
-def _data(people: Population) -> dict[str, Any]:
+def data_section(people: Population) -> dict[str, Any]:
     """Return the table ``[data]``: the table files if the population has them, else its public facts."""
     source = people.source
     if source is not None:

@@ -31,6 +31,7 @@ from fedveil.privacy.statement import show_at_least
 from fedveil.protocols.session_messages import SETUP, RoundClip
 from fedveil.stage import ClosedForm, Sensitivity, answers
 from fedveil.statistics.local_vectors import PersonVector
+from fedveil.training.record_sums import RecordSums
 from fedveil.training.server.averages import LAST, Average
 from fedveil.training.server.denoise import NO_DENOISER, Denoiser
 from fedveil.training.server.optimizers import STATELESS, Optimizer, State
@@ -71,7 +72,7 @@ class Method:
     name: str
     contribution: Contribution
     sampler: Sampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | PersonVector
+    local: LocalSgd | LocalGradient | LocalDpSgd | RecordSums | PersonVector
     bound: Bound
     weights: Weights
     channel: Channel
@@ -199,6 +200,10 @@ class Method:
         """Return the method of a round whose clip C_t another party has sent."""
         return replace(self, bound=self.bound.measured_in(length))
 
+    def message_length(self, dimension: int) -> int:
+        """Return the length of a message: of a contribution, with the numbers that the bound adds."""
+        return self.local.message_length(dimension) + self.bound.extra
+
     @property
     def local_bound(self) -> Bound:
         """Bound that local training enforces; Unbounded if the parts are clipped once the partition is known."""
@@ -231,7 +236,7 @@ class Method:
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return the server's state before the first round: the states of its stages, by stage and name."""
         average, bound = self.average.init(model), self.bound.init()
-        stream = self.channel.init(model, len(model) + self.bound.extra)
+        stream = self.channel.init(model, self.message_length(len(model)))
         return {
             **self.server.init(model),
             **_named(_AVERAGE, average),

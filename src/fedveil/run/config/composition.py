@@ -8,6 +8,7 @@ counts, which the statement then names as not covered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,6 +189,10 @@ class Composition:
             "largest_silo": max(1, int(population.records_per_silo().max())),
             "colluding_silos": experiment.privacy.colluding_silos,
             "rounds": experiment.rounds,
+            "inputs": math.prod(population.feature_shape),
+            "classes": population.n_classes,
+            "schema": population.schema,
+            "target_range": population.target_range,
         }
 
     def _found(self, noise_multiplier: float | None) -> dict[str, Any]:

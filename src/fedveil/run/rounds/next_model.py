@@ -55,13 +55,15 @@ def next_model(
         assert drawn is not None
         # An empty sample sums to noise alone; dividing by 1 keeps the step finite.
         divisor = float(max(1, drawn))
-    bound, dimension = method.bound, len(turn.model)
+    bound, length = method.bound, method.local.message_length(len(turn.model))
     # The sum is in the bound's unit (see `RoundContext.method`): multiply by `unit` to return to the model's.
     noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor * bound.unit
-    noisy = torch.from_numpy(aggregate[:dimension] / divisor) * bound.unit
-    mean = method.denoiser.estimate(noisy, noise_std, setting.shapes)
-    marks = torch.from_numpy(aggregate[dimension:])
-    after, server = method.server.step(turn.model, mean, turn.state)
+    noisy = torch.from_numpy(aggregate[:length] / divisor) * bound.unit
+    # Denoisers smooth within a parameter's shape; sums of statistics are one vector.
+    shapes = setting.shapes if length == len(turn.model) else ((length,),)
+    mean = method.denoiser.estimate(noisy, noise_std, shapes)
+    marks = torch.from_numpy(aggregate[length:])
+    after, server = method.server.at_noise(noise_std).step(turn.model, mean, turn.state)
     state = method.next_state(after, server, marks, method.sampler.rate * setting.n_users, turn.state)
     state = {**state, **stream}
     # Checked before the release, because `RunFolder.read_checkpoint` refuses a model that is not finite.

@@ -59,9 +59,11 @@ class Optimizer(Stage):
 
     Attributes:
         steps_models: whether it returns the next model of a run; False if it returns the released sum itself.
+        reads: kind of the vectors whose mean it reads.
     """
 
     steps_models: ClassVar[bool] = True
+    reads: ClassVar[str] = "updates"
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse an optimiser of models if the method releases no models, and the reverse."""
@@ -69,6 +71,11 @@ class Optimizer(Stage):
             yield (
                 f"{type(self).__name__} {'steps from model to model' if self.steps_models else 'releases sums'}, and "
                 f"this method releases {method.released}"
+            )
+        elif self.steps_models and self.reads != method.local.sends:
+            yield (
+                f"{type(self).__name__} steps by the mean of {self.reads}, and the local stage sends "
+                f"{method.local.sends}"
             )
 
     @property
@@ -83,6 +90,10 @@ class Optimizer(Stage):
             CompositionError: the optimiser has no learning rate.
         """
         raise CompositionError(f"{type(self).__name__} has no learning rate to be found")
+
+    def at_noise(self, noise_std: float) -> Optimizer:
+        """Return the optimiser of a round whose mean has noise of this standard deviation per number; here the same."""
+        return self
 
     @duty
     def init(self, model: Model) -> State:
