@@ -508,7 +508,7 @@ def people() -> fv.Population:
 def test_an_algorithm_is_handed_over_in_python_and_the_run_resumes_with_the_same_alone(
     tmp_path: Path,
 ) -> None:
-    method = fv.uldp_avg(clip=0.5, learning_rate=0.1, noise_multiplier=1.0)
+    method = fv.uldp_avg(clip=0.5, local_learning_rate=0.1, noise_multiplier=1.0)
     common: dict[str, Any] = {"method": method, "rounds": 1, "folder": tmp_path}
     named = fv.train("linear", people(), local=fv.FedProx(mu=0.5), name="named", **common)
     assert (named.folder / "experiment.toml").read_text().count('name = "fedprox"') == 1
@@ -544,7 +544,7 @@ def test_an_algorithm_is_handed_over_in_python_and_the_run_resumes_with_the_same
 def test_a_local_argument_that_does_not_fit_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    method = fv.uldp_avg(clip=0.5, learning_rate=0.1, noise_multiplier=1.0)
+    method = fv.uldp_avg(clip=0.5, local_learning_rate=0.1, noise_multiplier=1.0)
     given = {"local": fv.FedProx(mu=0.5), "method": method, "rounds": 1, "folder": tmp_path}
     with pytest.raises(FedveilError, match=message):
         fv.train("linear", people(), **(given | changes))

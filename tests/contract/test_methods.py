@@ -412,7 +412,7 @@ def test_sampled_users_are_accounted_as_sampled_and_divided_by_the_expectation()
     event = derive(method, PublicFacts(n_silos=SILOS, n_users=USERS)).event
     assert isinstance(event, PoissonSampledEvent)
     assert event.rate == 0.25
-    assert method.divisor(SILOS, USERS) == 0.25 * USERS * SILOS
+    assert method.divisor(USERS, SILOS) == 0.25 * USERS
 
 
 def test_naive_is_accounted_at_twice_the_published_sensitivity_and_names_the_publication() -> None:

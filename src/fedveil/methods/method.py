@@ -222,14 +222,21 @@ class Method:
         found = self.weights.for_population(groups, population)
         return self.contribution.limit_weights(found, groups, population.n_silos, self.weights)
 
-    def divisor(self, n_silos: int, n_users: int) -> float:
-        """Return the divisor of the sum; it uses public numbers only, so it reveals nothing.
+    def divisor(self, n_users: int, n_silos: int, summed: int | None = None) -> float:
+        """Return the divisor that makes a mean update of the sum; it uses public numbers only, so it reveals nothing.
 
-        The divisor is |S| if every silo contributes once, q |U| |S| for (silo, user) pairs, and q |U| for clients. It
-        is the expected number of participants, never the real one: dividing by a private number breaks the
+        The divisor is |S| if every silo contributes once, and q |U| for (silo, user) pairs and for clients: the mean
+        is over users. It is an expected number, never the real one: dividing by a private number breaks the
         sensitivity bound.
+
+        Args:
+            n_users: |U|.
+            n_silos: |S|.
+            summed: number of silos in the sum; None for all. The mean is over those.
         """
-        return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
+        return self.contribution.divisor(
+            self.sampler.rate, n_users, n_silos, n_silos if summed is None else summed
+        )
 
     # --- state between rounds -------------------------------------------------------------------------------
 

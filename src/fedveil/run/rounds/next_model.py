@@ -27,7 +27,7 @@ def next_model(
 
         y   <- the sum, with the noise of a trusted server             Channel.release
         y   <- y minus its terms of earlier rounds                     Method.decode_sum, if noise is correlated
-        m   <- y / |S|, or q |U| |S|, in the unit of the clip          Method.divisor
+        m   <- y / |S|, or q |U|, in the unit of the clip              Method.divisor
         m~  <- estimate of m without its noise                         Denoiser.estimate
         w   <- w + eta_g m~, or another optimiser's step               Optimizer.step
 
@@ -49,8 +49,8 @@ def next_model(
     # y: release adds noise only for a trusted server; otherwise the senders' messages carry it already.
     aggregate = method.channel.release(aggregate, method.bound.grid, noise)
     aggregate, stream = method.decode_sum(aggregate, turn.model, turn.state)
-    # m = y / divisor: |S|, or q |U| |S|, or the actual number of senders.
-    divisor = method.divisor(summed, setting.n_users)
+    # m = y / divisor: |S|, or q |U|, or the actual number of senders.
+    divisor = method.divisor(setting.n_users, n_silos, summed)
     if method.denominator == "actual":
         assert drawn is not None
         # An empty sample sums to noise alone; dividing by 1 keeps the step finite.
@@ -70,6 +70,6 @@ def next_model(
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "
-            "lower the server's learning rate (method.learning_rate or server.optimizer.learning_rate)"
+            "lower server.learning_rate"
         )
     return after, state
