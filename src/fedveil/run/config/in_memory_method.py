@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fedveil.errors import ConfigError
+from fedveil.methods.capabilities import count_colluding
 from fedveil.registry import PACKAGE
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, choice_of, section_error
 from fedveil.sanitize import sanitize
@@ -101,10 +102,10 @@ class InMemoryMethod(Choice):
                 "from here; fedveil.resume(folder, model, people, method=...) goes on with the same composition"
             )
         pooling = given.get("colluding_silos", 0)
-        if pooling not in (0, self.value.channel.colluding_silos):
+        if pooling not in (0, count_colluding(self.value.channel)):
             raise ConfigError(
                 f"privacy.colluding_silos = {pooling}: the noise of a composed method is sized by its own channel, for "
-                f"{self.value.channel.colluding_silos}; give that colluding_silos"
+                f"{count_colluding(self.value.channel)}; give that colluding_silos"
             )
         return self.value
 
