@@ -261,6 +261,7 @@ LONG_LISTS: dict[str, int] = {  # keywords of public functions: each is document
     "api/training.py train": 14,
     "api/training.py resume": 7,
     "data/arrays.py population": 13,
+    "sklearn.py __init__": 14,
 }
 LONG_FILES: dict[str, int] = {}
 
