@@ -33,6 +33,7 @@ if _typing.TYPE_CHECKING:
         dp_fed_ls,
         fedavg,
         method,
+        newton,
         paraaegis,
         uldp_avg,
         uldp_avg_w,
@@ -64,7 +65,7 @@ __version__ = "0.2.0"
 
 # On some processors, Intel MKL rounds a matrix product differently depending on the memory address of its arrays.
 # MKL_CBWR=AUTO turns that off. MKL reads the variable once, before its first product, so importing fedveil sets it.
-# An empty value counts as unset. See docs/theory/alone-in-a-batch.md.
+# An empty value counts as unset. See docs/theory/batch-independence.md.
 if not _os.environ.get("MKL_CBWR", "").strip():
     _os.environ["MKL_CBWR"] = "AUTO"
 
@@ -130,6 +131,7 @@ __all__ = [
     "infer",
     "load",
     "method",
+    "newton",
     "paraaegis",
     "plan",
     "population",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.privacy.statement import Statement
     from fedveil.run.config.experiment import Experiment
     from fedveil.run.folder.run_folder import Row
-    from fedveil.run.training_run import Outcome
+    from fedveil.run.steps.experiment import Outcome
 
 
 _WHOLE: Final = 10_000

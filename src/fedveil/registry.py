@@ -54,6 +54,7 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "uldp-sgd-w": "fedveil.methods.uldp:uldp_sgd_w",
         "uldp-avg": "fedveil.methods.uldp:uldp_avg",
         "uldp-avg-w": "fedveil.methods.uldp:uldp_avg_w",
+        "newton": "fedveil.methods.newton:newton",
         "dp-fed": "fedveil.methods.dp_fed_ls:dp_fed",
         "dp-fed-ls": "fedveil.methods.dp_fed_ls:dp_fed_ls",
         "cepam-gaussian": "fedveil.methods.cepam:cepam_gaussian",

@@ -19,10 +19,10 @@ from fedveil.report.inference import p_text, write_inference
 from fedveil.report.statistics import write_statistics
 from fedveil.run.config.experiment import merge
 from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, TableDocument
+from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.releases.inference import find_inference_folder, prepare_inference
-from fedveil.run.releases.prepared_releases import make_releases
 from fedveil.run.releases.series import Series
 from fedveil.run.releases.statistics import find_release_folder, prepare_release
 from fedveil.statistics import figures

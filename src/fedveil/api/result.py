@@ -31,7 +31,7 @@ from fedveil.run.folder.diagnostics import baseline_of
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
-from fedveil.run.training_run import Outcome
+from fedveil.run.steps.experiment import Outcome
 from fedveil.sanitize import one_line
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 

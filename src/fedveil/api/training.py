@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from torch import nn
 
@@ -46,6 +46,10 @@ def train(
     delta: float = 1e-5,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    local_learning_rate: float | None = None,
+    local_epochs: int | None = None,
+    batch_size: int | None = None,
+    server_learning_rate: float | Literal["by-rule"] | None = None,
     server: Optimizer | None = None,
     callbacks: Sequence[Callback] = (),
     seed: int = 0,
@@ -77,7 +81,14 @@ def train(
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
             noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
-        server: optimiser of the server, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
+        local_learning_rate: rate of local training; also a parameter of the method, given once.
+        local_epochs: passes of local training over a contribution's records; the method's ``epochs``.
+        batch_size: records of a local step; None takes all records of a contribution.
+        server_learning_rate: step of the server in mean updates: 1 adds the mean of the users' updates (of the silos',
+            where a contribution is a silo). "by-rule" takes min(3, 0.25 / rho), rho the noise-to-travel ratio. None is
+            the method's own, which is 1.
+        server: optimiser of the server, such as ``fedveil.Sgd(0.5, momentum=0.9)``, with its own rate; None is a plain
+            step at ``server_learning_rate``.
         callbacks: callbacks that receive public numbers after every round.
         seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
             depend on it.
@@ -99,6 +110,10 @@ def train(
         delta=delta,
         loss=loss,
         metrics=metrics,
+        local_learning_rate=local_learning_rate,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        server_learning_rate=server_learning_rate,
         server=server,
         seed=seed,
         name=name,
@@ -127,6 +142,10 @@ class TrainingArguments:
     delta: float
     loss: LossLike | None
     metrics: Sequence[MetricLike] | None
+    local_learning_rate: float | None
+    local_epochs: int | None
+    batch_size: int | None
+    server_learning_rate: float | Literal["by-rule"] | None
     server: Optimizer | None
     seed: int
     name: str
@@ -164,8 +183,10 @@ class TrainingArguments:
         """
         method, epsilon = self.method, self.epsilon
         _check(people, method)
+        local = {name: getattr(self, name) for name in _LOCAL}
         if isinstance(method, Method):
-            _check_whole({"epsilon": epsilon, "server": self.server}, self.settings)
+            rate = {"server_learning_rate": self.server_learning_rate}
+            _check_whole({"epsilon": epsilon, "server": self.server, **rate, **local}, self.settings)
         # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
         seed = whole_argument("fedveil.train: seed", self.seed)
         learned = objective(model, people, seed, self.loss, self.metrics)
@@ -178,11 +199,11 @@ class TrainingArguments:
             "method": _method(method, epsilon)
             if isinstance(method, MethodChoice)
             else InMemoryMethod.from_method(method),
-            "server": _server(self.server),
+            "server": _server(self.server, self.server_learning_rate),
             "privacy": {"delta": self.delta} | ({} if epsilon is None else {"epsilon": epsilon}),
         }
         if isinstance(method, MethodChoice) and method.local is not None:
-            document["local"] = dict(method.local)
+            document["local"] = _local(method, local)
         experiment = parse(_laid_over(document, self.settings), "fedveil.train")
         return _prepared(experiment, people, learned), learned
 
@@ -339,17 +360,46 @@ def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
     return section
 
 
-def _server(server: Optimizer | None) -> dict[str, Any]:
+_LOCAL: Final = {
+    "local_learning_rate": "learning_rate",
+    "local_epochs": "epochs",
+    "batch_size": "batch_size",
+}
+"""Keys of the table ``[local]`` by the arguments that set them."""
+
+
+def _local(method: MethodChoice, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table ``[local]`` of a method and of the arguments of local training.
+
+    Raises:
+        ConfigError: the method and an argument set the same key.
+    """
+    section = dict(method.local or {})
+    for argument, value in given.items():
+        if value is not None and section.setdefault(_LOCAL[argument], value) is not value:
+            raise ConfigError(f"{argument}: the method has it too; give it once")
+    return section
+
+
+def _server(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:
+    """Return the table ``[server]``.
+
+    Raises:
+        ConfigError: an optimiser that nobody registers, or two learning rates.
+    """
     if server is None:
-        return {}
+        return {} if learning_rate is None else {"learning_rate": learning_rate}
+    if learning_rate is not None:
+        raise ConfigError("server_learning_rate: server= has a learning rate of its own; give one of the two")
     chosen = choice_of("optimizers", server)
     if chosen is None:
         raise ConfigError(
             "server: a server optimiser is needed that fedveil or an installed package registers, such as "
-            f"fedveil.Sgd(1.0), not {type(server).__name__}; an own class is registered under the entry points "
+            f"fedveil.Sgd(0.5), not {type(server).__name__}; an own class is registered under the entry points "
             "fedveil.optimizers"
         )
-    return {"optimizer": chosen.document()}
+    rate = {"learning_rate": getattr(server, "learning_rate", None)} if chosen.needs("learning_rate") else {}
+    return {"optimizer": chosen.document(), **rate}
 
 
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:

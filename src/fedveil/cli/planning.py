@@ -73,7 +73,7 @@ def plan_command(
         str | None,
         typer.Option(
             "--over",
-            help="rounds=T,T,...: noise beside travel for each, at --epsilon (pairs' methods); ratio=r,r,...: what "
+            help="rounds=T,T,...: noise-to-travel ratio for each, at --epsilon (pairs' methods); ratio=r,r,...: what "
             "each share under encryption leaves and sends",
         ),
     ] = None,

@@ -24,7 +24,7 @@ from fedveil.console import (
 from fedveil.data.data_report import data_report
 from fedveil.data.schema import read_schema
 from fedveil.errors import BudgetError, ConfigError
-from fedveil.federation.training_rounds import STATE
+from fedveil.federation.audit.run_record import STATE
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -33,8 +33,9 @@ from fedveil.run.config.experiment import Experiment, parse_assignment
 from fedveil.run.config.study import Selection, Study, load_study
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.steps.experiment import Outcome
 from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.training_run import resume, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,9 @@ def check_command(
     else:
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
+        for row in found.rows:
+            for said in row["not read"]:
+                OUT.print(f"{row['experiment']}: {said}")
 
 
 @expand_option_groups

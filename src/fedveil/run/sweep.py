@@ -40,7 +40,8 @@ from fedveil.run.folder.documents import RoundRow, read_lines
 from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import Prepared, prepare
-from fedveil.run.training_run import Outcome, continue_run, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import continue_run, run
 
 ROWS: Final = "sweep.jsonl"
 _SCHEMA_VERSION: Final = 1
