@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import fedveil as fv
-from fedveil.api.budget import forget_fits
+from fedveil.api.budget import Charge, forget_fits, joint_epsilon
 from fedveil.data.splits import fold_of_user
 from fedveil.errors import BudgetError, ConfigError, DataError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.sklearn import Classifier, CoxRegressor, Regressor
 
@@ -214,6 +218,21 @@ def test_a_fit_under_sampled_users_gets_what_keeps_all_within_the_budget(tmp_pat
         for _ in range(3)
     ]
     assert 1.0 < fv.spent(*folders).epsilon <= 2.0
+
+
+def test_what_a_fit_spent_beyond_its_plan_is_taken_from_those_that_are_left() -> None:
+    budget = fv.Budget(2.0, fits=2)
+    first = Classifier(**LABELLED, epsilon=budget).fit(X, Y, user=USER, silo=SILO)
+    charge = Charge(event=first.statement_.event, loss=0.0, protects=("user", "add-or-remove-one"))
+    ((round_event, count),) = atoms(charge.event).items()
+    more = compose(Counter({round_event: count + 1}))
+    budget.settle(charge, replace(first.statement_, event=more))  # one of two rounds was played twice
+    second = Classifier(**LABELLED, epsilon=budget).fit(X, Y, user=USER, silo=SILO)
+    assert budget.used == 2
+    assert second.epsilon_ < 0.75 * first.epsilon_
+    accountant = make_accountant("pld", first.statement_.adjacency)
+    charges = [replace(charge, event=one) for one in (more, second.statement_.event)]
+    assert 1.8 < joint_epsilon(charges, accountant, 1e-5) <= 2.0
 
 
 def test_a_fit_that_is_refused_is_not_charged_and_one_that_fails_is() -> None:

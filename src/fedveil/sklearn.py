@@ -36,7 +36,12 @@ from fedveil.training.metrics import c_index
 
 __all__ = ["Classifier", "CoxRegressor", "Regressor"]
 
-_FORWARDED = ("method", "rounds", "loss", "server", "settings")
+_FORWARDED = (
+    *("method", "rounds", "loss", "local_learning_rate", "local_epochs", "batch_size"),
+    *("server_learning_rate", "server", "settings"),
+)
+"""Arguments that go on to :func:`fedveil.train` as they are; None leaves its default."""
+
 _STANDARDISED = 1e-6
 
 
@@ -58,6 +63,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         method: Any = None,
         rounds: int | None = None,
         loss: Any = None,
+        local_learning_rate: Any = None,
+        local_epochs: int | None = None,
+        batch_size: int | None = None,
+        server_learning_rate: Any = None,
         server: Any = None,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
@@ -65,8 +74,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
     ) -> None:
         self.model, self.epsilon, self.delta, self.n_users = model, epsilon, delta, n_users
         self.silos, self.bounds = silos, bounds
-        self.method, self.rounds, self.loss, self.server = method, rounds, loss, server
-        self.settings, self.random_state, self.folder = settings, random_state, folder
+        self.method, self.rounds, self.loss, self.batch_size = method, rounds, loss, batch_size
+        self.local_learning_rate, self.local_epochs = local_learning_rate, local_epochs
+        self.server_learning_rate, self.server, self.settings = server_learning_rate, server, settings
+        self.random_state, self.folder = random_state, folder
 
     def fit(self, X: Any, y: Any, *, user: Any = None, silo: Any = None) -> Self:
         """Train on private records.
@@ -167,10 +178,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         bounds: declared bounds by column, ``{"age": (0, 120)}``, or one pair for all; these columns are scaled to
             [-1, 1], and values outside are taken for the bound.
         method: as of :func:`fedveil.train`; None is its default.
-        rounds: as of :func:`fedveil.train`.
-        loss: as of :func:`fedveil.train`.
-        server: as of :func:`fedveil.train`.
-        settings: as of :func:`fedveil.train`.
+        rounds, loss, local_learning_rate, local_epochs, batch_size, server_learning_rate, server, settings: as of
+            :func:`fedveil.train`; None is its default.
         random_state: seed of batches and of initial values, never of noise: two fits differ.
         folder: parent of the run folders; None makes a temporary folder for each fit. Keep it to prove what was spent.
 
@@ -197,6 +206,10 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         method: Any = None,
         rounds: int | None = None,
         loss: Any = None,
+        local_learning_rate: Any = None,
+        local_epochs: int | None = None,
+        batch_size: int | None = None,
+        server_learning_rate: Any = None,
         server: Any = None,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
@@ -212,6 +225,10 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             method=method,
             rounds=rounds,
             loss=loss,
+            local_learning_rate=local_learning_rate,
+            local_epochs=local_epochs,
+            batch_size=batch_size,
+            server_learning_rate=server_learning_rate,
             server=server,
             settings=settings,
             random_state=random_state,
@@ -266,6 +283,10 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         method: Any = None,
         rounds: int | None = None,
         loss: Any = None,
+        local_learning_rate: Any = None,
+        local_epochs: int | None = None,
+        batch_size: int | None = None,
+        server_learning_rate: Any = None,
         server: Any = None,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
@@ -281,6 +302,10 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             method=method,
             rounds=rounds,
             loss=loss,
+            local_learning_rate=local_learning_rate,
+            local_epochs=local_epochs,
+            batch_size=batch_size,
+            server_learning_rate=server_learning_rate,
             server=server,
             settings=settings,
             random_state=random_state,
