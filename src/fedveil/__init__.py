@@ -57,6 +57,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.data.tables import tables
     from fedveil.errors import FedveilError
     from fedveil.privacy.statement import Statement
+    from fedveil.training.local_algorithms import FedProx
     from fedveil.training.server.optimizers import FedAdam as Adam
     from fedveil.training.server.optimizers import FedYogi as Yogi
     from fedveil.training.server.optimizers import ServerSgd as Sgd
@@ -95,6 +96,7 @@ _PLACES: _typing.Final = {
     "Adam": "fedveil.training.server.optimizers:FedAdam",
     "Sgd": "fedveil.training.server.optimizers:ServerSgd",
     "Yogi": "fedveil.training.server.optimizers:FedYogi",
+    "FedProx": "fedveil.training.local_algorithms",
     "FedveilError": "fedveil.errors",
 }
 """Module, or ``module:attribute``, of each public name; methods are in ``fedveil.api.methods``."""
@@ -106,6 +108,7 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "EarlyStop",
+    "FedProx",
     "FedveilError",
     "Frame",
     "MLflow",
