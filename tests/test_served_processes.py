@@ -282,12 +282,12 @@ def test_health_and_status_tell_the_connections(served: Served) -> None:
     wait_for_health(silo)
     assert facts(silo) == {"connected": True, "last_contact_seconds": facts(silo)["last_contact_seconds"]}
     until = time.monotonic() + 30
-    while facts(coordinator).get("connected") != [silo.name]:
+    while silo.name not in facts(coordinator).get("connected", ()):
         assert time.monotonic() < until
         time.sleep(0.1)
     found = facts(coordinator)
     assert found["link"] is True
-    assert found["absent"] == sorted(path.name for path in served.made.provisioned.silos[1:])
+    assert {path.name for path in served.made.provisioned.silos[2:]} <= set(found["absent"])
     for folder in (coordinator, silo):
         metrics = ask_party(folder, "/metrics")
         assert metrics is not None
