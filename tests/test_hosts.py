@@ -44,15 +44,9 @@ from fedveil.federation.hosts.ipc import ask, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics import Meter
+from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
-from fedveil.federation.hosts.submission import (
-    RunOutcome,
-    Submission,
-    create_run,
-    due_parts,
-    read_document,
-    watch,
-)
+from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
