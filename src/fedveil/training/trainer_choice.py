@@ -17,7 +17,11 @@ from torch import nn
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.privacy.bounds import Bound
-from fedveil.training.batch_independence import is_gradient_batch_independent, is_training_batch_independent
+from fedveil.training.batch_independence import (
+    is_gradient_batch_independent,
+    is_training_batch_independent,
+    trial_memory,
+)
 from fedveil.training.dpsgd import RECORD_MEMORY, record_slots
 from fedveil.training.gram.layout import linear_layer
 from fedveil.training.gram.products import MOST_WEIGHT
@@ -109,6 +113,11 @@ def choose_trainer(
     trainer = _made(name, task, local, options)
     if cohort is None:
         return trainer
+    if bounds and name == "gram" and not _fits_trial(trainer, cohort, options):
+        raise ModelError(
+            f"trainer.name = 'gram': the trial of its kernels with {task.dimension} parameters takes "
+            f"{_trial_memory(trainer, cohort) >> 20} MiB; set trainer.memory_mb to as much, or use 'auto'"
+        )
     if bounds and not _leaves_alone(trainer, cohort):
         reason = f"; {HOW_TO_ASK}" if rounds_by_place() else ""
         raise ModelError(_NOT_ALONE.format(name) + reason)
@@ -158,6 +167,7 @@ _NOT_ALONE: Final = (
 )
 _WIDEST: Final = 256  # largest batch size that is tried with the Gram trainer
 _EPOCHS: Final = 2  # epochs of a trial
+_TRIAL_MEMORY: Final = 256 << 20  # default of the bytes of the Gram trainer's trial
 
 
 def _made(name: str, task: Task, local: LocalStep, options: TrainerOptions) -> PartitionedTrainer:
@@ -182,7 +192,9 @@ def _fastest(
     ):
         trainer = _made("gram", task, local, options)
         if cohort is None or (
-            (task.loss.in_closed_form or batches_like_loop(task, cohort)) and _leaves_alone(trainer, cohort)
+            _fits_trial(trainer, cohort, options)
+            and (task.loss.in_closed_form or batches_like_loop(task, cohort))
+            and _leaves_alone(trainer, cohort)
         ):
             return trainer
     loop = _made("loop", task, local, options)
@@ -203,9 +215,23 @@ def _leaves_alone(trainer: PartitionedTrainer, cohort: Cohort) -> bool:
     if isinstance(trainer, VmapTrainer):
         return is_gradient_batch_independent(trainer.task, cohort, trainer.batch_shapes(cohort))
     sgd = as_sgd(trainer.local)
-    batch_size = sgd.batch_size if sgd.batch_size is not None and sgd.batch_size <= _WIDEST else None
     few_epochs = replace(trainer, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
-    return is_training_batch_independent(few_epochs, trainer.task.initial(), cohort, batch_size)
+    return is_training_batch_independent(few_epochs, trainer.task.initial(), cohort, _tried_batch(trainer))
+
+
+def _tried_batch(trainer: PartitionedTrainer) -> int | None:
+    """Return the batch size with which the Gram trainer is tried."""
+    batch_size = as_sgd(trainer.local).batch_size
+    return batch_size if batch_size is not None and batch_size <= _WIDEST else None
+
+
+def _trial_memory(trainer: PartitionedTrainer, cohort: Cohort) -> int:
+    return trial_memory(trainer.task.dimension, cohort, _tried_batch(trainer))
+
+
+def _fits_trial(trainer: PartitionedTrainer, cohort: Cohort, options: TrainerOptions) -> bool:
+    """Return whether the trial of the Gram trainer fits the memory: it holds the updates of its contributions."""
+    return _trial_memory(trainer, cohort) <= (_TRIAL_MEMORY if options.memory is None else options.memory)
 
 
 def _placed_anywhere(cohort: Cohort) -> bool:
