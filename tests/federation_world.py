@@ -317,7 +317,7 @@ class World:
     def coordinate(self) -> CoordinatorParty:
         record = open_run_record(self.run_folder, self.membership, self.key)
         return open_training(
-            prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
+            prepare(self.experiment, FixedPopulation(public_share_of(self.held)), trains=False),
             record,
             SeenHeads(self.folder / HEADS, bytes(32)),
             Silent(),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -25,6 +25,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from fedveil.config_keys import whole
 
 _WORD = np.dtype("<u8")
+_ZEROS = memoryview(bytes(2**18))  # encrypted to give a keystream; fits a core's cache
+RENEWED_AFTER = 2**30
+"""Bytes of a :class:`SecretStream` under one key, a multiple of 8; ChaCha20 repeats itself after 2^38."""
 
 
 def _digest(*path: str | int) -> bytes:
@@ -82,7 +85,7 @@ class KeyedStream:
     A key must never serve two purposes: derive one key per purpose.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes | bytearray) -> None:
         if len(key) != 32:
             raise ValueError(f"a stream key has 32 bytes, got {len(key)}")
         # A zero nonce is safe because a key is used for one stream only.
@@ -94,19 +97,58 @@ class KeyedStream:
 
     def uint64(self, count: int) -> np.ndarray:
         """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
-        return np.frombuffer(self.bytes(8 * count), dtype=_WORD)
+        words = np.empty(count, dtype=_WORD)
+        written = memoryview(words).cast("B")
+        for first in range(0, len(written), len(_ZEROS)):
+            part = written[first : first + len(_ZEROS)]
+            self._encryptor.update_into(_ZEROS[: len(part)], part)
+        return words
 
 
-class _SystemSource:
+class SecretStream:
+    """Words that nobody can predict or repeat: a ChaCha20 keystream under a key of the system's generator.
+
+    The key is drawn for this object alone. It is drawn again after :data:`RENEWED_AFTER` bytes, and in a process that
+    was forked from the one that drew it, which would generate the same words. The object cannot be copied, pickled or
+    read, so no checkpoint holds it. docs/theory/secret-stream.md has the argument.
+    """
+
+    def __init__(self) -> None:
+        self._process, self._left = -1, 0
+
     def uint64(self, count: int) -> np.ndarray:
-        return np.frombuffer(os.urandom(8 * count), dtype=_WORD)
+        """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
+        words, done = np.empty(count, dtype=_WORD), 0
+        while done < count:
+            if self._left == 0 or self._process != os.getpid():
+                self._draw_key()
+            taken = min(count - done, self._left // 8)
+            words[done : done + taken] = self._stream.uint64(taken)
+            self._left -= 8 * taken
+            done += taken
+        return words
+
+    def _draw_key(self) -> None:
+        key = bytearray(os.urandom(32))
+        self._stream, self._process, self._left = KeyedStream(key), os.getpid(), RENEWED_AFTER
+        key[:] = bytes(32)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies: two copies would generate the same noise.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a secret stream cannot be copied or stored: its copies would generate the same noise"
+        )
 
 
 class PrivacyRandomness:
     """Secret randomness on which a guarantee rests: noise, and the sample of participants.
 
-    ``PrivacyRandomness.system()`` reads every word from the operating system. ``PrivacyRandomness.insecure(seed)``
-    derives the words from a seed, for tests and exact repetition. Anyone with the seed can subtract the noise, so a
+    ``PrivacyRandomness.system()`` keys each stream from the operating system's generator
+    (:class:`SecretStream`). ``PrivacyRandomness.insecure(seed)`` derives the words from a seed, for tests and exact repetition. Anyone with the seed can subtract the noise, so a
     statement made with it says so.
     """
 
@@ -131,5 +173,5 @@ class PrivacyRandomness:
     def stream(self, *path: str | int) -> BitSource:
         """Return the source for one purpose; under a seed it depends on the path, so a resumed run repeats it."""
         if self._seed is None:
-            return _SystemSource()
+            return SecretStream()
         return KeyedStream(_digest("insecure privacy randomness", self._seed, *path))

@@ -44,11 +44,13 @@ class TrainerOptions:
         name: the trainer; all trainers give the same sums.
         memory: bytes that a chunk may take; None selects the fastest size.
         compile: compile the gradients of the vmap trainer.
+        tried: try this machine's kernels for batch independence; False in a process that never trains.
     """
 
     name: str = "auto"
     memory: int | None = None
     compile: bool = False
+    tried: bool = True
 
 
 def choose_trainer(
@@ -89,7 +91,7 @@ def choose_trainer(
         validate_gradient(task, cohort)
     if name == "auto":
         trainer = _fastest(task, local, options, cohort, bound, gram=not too_many)
-        return trainer if cohort is None else _compiled(trainer, cohort)
+        return _compiled(trainer, cohort) if cohort is not None and options.tried else trainer
     if name not in _TRAINERS:
         raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or gram")
     if name == "gram" and too_many:
@@ -113,6 +115,8 @@ def choose_trainer(
     trainer = _made(name, task, local, options)
     if cohort is None:
         return trainer
+    if not options.tried:
+        return trainer
     if bounds and name == "gram" and not _fits_trial(trainer, cohort, options):
         raise ModelError(
             f"trainer.name = 'gram': the trial of its kernels with {task.dimension} parameters takes "
@@ -133,7 +137,9 @@ def is_batch_independent(name: str) -> bool:
     return name in _TRAINERS and not _TRAINERS[name].side_by_side
 
 
-def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMORY) -> bool:
+def can_vectorise_records(
+    task: Task, cohort: Cohort, memory: int = RECORD_MEMORY, *, tried: bool = True
+) -> bool:
     """Return whether DP-SGD may compute the gradients of several records in one batch.
 
     Otherwise it computes one at a time.
@@ -142,6 +148,7 @@ def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMOR
         task: model and loss.
         cohort: gives the shape of a record.
         memory: bytes that the gradients of a chunk may take.
+        tried: try this machine's kernels; without a trial the answer is False.
 
     Raises:
         ModelError: vmap cannot batch the model, so no gradients of single records exist.
@@ -152,6 +159,8 @@ def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMOR
             "DP-SGD clips gradients of single records, which vmap cannot compute for this model, or computes otherwise "
             "than the loop; use a method that bounds contributions (uldp-avg, uldp-sgd)"
         )
+    if not tried:
+        return False
     slots = record_slots(task, cohort, memory)
     return _placed_anywhere(cohort) and (
         slots == 1 or is_gradient_batch_independent(task, cohort, {1: slots})
@@ -194,14 +203,16 @@ def _fastest(
         if cohort is None or (
             _fits_trial(trainer, cohort, options)
             and (task.loss.in_closed_form or batches_like_loop(task, cohort))
-            and _leaves_alone(trainer, cohort)
+            and (not options.tried or _leaves_alone(trainer, cohort))
         ):
             return trainer
     loop = _made("loop", task, local, options)
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return loop
     trainer = _made("vmap", task, local, options)
-    if cohort is None or (batches_like_loop(task, cohort) and _leaves_alone(trainer, cohort)):
+    if cohort is None or (
+        batches_like_loop(task, cohort) and (not options.tried or _leaves_alone(trainer, cohort))
+    ):
         return trainer
     return loop
 
