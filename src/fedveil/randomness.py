@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from typing import NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -98,7 +99,7 @@ class KeyedStream:
     def uint64(self, count: int) -> np.ndarray:
         """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
         words = np.empty(count, dtype=_WORD)
-        written = memoryview(words).cast("B")
+        written = memoryview(words.view(np.uint8).data)
         for first in range(0, len(written), len(_ZEROS)):
             part = written[first : first + len(_ZEROS)]
             self._encryptor.update_into(_ZEROS[: len(part)], part)
@@ -110,10 +111,15 @@ class SecretStream:
 
     The key is drawn for this object alone. It is drawn again after :data:`RENEWED_AFTER` bytes, and in a process that
     was forked from the one that drew it, which would generate the same words. The object cannot be copied, pickled or
-    read, so no checkpoint holds it. docs/theory/secret-stream.md has the argument.
+    read, so no checkpoint holds it. docs/theory/discrete-gaussian.md has the argument.
+
+    Args:
+        draw: returns so many bytes that nobody can predict; tests replace it.
+        renewed_after: bytes under one key, a multiple of 8.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[int], bytes] = os.urandom, renewed_after: int = RENEWED_AFTER) -> None:
+        self._draw, self._renewed_after = draw, renewed_after
         self._process, self._left = -1, 0
 
     def uint64(self, count: int) -> np.ndarray:
@@ -129,9 +135,9 @@ class SecretStream:
         return words
 
     def _draw_key(self) -> None:
-        key = bytearray(os.urandom(32))
-        self._stream, self._process, self._left = KeyedStream(key), os.getpid(), RENEWED_AFTER
-        key[:] = bytes(32)
+        key = bytearray(self._draw(32))
+        self._stream, self._process, self._left = KeyedStream(key), os.getpid(), self._renewed_after
+        key[:] = bytes(32)  # OpenSSL has its own copy, which it erases when the stream is deleted
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies: two copies would generate the same noise.
@@ -148,8 +154,8 @@ class PrivacyRandomness:
     """Secret randomness on which a guarantee rests: noise, and the sample of participants.
 
     ``PrivacyRandomness.system()`` keys each stream from the operating system's generator
-    (:class:`SecretStream`). ``PrivacyRandomness.insecure(seed)`` derives the words from a seed, for tests and exact repetition. Anyone with the seed can subtract the noise, so a
-    statement made with it says so.
+    (:class:`SecretStream`). ``PrivacyRandomness.insecure(seed)`` derives the words from a seed, for tests and exact
+    repetition. Anyone with the seed can subtract the noise, so a statement made with it says so.
     """
 
     def __init__(self, insecure_seed: int | None) -> None:
