@@ -23,7 +23,8 @@ from benchmarks.flower_nodes import served
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from fedveil.crypto.keys import IdentityKey
 from fedveil.data.records import Records
-from fedveil.federation.coordinator_setup import open_run_record, open_training
+from fedveil.federation.audit.run_record import RunRecord
+from fedveil.federation.coordinator_setup import open_session
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
@@ -43,6 +44,7 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import NullObserver
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
+from fedveil.run.steps.experiment import ExperimentParts
 
 POLICY = Policy(
     epsilon=1e6,
@@ -106,9 +108,11 @@ class World(NullObserver):
             )
         prepared = prepare(experiment, FixedPopulation(shares[0]))
         self.agreed = prepared.protocol_spec
-        record = open_run_record(RunFolder.create(folder, experiment), self.membership, self.key)
+        there = RunFolder.create(folder, experiment)
+        record = RunRecord(there, self.membership, self.key)
         heads = SeenHeads(folder / HEADS, self.membership.charter)
-        self.coordinator = open_training(prepared, record, heads, self)
+        run = ExperimentParts(prepared, there, self, prepare=prepare, witness=record)
+        self.coordinator = open_session(run, run.training(), record, heads)
         self.letters = self.content = 0
         self.marks: list[tuple[int, int]] = []
 

@@ -70,10 +70,10 @@ def _experiment(rounds: int, protection: dict[str, object], **data: object) -> E
         "local": {"learning_rate": 0.001, "epochs": 50, "batch_size": 4},
         "method": {
             "name": "uldp-avg" if protection == _MASKS else "uldp-avg-w",
-            "learning_rate": 10.0,
             "clip": 0.1,
             "noise_multiplier": 5.0,
         },
+        "server": {"learning_rate": 2.5},
         "protection": protection,
     }
     return parse(document, "benchmark")

@@ -41,7 +41,7 @@ EXPERIMENT: dict[str, Any] = {
     "trainer": {"memory_mb": 64, "processes": 1, "compile": False},
     "method": {"name": "uldp-avg", "clip": {"start": 0.1}, "noise_multiplier": 1.0},
     "protection": {"name": "secure-aggregation", "max_dropouts": 1},
-    "server": {"optimizer": {"name": "sgd", "learning_rate": 1.0, "momentum": 0.5, "nesterov": True}},
+    "server": {"optimizer": {"name": "sgd", "momentum": 0.5, "nesterov": True}},
     "privacy": {"delta": 1e-5, "budget": 3.0, "colluding_silos": 0, "insecure_seed": 4},
 }
 SCHEMA = {

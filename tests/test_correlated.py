@@ -316,8 +316,11 @@ def test_one_user_moves_what_is_sent_by_at_most_the_claim(seed: int) -> None:
 
 
 def asked(**changes: Any) -> Experiment:
-    method = {"correlated": {"period": 3}, "learning_rate": 3.0} | changes.pop("method", {})
-    document = experiment(method=method, rounds=7, **changes).model_dump(mode="json", exclude_none=True)
+    method = {"correlated": {"period": 3}} | changes.pop("method", {})
+    server = {"learning_rate": 1.0} | changes.pop("server", {})
+    document = experiment(method=method, server=server, rounds=7, **changes).model_dump(
+        mode="json", exclude_none=True
+    )
     return parse(document | {"evaluate_every": 7}, "test")
 
 
@@ -436,7 +439,7 @@ def test_what_would_break_the_stream_is_refused_with_the_reason(changes: dict[st
         ({"method": {"correlated": {"period": 0}}}, r"method\.correlated\.period: must be >= 1"),
         ({"method": {"user_sampling_rate": 0.5}}, "leave user_sampling_rate at 1"),
         ({"channel": {"name": "lrsuq"}}, "sums of several rounds in one"),
-        ({"method": {"learning_rate": "by-rule"}}, "one size of the noise"),
+        ({"server": {"learning_rate": "by-rule"}}, "one size of the noise"),
     ],
 )
 def test_a_mistake_in_an_experiment_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import NoneType, SimpleNamespace
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -28,11 +28,15 @@ from fedveil.flower.folders import CoordinatorFolder, SiloFolder
 from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
+from fedveil.privacy.events import Adjacency
 from fedveil.registry import find, names
 from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.release_document import InferenceDocument
 from fedveil.run.config.study import Selection, load_study, presets
-from fedveil.run.round_charges import over_budget
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.observer import NullObserver
+from fedveil.run.setup import prepare
+from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.run.sweep import Axis, points
 from tests.commands import ended, output
 from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
@@ -191,7 +195,7 @@ def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
     assert 1.6 < spent["epsilon"] <= 3
 
 
-def test_messages_are_those_of_the_program(hospitals: Path) -> None:
+def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> None:
     cases = [
         "check hospitals.toml --set method.clp=1",
         "check hospitals.toml --set method.clip=0",
@@ -203,13 +207,19 @@ def test_messages_are_those_of_the_program(hospitals: Path) -> None:
         code, _, said = ended(*arguments.split())
         assert code == 2
         assert said.startswith(expected.removesuffix("..."))
-    prepared: Any = SimpleNamespace(
-        experiment=SimpleNamespace(privacy=SimpleNamespace(budget=1.5)),
+    prepared = SimpleNamespace(
+        secure=True,
+        experiment=SimpleNamespace(name="hospitals", privacy=SimpleNamespace(budget=1.5)),
+        guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
+        protocol_spec=None,
         over_budget=lambda rounds, beside, again: 1.505,
         side_releases=(),
+        releases_before_training=(),
+        releases_after_training=(),
     )
     stopped = BLOCKS["docs/how-to/resume-and-budget.md:2"].text
-    assert words(stopped) == f"hospitals: stopped: {over_budget(prepared, 12)}"
+    with ExperimentParts(cast(Any, prepared), RunFolder(tmp_path), NullObserver(), prepare=prepare) as run:
+        assert words(stopped) == f"hospitals: stopped: {run._round_step(12).refusal()}"
 
 
 def test_fragments_of_documents_are_valid() -> None:
@@ -218,7 +228,7 @@ def test_fragments_of_documents_are_valid() -> None:
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
     for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
-        laid = merge(merge(BASE, {"method": {"learning_rate": None}}), tomllib.loads(BLOCKS[name].text))
+        laid = merge(BASE, tomllib.loads(BLOCKS[name].text))
         laid |= {"privacy": {"epsilon": 2.0}} if laid["method"]["noise_multiplier"] == "calibrated" else {}
         assert parse(laid, name).server.average is not None
     stream = tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:1"].text) | {"privacy": {"epsilon": 2.0}}

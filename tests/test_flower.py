@@ -510,7 +510,7 @@ def test_flowers_messages_carry_releases_that_the_policies_allow(made: Demonstra
     assert released is None
     assert "person-silo pairs" in {row.figure for row in rows(read_released(folder.path))}
     for party in due_parts(home, folder.path):  # a lost signature of the end at most
-        assert not party._rounds.has_rounds_left
+        assert party._part.step is None
         party.close()
 
 

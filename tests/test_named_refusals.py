@@ -306,7 +306,7 @@ def clients(silo: Any = "abcdef", user: Any = "uvwxyz", **changes: Any) -> Popul
 
 
 def notes(folder: Path, held: Population, method: str = "dp-fed") -> str:
-    chosen = fv.method(method, clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
+    chosen = fv.method(method, clip=1.0, noise_multiplier=1.0, local_learning_rate=0.1)
     return " ".join(fv.train("linear", held, method=chosen, rounds=1, folder=folder).statement.notes)
 
 

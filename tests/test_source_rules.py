@@ -27,7 +27,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import read_entries
-from fedveil.registry import BUILTINS
+from fedveil.registry import BUILTINS, is_own
 from fedveil.run.placement import batching_caveats
 from fedveil.stage import Stage
 from fedveil.training import trainer_choice
@@ -256,7 +256,9 @@ def test_a_decision_by_words_is_noticed() -> None:
 MOST_PARAMETERS, MOST_LINES = 6, 700
 
 LONG_LISTS: dict[str, int] = {  # keywords of public functions: each is documented by name
-    "api/training.py train": 14,
+    "api/releases.py infer": 10,
+    "api/releases.py stats": 9,
+    "api/training.py train": 24,
     "api/training.py resume": 7,
     "data/arrays.py population": 13,
 }
@@ -309,7 +311,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "crypto": set(),
     "data": set(),
     "stage": {"privacy"},
-    "training": {"data", *_STAGES},
+    "training": {"data", "statistics", *_STAGES},
     "statistics": {"data", *_STAGES},
     "protocols": {"crypto", "quantization", *_STAGES},
     "methods": _PARTS,
@@ -450,7 +452,7 @@ def test_ledgers_of_every_release_are_read_back() -> None:
 
 
 def test_every_event_is_its_fields_in_json_and_is_in_a_ledger_of_some_release() -> None:
-    kinds = set(Event.__subclasses__())
+    kinds = {kind for kind in Event.__subclasses__() if is_own(kind)}  # examples and tests define more
     for kind in kinds:
         assert "to_json" not in vars(kind), "an event's JSON comes from its fields"
     kept = {

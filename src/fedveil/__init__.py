@@ -20,6 +20,8 @@ from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
     from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
+    from fedveil.api.checking import check
+    from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
         cepam_gaussian,
@@ -28,6 +30,7 @@ if _typing.TYPE_CHECKING:
         dp_fed_ls,
         fedavg,
         method,
+        newton,
         paraaegis,
         uldp_avg,
         uldp_avg_w,
@@ -37,7 +40,11 @@ if _typing.TYPE_CHECKING:
         uldp_sgd_w,
     )
     from fedveil.api.observers import MLflow, TensorBoard, WandB
+    from fedveil.api.planning import plan
+    from fedveil.api.releases import infer, stats
     from fedveil.api.result import Result
+    from fedveil.api.run_folders import audit, compare, spent
+    from fedveil.api.sweeping import sweep
     from fedveil.api.training import resume, train
     from fedveil.bundle.bundle import Bundle
     from fedveil.bundle.bundle import load_bundle as load
@@ -55,7 +62,7 @@ __version__ = "0.2.0"
 
 # On some processors, Intel MKL rounds a matrix product differently depending on the memory address of its arrays.
 # MKL_CBWR=AUTO turns that off. MKL reads the variable once, before its first product, so importing fedveil sets it.
-# An empty value counts as unset. See docs/theory/alone-in-a-batch.md.
+# An empty value counts as unset. See docs/theory/batch-independence.md.
 if not _os.environ.get("MKL_CBWR", "").strip():
     _os.environ["MKL_CBWR"] = "AUTO"
 
@@ -65,6 +72,12 @@ _PLACES: _typing.Final = {
     ),
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
+    **dict.fromkeys(("infer", "stats"), "fedveil.api.releases"),
+    **dict.fromkeys(("audit", "compare", "spent"), "fedveil.api.run_folders"),
+    "Frame": "fedveil.api.frame",
+    "check": "fedveil.api.checking",
+    "plan": "fedveil.api.planning",
+    "sweep": "fedveil.api.sweeping",
     "Result": "fedveil.api.result",
     "Population": "fedveil.data.records",
     "population": "fedveil.data.arrays",
@@ -87,6 +100,7 @@ __all__ = [
     "Checkpoints",
     "EarlyStop",
     "FedveilError",
+    "Frame",
     "MLflow",
     "MethodChoice",
     "Population",
@@ -98,16 +112,25 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "Yogi",
+    "audit",
     "cepam_gaussian",
     "cepam_laplace",
+    "check",
+    "compare",
     "dp_fed",
     "dp_fed_ls",
     "fedavg",
+    "infer",
     "load",
     "method",
+    "newton",
     "paraaegis",
+    "plan",
     "population",
     "resume",
+    "spent",
+    "stats",
+    "sweep",
     "tables",
     "train",
     "uldp_avg",

@@ -259,18 +259,19 @@ def read_json(path: Path, error: type[FedveilError]) -> Any:
     return parse_json(read_text(path, error), path, error)
 
 
-def check_schema_version(value: object, place: object, version: int) -> dict[str, Any]:
-    """Check that a document is an object of this schema version, and return it.
+def check_schema_version(value: object, place: object, *versions: int) -> dict[str, Any]:
+    """Check that a document is an object of one of these schema versions, and return it.
 
     Raises:
         RunFolderError: no object, or another version; names the place.
     """
     if not isinstance(value, dict):
         raise RunFolderError(f"{place} is damaged: it should hold a JSON object")
-    if value.get("schema_version") != version:
+    if value.get("schema_version") not in versions:
         raise RunFolderError(
             f"{place} has schema_version {value.get('schema_version')!r}, but this version of fedveil reads "
-            f"{version}: read it with the version of fedveil that wrote it (environment.json names it)"
+            f"{' and '.join(map(str, versions))}: read it with the version of fedveil that wrote it (environment.json "
+            "names it)"
         )
     return value
 

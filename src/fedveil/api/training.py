@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from fedveil.api.objective import LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
 from fedveil.config_keys import whole_argument
 from fedveil.data.records import Population
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, RunFolderError, did_you_mean
 from fedveil.files import as_path
 from fedveil.methods.method import Method
 from fedveil.run.config.choice import Choice, choice_of
@@ -45,6 +46,10 @@ def train(
     delta: float = 1e-5,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    local_learning_rate: float | None = None,
+    local_epochs: int | None = None,
+    batch_size: int | None = None,
+    server_learning_rate: float | Literal["by-rule"] | None = None,
     server: Optimizer | None = None,
     callbacks: Sequence[Callback] = (),
     seed: int = 0,
@@ -76,7 +81,14 @@ def train(
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
             noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
-        server: optimiser of the server, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
+        local_learning_rate: rate of local training; also a parameter of the method, given once.
+        local_epochs: passes of local training over a contribution's records; the method's ``epochs``.
+        batch_size: records of a local step; None takes all records of a contribution.
+        server_learning_rate: step of the server in mean updates: 1 adds the mean of the users' updates (of the silos',
+            where a contribution is a silo). "by-rule" takes min(3, 0.25 / rho), rho the noise-to-travel ratio. None is
+            the method's own, which is 1.
+        server: optimiser of the server, such as ``fedveil.Sgd(0.5, momentum=0.9)``, with its own rate; None is a plain
+            step at ``server_learning_rate``.
         callbacks: callbacks that receive public numbers after every round.
         seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
             depend on it.
@@ -91,32 +103,106 @@ def train(
     Raises:
         FedveilError: the model, population, method or budget is invalid; the error is raised before any training.
     """
-    _check(people, method)
-    folder = as_path(folder, "fedveil.train: folder")
-    if isinstance(method, Method):
-        _check_whole({"epsilon": epsilon, "server": server}, settings)
-    # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
-    seed = whole_argument("fedveil.train: seed", seed)
-    learned = objective(model, people, seed, loss, metrics)
-    document: dict[str, Any] = {
-        "name": name,
-        "seed": seed,
-        "rounds": rounds,
-        "data": _data(people),
-        "model": dict(learned.section),
-        "method": _method(method, epsilon)
-        if isinstance(method, MethodChoice)
-        else InMemoryMethod.from_method(method),
-        "server": _server(server),
-        "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
-    }
-    if isinstance(method, MethodChoice) and method.local is not None:
-        document["local"] = dict(method.local)
-    experiment = parse(_laid_over(document, settings), "fedveil.train")
-    prepared = _prepared(experiment, people, learned)
+    given = TrainingArguments(
+        method=method,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        loss=loss,
+        metrics=metrics,
+        local_learning_rate=local_learning_rate,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        server_learning_rate=server_learning_rate,
+        server=server,
+        seed=seed,
+        name=name,
+        settings=settings,
+    )
+    parent = as_path(folder, "fedveil.train: folder")
+    prepared, learned = given.prepare(model, people)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
-    outcome = watch.until_the_end(lambda: run(prepared, folder, watch))
-    return Result.from_outcome(outcome, learned.module, people)
+    outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
+    return Result.from_outcome(outcome, prepared.experiment, learned, people)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """Arguments of :func:`train` that determine an experiment; see there."""
+
+    method: MethodChoice | Method
+    rounds: int
+    epsilon: float | None
+    delta: float
+    loss: LossLike | None
+    metrics: Sequence[MetricLike] | None
+    local_learning_rate: float | None
+    local_epochs: int | None
+    batch_size: int | None
+    server_learning_rate: float | Literal["by-rule"] | None
+    server: Optimizer | None
+    seed: int
+    name: str
+    settings: Mapping[str, Any] | None
+
+    @classmethod
+    def bind(cls, function: str, arguments: Mapping[str, Any]) -> TrainingArguments:
+        """Return the arguments of a call of :func:`train`; those that are left out have their defaults.
+
+        Args:
+            function: name of the function that was called, for errors.
+            arguments: the keyword arguments, without ``callbacks`` and ``folder``.
+
+        Raises:
+            ConfigError: an argument is missing, or does not exist.
+        """
+        known = {name: one for name, one in inspect.signature(train).parameters.items() if name in _FIELDS}
+        for name in arguments:
+            if name not in known:
+                raise ConfigError(
+                    f"{function}: no argument '{name}'; there are, as of fedveil.train: {', '.join(known)}"
+                    f"{did_you_mean(name, known)}"
+                )
+        found = {name: arguments.get(name, one.default) for name, one in known.items()}
+        for name, value in found.items():
+            if value is inspect.Parameter.empty:
+                raise ConfigError(f"{function}: {name} is needed, as of fedveil.train")
+        return cls(**found)
+
+    def prepare(self, model: nn.Module | str, people: Population) -> tuple[Prepared, Objective]:
+        """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
+
+        Raises:
+            FedveilError: the model, population, method or budget is invalid.
+        """
+        method, epsilon = self.method, self.epsilon
+        _check(people, method)
+        local = {name: getattr(self, name) for name in _LOCAL}
+        if isinstance(method, Method):
+            rate = {"server_learning_rate": self.server_learning_rate}
+            _check_whole({"epsilon": epsilon, "server": self.server, **rate, **local}, self.settings)
+        # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
+        seed = whole_argument("fedveil.train: seed", self.seed)
+        learned = objective(model, people, seed, self.loss, self.metrics)
+        document: dict[str, Any] = {
+            "name": self.name,
+            "seed": seed,
+            "rounds": self.rounds,
+            "data": data_section(people),
+            "model": dict(learned.section),
+            "method": _method(method, epsilon)
+            if isinstance(method, MethodChoice)
+            else InMemoryMethod.from_method(method),
+            "server": _server(self.server, self.server_learning_rate),
+            "privacy": {"delta": self.delta} | ({} if epsilon is None else {"epsilon": epsilon}),
+        }
+        if isinstance(method, MethodChoice) and method.local is not None:
+            document["local"] = _local(method, local)
+        experiment = parse(_laid_over(document, self.settings), "fedveil.train")
+        return _prepared(experiment, people, learned), learned
+
+
+_FIELDS: Final = frozenset(field.name for field in fields(TrainingArguments))
 
 
 def resume(
@@ -157,7 +243,7 @@ def resume(
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
     recorded = flatten_keys(experiment.model_dump(mode="json"))
-    for key, value in flatten_keys({"data": _data(people), "model": learned.section}).items():
+    for key, value in flatten_keys({"data": data_section(people), "model": learned.section}).items():
         found = recorded.get(key)
         if found != value:
             raise RunFolderError(
@@ -167,7 +253,7 @@ def resume(
     prepared = _prepared(experiment, people, learned)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: continue_run(opened, prepared, watch))
-    return Result.from_outcome(outcome, learned.module, people)
+    return Result.from_outcome(outcome, prepared.experiment, learned, people)
 
 
 def _check(people: Any, method: Any) -> None:
@@ -227,7 +313,7 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
     return now
 
 
-def _data(people: Population) -> dict[str, Any]:
+def data_section(people: Population) -> dict[str, Any]:
     """Return the table ``[data]``: the table files if the population has them, else its public facts."""
     source = people.source
     if source is not None:
@@ -268,17 +354,46 @@ def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
     return section
 
 
-def _server(server: Optimizer | None) -> dict[str, Any]:
+_LOCAL: Final = {
+    "local_learning_rate": "learning_rate",
+    "local_epochs": "epochs",
+    "batch_size": "batch_size",
+}
+"""Keys of the table ``[local]`` by the arguments that set them."""
+
+
+def _local(method: MethodChoice, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table ``[local]`` of a method and of the arguments of local training.
+
+    Raises:
+        ConfigError: the method and an argument set the same key.
+    """
+    section = dict(method.local or {})
+    for argument, value in given.items():
+        if value is not None and section.setdefault(_LOCAL[argument], value) is not value:
+            raise ConfigError(f"{argument}: the method has it too; give it once")
+    return section
+
+
+def _server(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:
+    """Return the table ``[server]``.
+
+    Raises:
+        ConfigError: an optimiser that nobody registers, or two learning rates.
+    """
     if server is None:
-        return {}
+        return {} if learning_rate is None else {"learning_rate": learning_rate}
+    if learning_rate is not None:
+        raise ConfigError("server_learning_rate: server= has a learning rate of its own; give one of the two")
     chosen = choice_of("optimizers", server)
     if chosen is None:
         raise ConfigError(
             "server: a server optimiser is needed that fedveil or an installed package registers, such as "
-            f"fedveil.Sgd(1.0), not {type(server).__name__}; an own class is registered under the entry points "
+            f"fedveil.Sgd(0.5), not {type(server).__name__}; an own class is registered under the entry points "
             "fedveil.optimizers"
         )
-    return {"optimizer": chosen.document()}
+    rate = {"learning_rate": getattr(server, "learning_rate", None)} if chosen.needs("learning_rate") else {}
+    return {"optimizer": chosen.document(), **rate}
 
 
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -169,6 +169,7 @@ def population(
         silo_names=names,
         task=task,
         n_classes=len(words) if task == "classification" else None,
+        target_range=within,
         notes=(
             *(_PREPARED, AS_TEXT, OF_ARRAYS),
             *((_USERS_COUNTED,) if n_users == "counted" else ()),

@@ -121,15 +121,16 @@ class Contribution(Stage):
         """
         return found.double().nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
-    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
-        """Return the divisor of the sum: the expected number of contributions of weight 1; here |S|.
+    def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
+        """Return the divisor that makes a mean update of the sum; here the number of silos in the sum.
 
         Args:
             rate: probability that a user takes part.
-            n_silos: |S|, the silos that are present.
             n_users: |U|.
+            n_silos: |S|.
+            summed: number of silos in the sum.
         """
-        return float(n_silos)
+        return float(summed)
 
     def spread_evenly(self, weights: Weights) -> bool:
         """Return whether every sender carries at most the same share of one unit's change."""
@@ -188,9 +189,9 @@ class SiloUserContribution(Contribution):
 
     per: ClassVar[Literal["pair"]] = "pair"
 
-    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
-        """Return q |U| |S|."""
-        return rate * n_users * n_silos
+    def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
+        """Return q |U|, or the share of it that the silos in the sum have of all silos."""
+        return rate * n_users * summed / n_silos
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
@@ -257,7 +258,7 @@ class ClientContribution(Contribution):
         """Return (C, C): a single message changes."""
         return norm, norm
 
-    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
+    def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
         """Return q |U|."""
         return rate * n_users
 

@@ -37,19 +37,6 @@ LargestSilo = Annotated[int, composed_field()]
 Colluding = Annotated[int, composed_field()]
 """Number of silos that may pool their knowledge, from the table ``[privacy]``."""
 
-ServerRate = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="eta_g, the server's learning rate")
-]
-PairRate = Annotated[
-    float,
-    Field(
-        gt=0,
-        allow_inf_nan=False,
-        description='eta_g, the server\'s learning rate; `"by-rule"` takes |S| min(3, 0.25 / rho), rho the '
-        "[noise-to-travel ratio](../theory/noise-to-travel.md)",
-    ),
-    calibrated_field("by-rule"),
-]
 ClipNorm = Annotated[
     float,
     Field(

@@ -31,6 +31,7 @@ from fedveil.privacy.statement import show_at_least
 from fedveil.protocols.session_messages import SETUP, RoundClip
 from fedveil.stage import ClosedForm, Sensitivity, answers
 from fedveil.statistics.local_vectors import PersonVector
+from fedveil.training.record_sums import RecordSums
 from fedveil.training.server.averages import LAST, Average
 from fedveil.training.server.denoise import NO_DENOISER, Denoiser
 from fedveil.training.server.optimizers import STATELESS, Optimizer, State
@@ -71,7 +72,7 @@ class Method:
     name: str
     contribution: Contribution
     sampler: Sampler
-    local: LocalSgd | LocalGradient | LocalDpSgd | PersonVector
+    local: LocalSgd | LocalGradient | LocalDpSgd | RecordSums | PersonVector
     bound: Bound
     weights: Weights
     channel: Channel
@@ -199,6 +200,10 @@ class Method:
         """Return the method of a round whose clip C_t another party has sent."""
         return replace(self, bound=self.bound.measured_in(length))
 
+    def message_length(self, dimension: int) -> int:
+        """Return the length of a message: of a contribution, with the numbers that the bound adds."""
+        return self.local.message_length(dimension) + self.bound.extra
+
     @property
     def local_bound(self) -> Bound:
         """Bound that local training enforces; Unbounded if the parts are clipped once the partition is known."""
@@ -217,21 +222,28 @@ class Method:
         found = self.weights.for_population(groups, population)
         return self.contribution.limit_weights(found, groups, population.n_silos, self.weights)
 
-    def divisor(self, n_silos: int, n_users: int) -> float:
-        """Return the divisor of the sum; it uses public numbers only, so it reveals nothing.
+    def divisor(self, n_users: int, n_silos: int, summed: int | None = None) -> float:
+        """Return the divisor that makes a mean update of the sum; it uses public numbers only, so it reveals nothing.
 
-        The divisor is |S| if every silo contributes once, q |U| |S| for (silo, user) pairs, and q |U| for clients. It
-        is the expected number of participants, never the real one: dividing by a private number breaks the
+        The divisor is |S| if every silo contributes once, and q |U| for (silo, user) pairs and for clients: the mean
+        is over users. It is an expected number, never the real one: dividing by a private number breaks the
         sensitivity bound.
+
+        Args:
+            n_users: |U|.
+            n_silos: |S|.
+            summed: number of silos in the sum; None for all. The mean is over those.
         """
-        return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
+        return self.contribution.divisor(
+            self.sampler.rate, n_users, n_silos, n_silos if summed is None else summed
+        )
 
     # --- state between rounds -------------------------------------------------------------------------------
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return the server's state before the first round: the states of its stages, by stage and name."""
         average, bound = self.average.init(model), self.bound.init()
-        stream = self.channel.init(model, len(model) + self.bound.extra)
+        stream = self.channel.init(model, self.message_length(len(model)))
         return {
             **self.server.init(model),
             **_named(_AVERAGE, average),

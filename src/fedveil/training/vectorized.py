@@ -15,7 +15,7 @@ Padding within a batch has mask 0 and repeats a record of the same contribution,
 records. The rounding of an update does not depend on the other contributions either. A width follows from a
 contribution's own number of records, and slots come in multiples that kernels treat alike
 (:mod:`fedveil.training.shapes`). Rows that fill up a multiple repeat a contribution of the chunk, and their results
-are dropped. docs/theory/vectorised-training.md and docs/theory/alone-in-a-batch.md have the arguments.
+are dropped. docs/theory/vectorised-training.md and docs/theory/batch-independence.md have the arguments.
 """
 
 from __future__ import annotations

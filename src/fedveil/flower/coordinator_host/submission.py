@@ -13,17 +13,10 @@ from typing import Any, Final
 
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.audit.released_files import DECLARED
-from fedveil.federation.audit.run_record import members_at_end, signed_end
+from fedveil.federation.audit.run_record import RunRecord, members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.coordinator_setup import open_release, open_run_record, open_training
+from fedveil.federation.coordinator_setup import open_session
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.release_rounds import DueRelease
-from fedveil.federation.run_schedule import (
-    has_trained,
-    next_document_release,
-    next_evaluation_release,
-    next_preprocessing_release,
-)
 from fedveil.federation.silo_data import load_public_test_table
 from fedveil.files import read_content, read_toml
 from fedveil.flower.folders import CoordinatorFolder, schema_digest
@@ -38,10 +31,11 @@ from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
 from fedveil.run.observer import NullObserver, Observer
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.preprocessing import read_preprocessed
 from fedveil.run.releases.requests import prepare_document
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.steps.document import DocumentParts
+from fedveil.run.steps.experiment import ExperimentParts
 
 END: Final = "run_end.json"
 """Written when a run's play ends: an :class:`RunOutcome`."""
@@ -133,21 +127,32 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
             "names would run beside its keys"
         )
     kind = next((kind for kind in KINDS if (path / kind.file).exists()), None)
+    folder = RunFolder(path)
+    record = RunRecord(folder, home.membership, home.identity)
+    run: ExperimentParts | DocumentParts
     if kind is None:
-        yield from _training(home, path)
-        return
-    declared = DeclaredTables(schema=home.schema, silos=home.membership.silos)
-    prepared = prepare_document(read_releases(path / kind.file, kind), declared)
-    yield from _releases(home, RunFolder(path), prepared)
+        run = _experiment_parts(home, folder, record)
+    else:
+        declared = DeclaredTables(schema=home.schema, silos=home.membership.silos)
+        prepared = prepare_document(read_releases(path / kind.file, kind), declared)
+        run = DocumentParts(prepared, folder, witness=record)
+    try:
+        for part in run.parts(again=_unsigned(home, folder)):
+            yield open_session(run, part, record, SeenHeads(home / HEADS, home.membership.charter))
+    except Exception:  # the process continues, and must be able to open the folder again
+        run.close()
+        raise
 
 
-def _releases(
-    home: CoordinatorFolder, folder: RunFolder, prepared: PreparedReleases
-) -> Iterator[CoordinatorParty[Any]]:
-    due = next_document_release(prepared, folder, again=_unsigned(home, folder))
-    while due is not None:
-        yield _one_release(home, folder, due, prepared.document)
-        due = next_document_release(prepared, folder)
+def _experiment_parts(home: CoordinatorFolder, folder: RunFolder, record: RunRecord) -> ExperimentParts:
+    _, experiment = RunFolder.open(folder.path)
+
+    def prepare_again(refined: Experiment) -> Prepared:
+        return _prepared(home, folder, refined)
+
+    return ExperimentParts(
+        _prepared(home, folder, experiment), folder, NullObserver(), prepare=prepare_again, witness=record
+    )
 
 
 def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
@@ -159,21 +164,6 @@ def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
     return then is None or (then == home.membership.silos and len(signed_end(folder.path)) < len(then))
 
 
-def _training(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
-    folder, experiment = RunFolder.open(path)
-    prepared = _prepared(home, folder, experiment)
-    while (first := next_preprocessing_release(prepared, folder)) is not None:
-        yield _one_release(home, folder, first, prepared.experiment)
-        prepared = _prepared(home, folder, folder.with_refined_schema(experiment))
-    if not has_trained(prepared, folder):
-        record = open_run_record(folder, home.membership, home.identity)
-        yield open_training(prepared, record, _heads(home), NullObserver())
-    due = next_evaluation_release(prepared, folder, again=_unsigned(home, folder))
-    while due is not None:
-        yield _one_release(home, folder, due, prepared.experiment)
-        due = next_evaluation_release(prepared, folder)
-
-
 def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:
     table = experiment.data.table
     if table is None or (table.test_file is None and experiment.evaluation is None):
@@ -183,16 +173,6 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     own = own if found is None else own.with_refined_schema(found.schema, found.clip)
     share = own.share()
     return prepare(experiment, FixedPopulation(share, of=share.declared), trains=False)
-
-
-def _one_release(
-    home: CoordinatorFolder, folder: RunFolder, due: DueRelease[Any], document: Experiment | TableDocument
-) -> CoordinatorParty[Any]:
-    return open_release(due, document, open_run_record(folder, home.membership, home.identity), _heads(home))
-
-
-def _heads(home: CoordinatorFolder) -> SeenHeads:
-    return SeenHeads(home / HEADS, home.membership.charter)
 
 
 @dataclass(frozen=True)

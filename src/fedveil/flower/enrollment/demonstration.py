@@ -60,7 +60,9 @@ epochs = 5
 name = "uldp-avg"
 clip = 1.0
 noise_multiplier = 5.0
-learning_rate = 40.0
+
+[server]
+learning_rate = 10.0
 
 [protection]
 name = "secure-aggregation"

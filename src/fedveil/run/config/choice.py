@@ -69,13 +69,17 @@ class Choice:
         """Return the value of a key; None if the member has no such key."""
         return self.keys.get(key)
 
-    def as_default(self, key: str) -> bool:
-        """Return whether a key has its default value, or the member has no such key."""
-        return all(self.get(key) == one.default for one in own_keys(self._member) if one.name == key)
+    def needs(self, what: str, *, without_default: bool = False) -> bool:
+        """Return whether composition fills in a key of the member, such as ``local``.
 
-    def needs(self, what: str) -> bool:
-        """Return whether composition must fill in a key of the member, such as ``local``."""
-        return any(key.name == what and key.filled for key in keys_of(self._member))
+        Args:
+            what: the key.
+            without_default: count only a key without a default.
+        """
+        return any(
+            key.name == what and key.filled and not (without_default and key.default is not REQUIRED)
+            for key in keys_of(self._member)
+        )
 
     def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
         """Build the stage, or call the builder.

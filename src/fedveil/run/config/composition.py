@@ -1,6 +1,6 @@
 """Compose a method from an experiment and a population's public numbers, and find its noise.
 
-    [method] ─► builder ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if given by a word
+    [method] ─► builder ─► [sampler] ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if a word
 
 The composition reads |S| and |U| from the population. If the experiment says so by name, it also reads record
 counts, which the statement then names as not covered.
@@ -8,6 +8,7 @@ counts, which the statement then names as not covered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import Budget
+from fedveil.privacy.sampling import Everyone
+from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import (
@@ -71,6 +74,8 @@ class Composition:
             raise CompositionError(
                 f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
             )
+        if experiment.sampler is not None:
+            method = _sampled(method, experiment.sampler, given)
         around = {"method": method, "shares": method.channel, **given}
         # The order matters: a protection is applied to the whole method, with its final channel and server stages.
         method = replace(method, channel=experiment.channel.build(around))
@@ -104,7 +109,7 @@ class Composition:
         The learning rate and the denoiser "by rule" depend on the ratio of noise to model displacement.
         """
         noisy, rounds = self._at_noise(method, public), self.experiment.rounds
-        if isinstance(self.experiment.method.get("learning_rate"), str):
+        if isinstance(self.experiment.server.learning_rate, str):
             noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
         if noisy.noise_decay != 1:
             noisy.at_round(rounds).channel.check_fine(public.n_silos, noisy.bound.grid)
@@ -133,7 +138,8 @@ class Composition:
         if method.closed_form is None:
             raise ConfigError(
                 "method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls, and, with "
-                f"method.calibration = 'as-published', Remark 1 of ParaAegis; {method.name} has none"
+                f"method.calibration = 'as-published', Remark 1 of ParaAegis, for their own sampling; {method.name} "
+                "has none"
             )
         rounds, delta = experiment.rounds, experiment.privacy.delta
         found = self.method(method.closed_form.noise_multiplier(rounds, epsilon, delta))
@@ -183,6 +189,10 @@ class Composition:
             "largest_silo": max(1, int(population.records_per_silo().max())),
             "colluding_silos": experiment.privacy.colluding_silos,
             "rounds": experiment.rounds,
+            "inputs": math.prod(population.feature_shape),
+            "classes": population.n_classes,
+            "schema": population.schema,
+            "target_range": population.target_range,
         }
 
     def _found(self, noise_multiplier: float | None) -> dict[str, Any]:
@@ -192,9 +202,6 @@ class Composition:
             numbers["clip"] = self.clip
         if isinstance(asked.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
-        if isinstance(asked.get("learning_rate"), str):
-            # A placeholder, like the noise of 1 above: `resolve_calibrated` finds both.
-            numbers["learning_rate"] = 1.0
         rule = asked.get("group_size")
         if isinstance(rule, str):
             per_user = self.population.records_per_user()
@@ -249,6 +256,24 @@ class Composition:
         )
 
 
+def _sampled(method: Method, choice: Choice, given: Mapping[str, Any]) -> Method:
+    """Return the method with the requested sampler.
+
+    Raises:
+        CompositionError: the method samples by itself; the choice is no sampler.
+    """
+    if method.sampler != Everyone():
+        raise CompositionError(
+            f"sampler: {method.name} samples by itself ({type(method.sampler).__name__}); leave its sampling rate at "
+            "1 and correlated noise out, or remove [sampler]"
+        )
+    sampler = choice.build(given)
+    if not answers(sampler, "draw"):
+        raise CompositionError(f"sampler '{choice.name}' is none: {type(sampler).__name__}")
+    # A published theorem counts the sampling that its method has, which is everyone's participation here.
+    return replace(method, sampler=sampler, closed_form=None)
+
+
 def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
     """Return the method with the requested denoiser, server step and average.
 
@@ -263,8 +288,12 @@ def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -
                 "it is a variant of with another one, dp-fed for dp-fed-ls"
             )
         method = replace(method, denoiser=server.denoiser.build(around))
+    rate = server.learning_rate
     if server.optimizer is not None:
-        method = replace(method, server=server.optimizer.build(around))
+        given = around if rate is None else {**around, "learning_rate": rate}
+        method = replace(method, server=server.optimizer.build(given))
+    elif isinstance(rate, float | int):  # the rate of a word is found in `resolve_calibrated`
+        method = replace(method, server=method.server.at_rate(rate))
     if server.average is not None:
         method = replace(method, average=server.average.build(around))
     return method

@@ -83,11 +83,7 @@ class InMemoryMethod(Choice):
             for name, one in found.items()
         )
 
-    def as_default(self, key: str) -> bool:
-        """Return True, because a composed method has no keys."""
-        return True
-
-    def needs(self, what: str) -> bool:
+    def needs(self, what: str, *, without_default: bool = False) -> bool:
         """Return False, because a composed method is complete."""
         return False
 

@@ -27,10 +27,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_schema_version, parse_json, read_content
+from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.statement import Statement
 from fedveil.validation import DocumentTable, validate_document
 
 SCHEMA_VERSION: Final = 1
+EXPERIMENT_VERSIONS: Final = (1, 2)
+"""Versions of ``experiment.toml`` that can be read."""
 NORM_LEVELS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Levels of the quantiles of contribution norms in a row of metrics.jsonl."""
 
@@ -232,7 +235,9 @@ def read_statement(path: Path) -> Statement:
     Raises:
         RunFolderError: missing, damaged, of another version, or contradictory.
     """
-    return Statement.from_json(parse_json(read_content(path, RunFolderError), path, RunFolderError), path)
+    document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+    load_event_types(document)
+    return Statement.from_json(document, path)
 
 
 def read_object(path: Path) -> JsonObject:

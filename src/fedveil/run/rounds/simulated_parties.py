@@ -61,6 +61,6 @@ class SimulatedParties:
         """
         clients = setting.n_users if setting.method.channel.by_clients else setting.cohort.n_silos
         dimension = sum(math.prod(shape) for shape in setting.shapes)
-        length = dimension + setting.method.bound.extra
+        length = setting.method.message_length(dimension)
         agreed = open_sums(setting.method, clients=clients, length=length)
         return cls(driver=LocalDriver(agreed), initial=torch.zeros(dimension))

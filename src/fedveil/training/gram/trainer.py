@@ -12,7 +12,7 @@ contributions is one matrix product. Features are read twice per round, for the 
 
 Gram matrices do not change while the same contributions take part, and are kept as long as they fit the memory. A
 contribution with far more records than features is trained without them (:mod:`fedveil.training.gram.primal`).
-docs/theory/span-training.md proves the bound and lists the differences from the other trainers.
+docs/theory/gram-trainer.md proves the bound and lists the differences from the other trainers.
 """
 
 from collections.abc import Iterator
