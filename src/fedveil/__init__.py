@@ -54,6 +54,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.data.tables import tables
     from fedveil.errors import FedveilError
     from fedveil.privacy.statement import Statement
+    from fedveil.training.local_algorithms import FedProx
     from fedveil.training.server.optimizers import FedAdam as Adam
     from fedveil.training.server.optimizers import FedYogi as Yogi
     from fedveil.training.server.optimizers import ServerSgd as Sgd
@@ -89,6 +90,7 @@ _PLACES: _typing.Final = {
     "Adam": "fedveil.training.server.optimizers:FedAdam",
     "Sgd": "fedveil.training.server.optimizers:ServerSgd",
     "Yogi": "fedveil.training.server.optimizers:FedYogi",
+    "FedProx": "fedveil.training.local_algorithms",
     "FedveilError": "fedveil.errors",
 }
 """Module, or ``module:attribute``, of each public name; methods are in ``fedveil.api.methods``."""
@@ -99,6 +101,7 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "EarlyStop",
+    "FedProx",
     "FedveilError",
     "Frame",
     "MLflow",
