@@ -120,6 +120,8 @@ TRIED = {
     "docs/how-to/hide-record-counts.md:2": "run by test_what_is_said_of_the_first_run_is_true",
     "docs/how-to/more-accuracy.md:0": "laid over an experiment by test_fragments_of_documents_are_valid",
     "docs/how-to/more-accuracy.md:1": "read as a method by test_fragments_of_documents_are_valid",
+    "docs/how-to/cross-validation.md:0": RUN,
+    "docs/how-to/cross-validation.md:1": RUN,
     "docs/how-to/notebooks.md:0": RUN,
     "docs/how-to/pieces-for-flower.md:0": RUN,
     "docs/how-to/pieces-for-flower.md:1": RUN,

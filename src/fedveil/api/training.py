@@ -132,6 +132,12 @@ def train(
     )
     parent = as_path(folder, "fedveil.train: folder")
     prepared, learned = given.prepare(model, people)
+    return play(prepared, learned, parent, callbacks)
+
+
+def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
+    """Play a run that is ready, in a new folder under ``parent``, and return its result."""
+    people = prepared.population
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
     return Result.from_outcome(outcome, prepared.experiment, learned, people)
