@@ -33,18 +33,24 @@ RENEWED_AFTER = 2**30
 
 def _digest(*path: str | int) -> bytes:
     """Hash a path of names and numbers to 32 bytes; distinct paths never collide by concatenation."""
-    state = hashlib.sha256()
-    for part in path:
-        # The length prefix and the type name make the encoding injective: ("ab", "c") differs from ("a", "bc"), 1
-        # from "1".
-        encoded = f"{type(part).__name__}:{part}".encode()
-        state.update(len(encoded).to_bytes(8, "big") + encoded)
-    return state.digest()
+    return hashlib.sha256(b"".join(map(_encoded, path))).digest()
+
+
+def _encoded(part: str | int) -> bytes:
+    # The length prefix and the type name make the encoding injective: ("ab", "c") differs from ("a", "bc"), 1 from
+    # "1".
+    encoded = f"{type(part).__name__}:{part}".encode()
+    return len(encoded).to_bytes(8, "big") + encoded
+
+
+_NAMED = hashlib.sha256(_encoded("name"))
 
 
 def key_of(name: str) -> int:
     """Return 63 bits that depend on a name alone; two names share them only by chance."""
-    return int.from_bytes(_digest("name", name)[:8], "big") >> 1
+    state = _NAMED.copy()  # the digest of the path ("name", name)
+    state.update(_encoded(name))
+    return int.from_bytes(state.digest()[:8], "big") >> 1
 
 
 class ExperimentRandomness:

@@ -116,19 +116,23 @@ def choose_trainer(
             "'loop' (or 'auto')"
         )
     trainer = _made(name, task, local, options)
-    if cohort is None:
+    if cohort is None or not options.tried:
         return trainer
-    if not options.tried:
-        return trainer
-    if bounds and name == "gram" and not _fits_trial(trainer, cohort, options):
+    if bounds:
+        _check_alone(trainer, cohort, options)
+    return _compiled(trainer, cohort)
+
+
+def _check_alone(trainer: PartitionedTrainer, cohort: Cohort, options: TrainerOptions) -> None:
+    """Refuse a trainer that was asked for by name and fails its trial, or whose trial exceeds the memory."""
+    if trainer.name == "gram" and not _fits_trial(trainer, cohort, options):
         raise ModelError(
-            f"trainer.name = 'gram': the trial of its kernels with {task.dimension} parameters takes "
+            f"trainer.name = 'gram': the trial of its kernels with {trainer.task.dimension} parameters takes "
             f"{_trial_memory(trainer, cohort) >> 20} MiB; set trainer.memory_mb to as much, or use 'auto'"
         )
-    if bounds and not _leaves_alone(trainer, cohort):
+    if not _leaves_alone(trainer, cohort):
         reason = f"; {HOW_TO_ASK}" if rounds_by_place() else ""
-        raise ModelError(_NOT_ALONE.format(name) + reason)
-    return _compiled(trainer, cohort)
+        raise ModelError(_NOT_ALONE.format(trainer.name) + reason)
 
 
 def is_batch_independent(name: str) -> bool:
