@@ -24,6 +24,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
+        boosted_trees,
         cepam_gaussian,
         cepam_laplace,
         dp_fed,
@@ -113,6 +114,7 @@ __all__ = [
     "WandB",
     "Yogi",
     "audit",
+    "boosted_trees",
     "cepam_gaussian",
     "cepam_laplace",
     "check",
