@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from lunr import lunr
 from lunr.index import Index
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PHRASES = {
@@ -66,7 +67,8 @@ class Search:
 @pytest.fixture(scope="module")
 def search(tmp_path_factory: pytest.TempPathFactory) -> Search:
     site = tmp_path_factory.mktemp("site")
-    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site)))
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(site)]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     return Search(index["docs"], index["config"]["fields"]["title"]["boost"])
 
