@@ -23,6 +23,8 @@ PHRASES = {
     "gpu": "how-to/train-on-a-gpu",
     "jupyter notebook": "how-to/notebooks",
     "early stopping": "how-to/early-stopping",
+    "cross validation": "how-to/cross-validation",
+    "fedprox": "how-to/local-algorithms",
     "compare methods": "how-to/compare-methods",
     "several machines": "how-to/several-processes",
     "predict": "how-to/use-a-model",

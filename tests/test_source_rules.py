@@ -258,9 +258,10 @@ MOST_PARAMETERS, MOST_LINES = 6, 700
 LONG_LISTS: dict[str, int] = {  # keywords of public functions: each is documented by name
     "api/releases.py infer": 10,
     "api/releases.py stats": 9,
-    "api/training.py train": 24,
-    "api/training.py resume": 7,
+    "api/training.py train": 25,
+    "api/training.py resume": 8,
     "data/arrays.py population": 13,
+    "sklearn.py __init__": 18,
 }
 LONG_FILES: dict[str, int] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,12 +22,19 @@ from fedveil.files import as_path
 from fedveil.methods.method import Method
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
-from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod
+from fedveil.run.config.in_memory_method import (
+    SESSION,
+    InMemoryMethod,
+    describe_algorithm,
+)
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
+from fedveil.stage import answers
+from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.optimizers import Optimizer
+from fedveil.training.steps import LocalSgd
 
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
@@ -46,6 +53,7 @@ def train(
     delta: float = 1e-5,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    local: LocalAlgorithm | None = None,
     local_learning_rate: float | None = None,
     local_epochs: int | None = None,
     batch_size: int | None = None,
@@ -81,6 +89,8 @@ def train(
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
             noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
+        local: local algorithm, such as ``fedveil.FedProx(mu=0.1)`` or one of your own; None takes plain gradient
+            steps.
         local_learning_rate: rate of local training; also a parameter of the method, given once.
         local_epochs: passes of local training over a contribution's records; the method's ``epochs``.
         batch_size: records of a local step; None takes all records of a contribution.
@@ -110,6 +120,7 @@ def train(
         delta=delta,
         loss=loss,
         metrics=metrics,
+        local=local,
         local_learning_rate=local_learning_rate,
         local_epochs=local_epochs,
         batch_size=batch_size,
@@ -121,6 +132,12 @@ def train(
     )
     parent = as_path(folder, "fedveil.train: folder")
     prepared, learned = given.prepare(model, people)
+    return play(prepared, learned, parent, callbacks)
+
+
+def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
+    """Play a run that is ready, in a new folder under ``parent``, and return its result."""
+    people = prepared.population
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
     return Result.from_outcome(outcome, prepared.experiment, learned, people)
@@ -136,6 +153,7 @@ class TrainingArguments:
     delta: float
     loss: LossLike | None
     metrics: Sequence[MetricLike] | None
+    local: LocalAlgorithm | None
     local_learning_rate: float | None
     local_epochs: int | None
     batch_size: int | None
@@ -180,7 +198,10 @@ class TrainingArguments:
         local = {name: getattr(self, name) for name in _LOCAL}
         if isinstance(method, Method):
             rate = {"server_learning_rate": self.server_learning_rate}
-            _check_whole({"epsilon": epsilon, "server": self.server, **rate, **local}, self.settings)
+            _check_whole(
+                {"epsilon": epsilon, "local": self.local, "server": self.server, **rate, **local},
+                self.settings,
+            )
         # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
         seed = whole_argument("fedveil.train: seed", self.seed)
         learned = objective(model, people, seed, self.loss, self.metrics)
@@ -199,6 +220,8 @@ class TrainingArguments:
         if isinstance(method, MethodChoice) and method.local is not None:
             document["local"] = _local(method, local)
         experiment = parse(_laid_over(document, self.settings), "fedveil.train")
+        if self.local is not None:
+            experiment = _with_algorithm(experiment, self.local)
         return _prepared(experiment, people, learned), learned
 
 
@@ -214,6 +237,7 @@ def resume(
     metrics: Sequence[MetricLike] | None = None,
     callbacks: Sequence[Callback] = (),
     method: Method | None = None,
+    local: LocalAlgorithm | None = None,
 ) -> Result:
     """Resume a run after its last complete round, with the objects with which it began.
 
@@ -227,6 +251,7 @@ def resume(
         metrics: the metrics that were passed to :func:`train`.
         callbacks: callbacks that receive public numbers after every further round.
         method: the composed ``Method`` with which the run began; None if the run began with a named method.
+        local: the local algorithm that was passed to :func:`train`; None if an experiment's document can name it.
 
     Returns:
         The result of the whole run.
@@ -239,6 +264,8 @@ def resume(
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
+    if local is not None:
+        experiment = _with_same_algorithm(opened, experiment, local)
     learned = objective(model, people, experiment.seed, loss, metrics)
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
@@ -311,6 +338,45 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
                 "hand over what it began with, or train in a folder of its own"
             )
     return now
+
+
+def _with_algorithm(experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment with a local algorithm that was handed over.
+
+    Raises:
+        ConfigError: no local algorithm, a method without local training, or a name in ``settings`` too.
+    """
+    if not answers(algorithm, "slope"):
+        raise ConfigError(
+            f"local: a local algorithm is needed, such as fedveil.FedProx(mu=0.1), not {type(algorithm).__name__}"
+        )
+    if experiment.local is None:
+        raise ConfigError(f"local: {experiment.method.name} takes no local steps; leave local out")
+    if experiment.local.algorithm != PLAIN:
+        raise ConfigError("local: settings name a local algorithm too; leave one of the two out")
+    return experiment.model_copy(update={"local": replace(experiment.local, algorithm=algorithm)})
+
+
+def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment of a run with its local algorithm, which must equal the one that it began with.
+
+    Raises:
+        RunFolderError: the run began with another local algorithm.
+    """
+    began = PLAIN if experiment.local is None else experiment.local.algorithm
+    plain = experiment if experiment.local is None else _without_algorithm(experiment, experiment.local)
+    now = _with_algorithm(plain, algorithm)
+    before, here = (describe_algorithm(one) for one in (began, algorithm))
+    if before != here:
+        raise RunFolderError(
+            f"{folder.path}: the run began with another local algorithm: {before}, and now it is {here}; hand over "
+            "what it began with, or train in a folder of its own"
+        )
+    return now
+
+
+def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
+    return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
 
 
 def data_section(people: Population) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records, limit_records_per_user
 from fedveil.errors import CompositionError, ConfigError, DataError
+from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
@@ -288,7 +289,7 @@ def _senders(method: Method, population: Population, summed: int) -> int:
     """
     if not population.complete:
         return population.n_silos
-    return population.n_users if method.channel.by_clients else summed
+    return population.n_users if isinstance(method.channel, ClientSender) else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
