@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 import re
 import shlex
@@ -22,10 +21,10 @@ import tomlkit
 from fedveil.cli import app
 from fedveil.config_keys import ComposedField, keys_of
 from fedveil.data.schema import Schema
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.policy import Policy
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
 from fedveil.privacy.events import Adjacency
@@ -439,21 +438,8 @@ def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
 
 
 def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
-    from fedveil.flower import mods
+    from fedveil.federation.transport.flower import mods
 
     orders = [re.findall(r"(clip|quantise)\(", line) for line in (mods.__doc__ or "").splitlines()]
     assert ["quantise", "clip"] in orders  # the first mod is the outermost: it sees what the others return
     assert ["clip", "quantise"] not in orders
-
-
-def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
-    from fedveil.flower.coordinator_host import link
-
-    assert "state in memory" in words(inspect.getdoc(link.make_app) or "")
-    for page, where in (
-        ("docs/reference/commands.md", "kept in memory"),
-        ("docs/deployment.md", "state in memory"),
-    ):
-        said = words((ROOT / page).read_text(encoding="utf-8"))
-        assert where in said, page
-        assert not re.search(r"state on the disk", said), page
