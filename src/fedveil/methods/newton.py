@@ -12,12 +12,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedveil.config_keys import Positive, composed_field
+from fedveil.config_keys import Positive
 from fedveil.data.schema import Category, Schema
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.keys import Colluding, Noise, WeightPower
+from fedveil.methods.keys import (
+    Classes,
+    Colluding,
+    DeclaredSchema,
+    Inputs,
+    Noise,
+    TargetRange,
+    WeightPower,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
@@ -26,14 +34,6 @@ from fedveil.training.newton import LinearFamily, LocalNewton
 from fedveil.training.newton_steps import NewtonSteps
 from fedveil.training.server.averages import Ema
 
-Inputs = Annotated[int, composed_field()]
-"""Number of features of a record, from the population."""
-Classes = Annotated[int | None, composed_field()]
-"""Number of classes, from the population; None for a number to predict."""
-DeclaredSchema = Annotated[Schema | None, composed_field()]
-"""The public schema by which records were read; None without one."""
-TargetRange = Annotated[tuple[float, float] | None, composed_field()]
-"""Declared bounds of a number to predict; None without them."""
 RecordLength = Annotated[
     float | None,
     Field(
