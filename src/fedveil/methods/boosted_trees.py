@@ -15,9 +15,9 @@ from fedveil.config_keys import Positive
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.keys import Colluding, Noise, Rounds, WeightPower
+from fedveil.methods.keys import Classes, Colluding, Inputs, Noise, Rounds, TargetRange, WeightPower
 from fedveil.methods.method import Method
-from fedveil.methods.newton import Classes, Inputs, Residual, TargetRange, residual_of
+from fedveil.methods.newton import Residual, residual_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
