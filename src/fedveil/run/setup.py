@@ -405,7 +405,7 @@ def _trainer(
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
     if local.sums_records:
-        local.vectors(task, cohort)  # checks the model, before anything is charged
+        local.vectors(task)  # checks the model, before anything is charged
         return RecordSumsTrainer(task=task, local=local)
     if local.own_noise:
         records = RECORD_MEMORY if memory is None else memory
