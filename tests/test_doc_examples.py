@@ -31,7 +31,7 @@ from fedveil.privacy.events import Adjacency
 from fedveil.registry import find, names
 from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.release_document import InferenceDocument
-from fedveil.run.config.study import Selection, load_study, presets
+from fedveil.run.config.study import Selection, load_study, presets, study_documents
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
@@ -221,9 +221,15 @@ def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> N
         assert words(stopped) == f"hospitals: stopped: {run._round_step(12).refusal()}"
 
 
-def test_fragments_of_documents_are_valid() -> None:
+def test_fragments_of_documents_are_valid(here: Path) -> None:
     for name in ("docs/how-to/choose-noise-and-rounds.md:5", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
+    for name in ("choose-clip", "imbalanced-classes", "train-on-a-gpu"):
+        laid = merge(BASE, {"privacy": {"epsilon": 2.0}, "method": {"noise_multiplier": "calibrated"}})
+        parse(merge(laid, tomllib.loads(BLOCKS[f"docs/how-to/{name}.md:0"].text)), name)
+    Path("study.toml").write_text(BLOCKS["docs/how-to/compare-methods.md:1"].text)
+    compared = study_documents("study.toml", Selection(overrides=()))
+    assert [parse(one, "compared").name for one in compared] == ["by-records", "main-silo"]
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
     for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
@@ -361,6 +367,7 @@ def test_plans_are_made(here: Path) -> None:
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
     assert "rho" in fedveil(only(page, 3))
+    assert "rho" in fedveil(only("docs/how-to/choose-epsilon.md", 0))
     assert "error left" in fedveil(only(page, 4))
 
 

@@ -72,7 +72,9 @@ def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
 
 
 def _silo(home: SiloFolder) -> dict[str, Any]:
-    ledger = import_module("fedveil.federation.silo_ledger").LEDGER  # loads PyTorch, which a coordinator need not
+    ledger = import_module(
+        "fedveil.federation.silo_ledger"
+    ).LEDGER  # loads PyTorch, which a coordinator need not
     policy, path = home.policy, home / "state" / ledger
     allowed = None if policy.budget is None else policy.epsilon
     found = _common(home, "silo") | {
