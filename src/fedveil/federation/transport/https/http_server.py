@@ -97,7 +97,7 @@ class Request:
         peer: the client's certificate (DER), or None.
     """
 
-    def __init__(self, connection: _Connection, head: h11.Request, peer: bytes | None) -> None:
+    def __init__(self, connection: Connection, head: h11.Request, peer: bytes | None) -> None:
         self._connection, self.peer = connection, peer
         self.method, self.target = head.method.decode("ascii"), head.target.decode("latin-1")
         self._fields = list(head.headers)
@@ -172,8 +172,15 @@ class Request:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _Connection:
-    """One connection: requests, one after the other."""
+class Connection:
+    """One connection: requests, one after the other.
+
+    Args:
+        reader: bytes from the client.
+        writer: bytes to it.
+        limits: bounds.
+        peer: the client's certificate (DER), or None.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits, peer: bytes | None
@@ -367,7 +374,7 @@ class HttpServer:
         secured = writer.get_extra_info("ssl_object")
         peer = None if secured is None else secured.getpeercert(binary_form=True)
         try:
-            await _Connection(reader, writer, self._limits, peer).serve(self._recognise)
+            await Connection(reader, writer, self._limits, peer).serve(self._recognise)
         except (ClosedByPeerError, TimeoutError, OSError, h11.ProtocolError):
             pass
         except asyncio.CancelledError:
