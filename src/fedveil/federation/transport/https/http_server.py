@@ -262,11 +262,13 @@ class Connection:
             del fields[0]
         with contextlib.suppress(h11.LocalProtocolError):  # the request was no HTTP, and an answer was sent
             head = h11.Response(status_code=response.status, headers=fields)
-            self._writer.write(self._http.send(head) or b"")
+            pending = self._http.send(head) or b""
             for piece in split(response.body):
-                self._writer.write(self._http.send(h11.Data(data=piece)) or b"")
+                # The head goes with the first piece: a short answer is one TLS record and one packet.
+                self._writer.write(pending + (self._http.send(h11.Data(data=piece)) or b""))
+                pending = b""
                 await self._drain()
-            self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
+            self._writer.write(pending + (self._http.send(h11.EndOfMessage()) or b""))
         await self._drain()
 
     async def _drain(self) -> None:
