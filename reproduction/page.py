@@ -15,7 +15,7 @@ from fedveil.files import read_text
 from reproduction.figure import Panels, panels_of, svg
 from reproduction.index import IndexItem, index_items
 from reproduction.results import ResultFolder, Results
-from reproduction.rows import Line, comparison, filled, order_rows, section_rows
+from reproduction.rows import Line, comparison, filled, order_rows, order_verdict, section_rows
 from reproduction.run_counts import LEAST_RUNS, cells_with_runs, runs_wanted
 from reproduction.table import Table, load_table, table_names
 
@@ -184,8 +184,10 @@ def _counted(table: Table, results: Results, item: IndexItem) -> str:
     for said in table.expected:
         if said.beyond or (said.items and item.id not in said.items):
             continue
-        compared = (comparison(table, said, pair, results) for pair in said.pairs)
-        counted.update(f"order {one.order}" for one in compared if one is not None)
+        compared = ((pair, comparison(table, said, pair, results)) for pair in said.pairs)
+        counted.update(
+            f"order {order_verdict(table, pair, one)}" for pair, one in compared if one is not None
+        )
     return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
 
 

@@ -33,7 +33,7 @@ def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> lis
 def _row(table: Table, cell: str, results: Results) -> Line:
     runs, shown = results.runs_of(cell), _shown(table)
     row = {"cell": cell, "n": "exact" if table.exact else str(len(runs))}
-    for name in table.curved:
+    for name in () if table.panels else table.curved:  # a figure shows more than columns of rounds would
         for number in table.rounds:
             row[f"{name}, round {number}" if table.curves else f"round {number}"] = _at_round(
                 table, name, runs, number
@@ -52,6 +52,10 @@ def _row(table: Table, cell: str, results: Results) -> Line:
         row["verdict"] = bound_holds(ours, bound, trivial[0] if trivial else math.inf)
     row |= {name: _mean(results, cell, name) for name in table.also}
     spent = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
+    if table.regimes:
+        regime = table.regime(cell)
+        row["noise / travel"] = "" if regime is None else f"{regime.ours.ratio:.2g}"
+        row["published noise / travel"] = "" if regime is None else f"{regime.published.ratio:.2g}"
     if table.compute:
         return row
     return row | {"CPU s a run": f"{summary(spent).mean:.2g}" if spent else "unknown"}
@@ -104,22 +108,34 @@ def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: 
 
 
 def order_rows(table: Table, results: Results) -> list[Line]:
-    """Return a line for every order between cells of the table, those of the paper first."""
+    """Return a line for every order between cells of the table, those of the paper first.
+
+    The statement stands in the first line of its orders alone.
+    """
     rows = []
     for said in sorted(table.expected, key=lambda said: said.beyond):
-        for pair in said.pairs:
+        for number, pair in enumerate(said.pairs):
             found = comparison(table, said, pair, results)
             sign = "=" if said.same else "<" if said.less else ">"
             stated = f"beyond the paper: {said.says}" if said.beyond else said.says
-            row = {"stated": stated, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
+            row = {"stated": "" if number else stated, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
             row |= {"value": said.value or table.value}
             if found is None:
                 rows.append(row | {"verdict": "too few runs"})
                 continue
             width = "" if found.width is None else f" ± {_number(found.width)}"
             row |= {"difference": _number(found.difference) + width, "seeds": str(found.n)}
-            rows.append(row | {"verdict": found.order})
+            rows.append(row | {"verdict": order_verdict(table, pair, found)})
     return rows
+
+
+def order_verdict(table: Table, pair: tuple[str, str], found: Comparison) -> str:
+    """Return the verdict on an order, with a remark if a cell's noise-to-travel ratio is not the published one."""
+    regimes = (table.regime(cell) for cell in pair)
+    other = any(regime is not None and regime.differs for regime in regimes)
+    return (
+        f"{found.order} in another noise regime" if other and found.order != "not comparable" else found.order
+    )
 
 
 def filled(table: Table, note: str, results: Results) -> str | None:

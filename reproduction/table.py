@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -78,6 +79,46 @@ class Expectation(_Strict):
         return self
 
 
+class NoiseFacts(_Strict):
+    """Public numbers that give the ratio of a run's noise to the longest way of its updates.
+
+    Attributes:
+        parameters: d.
+        rounds: T.
+        noise_multiplier: z of the noise on the sum of a round, in clips.
+        users: expected number of contributions to the sum, q |U|.
+    """
+
+    parameters: Annotated[int, Field(ge=1)]
+    rounds: Annotated[int, Field(ge=1)]
+    noise_multiplier: Annotated[float, Field(gt=0)]
+    users: Annotated[float, Field(gt=0)]
+
+    @property
+    def ratio(self) -> float:
+        """Return rho = sqrt(d / T) z / (q |U|), the noise-to-travel ratio (docs/theory/noise-to-travel.md)."""
+        return math.sqrt(self.parameters / self.rounds) * self.noise_multiplier / self.users
+
+
+class NoiseRegime(_Strict):
+    """Noise-to-travel ratio of some cells, here and as published.
+
+    Attributes:
+        cells: beginnings of their names.
+        ours: facts of our runs.
+        published: facts of the published runs.
+    """
+
+    cells: Annotated[tuple[str, ...], Field(min_length=1)]
+    ours: NoiseFacts
+    published: NoiseFacts
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two ratios differ by more than a factor of two."""
+        return not 0.5 <= self.ours.ratio / self.published.ratio <= 2.0
+
+
 class Table(_Strict):
     """One page section: how it is made, and what is said of it.
 
@@ -107,6 +148,7 @@ class Table(_Strict):
         reduced: what was made smaller than published, and why.
         chosen: which settings were chosen, on what; empty is not allowed.
         expected: orders that the paper states.
+        regimes: noise-to-travel ratios, where they are not the published ones.
         notes: what else a reader must know; measured values stand there as ``{cell}`` or ``{cell/value}``.
     """
 
@@ -134,6 +176,7 @@ class Table(_Strict):
     reduced: tuple[str, ...] = ()
     chosen: Annotated[str, Field(min_length=1)]
     expected: tuple[Expectation, ...] = ()
+    regimes: tuple[NoiseRegime, ...] = ()
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -151,6 +194,10 @@ class Table(_Strict):
         if (self.panels or self.drawn or self.published_curves) and not (self.panels and self.rounds):
             raise ValueError("a figure needs panels, and rounds")
         return self
+
+    def regime(self, cell: str) -> NoiseRegime | None:
+        """Return the first noise regime that names a cell; None if its noise is the published one."""
+        return next((one for one in self.regimes if cell.startswith(one.cells)), None)
 
     @property
     def curved(self) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ TRIED = {
     "docs/deployment.md:14": "run by test_the_handbook_is_true",
     "docs/how-to/add-a-method.md:0": PLUGIN,
     "docs/how-to/add-a-method.md:1": PLUGIN,
-    **{f"docs/how-to/add-a-stage.md:{place}": PLUGIN for place in range(8)},
+    **{f"docs/how-to/add-a-stage.md:{place}": PLUGIN for place in range(9)},
     "docs/how-to/choose-noise-and-rounds.md:0": "run by test_plans_are_made",
     "docs/how-to/choose-noise-and-rounds.md:1": "run by test_plans_are_made",
     "docs/how-to/choose-noise-and-rounds.md:2": "run by test_plans_are_made",

@@ -402,10 +402,10 @@ def test_a_delta_below_all_that_can_be_counted_is_refused(name: str) -> None:
 
 def test_as_many_releases_as_a_file_may_tell_of_take_no_gigabytes() -> None:
     sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=1.0))
-    coarse = _interval(0.0, Counter({sampled: 1 << 20}))
-    assert _interval(0.0, Counter({sampled: 1000})) == 1e-3
+    coarse = _interval(0.0, Counter({sampled: 1 << 20}), PLD.adjacency)
+    assert _interval(0.0, Counter({sampled: 1000}), PLD.adjacency) == 1e-3
     assert 16 * math.sqrt(1 << 20) * 0.65 / coarse < 1 << 21
-    assert _interval(1e4, Counter({sampled: 1})) > 5e7 / (1 << 21)
+    assert _interval(1e4, Counter({sampled: 1}), PLD.adjacency) > 5e7 / (1 << 21)
     with pytest.raises(PrivacyError, match="composes at most 1048576; use accountant 'rdp'"):
         PLD.epsilon(SelfComposedEvent(event=sampled, count=10**7), DELTA)
     shifts = tuple(map(float, range(20_001)))

@@ -148,7 +148,7 @@ def test_length_that_was_not_agreed_allocates_nothing(claimed: int) -> None:
     ("at", "value", "match"),
     [
         (0, 0x00, "do not begin as one"),
-        (3, 2, "format version 2"),
+        (3, 1, "format version 1"),
         (4, 9, "code 9"),
         (5, 1, "gives a shape"),
         (6, 0, "names no possible channel"),

@@ -16,14 +16,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, IntegrityError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
+from fedveil.privacy import events
+from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.ledger import parse_lines, read_entries
 from fedveil.reference import entries
 from fedveil.registry import KINDS
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.config.study import load_study
+from fedveil.run.folder.documents import read_statement
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
@@ -56,8 +60,9 @@ def experiment(**changes: Any) -> dict[str, Any]:
 
 def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> None:
     files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
-    assert sum(len(path.read_text().splitlines()) for path in files) < 250
-    for kind in KINDS:
+    assert sum(len(path.read_text().splitlines()) for path in files) < 340
+    # The accounting rule of the example is in the file of its sampler, whose name is the type of its event.
+    for kind in KINDS.keys() - {"accounting_rules"}:
         (one,) = [entry for entry in entries(kind) if entry.package == PROJECT["name"]]
         assert one.name in PROJECT["entry-points"][f"fedveil.{kind}"]
 
@@ -65,7 +70,7 @@ def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> N
 def test_the_pages_show_the_files_of_the_example() -> None:
     files = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
     shown = [block for name, block in BLOCKS.items() if TRIED[name] == PLUGIN]
-    assert len(shown) == 10
+    assert len(shown) == 11
     for block in shown:
         assert any(block.text in text + "\n" for text in files), block.name
 
@@ -79,15 +84,43 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     ]
     outcome = run(prepared, tmp_path, NullObserver(), transcript=True)
     assert outcome.statement.epsilon is not None
+    assert "one user of each pair takes part in each round" in " ".join(outcome.statement.mechanisms)
+    assert outcome.statement.epsilon < prepare_without_sampler()
     assert "messages are rounded to 8 binary digits" in " ".join(outcome.statement.mechanisms)
     named, version = PROJECT["name"], "0.1"
     told = [line for line in outcome.statement.uncovered if f"from the package {named}" in line]
-    assert len(told) == len(KINDS)
+    assert len(told) == len(KINDS) - 1
     assert not any(version in line for line in told)  # silos that have another one sign the same statement
     environment = json.loads((outcome.folder / "environment.json").read_text())
     assert environment["packages"][named] == version
     assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 5 * 4
     assert resume(outcome.folder, NullObserver()).rounds == 5
+
+
+def prepare_without_sampler() -> float:
+    """Return the epsilon of the example's five rounds if everyone took part."""
+    plain = prepare(parse(experiment(sampler=None), "t")).guarantee
+    return epsilon(plain.after_rounds(plain.event, 5), 1e-5)
+
+
+def test_its_ledger_and_statement_are_read_where_the_package_is_not_loaded(
+    installed: None, tmp_path: Path
+) -> None:
+    folder = run(prepare(parse(DOCUMENT, "t")), tmp_path, NullObserver()).folder
+    lines = (folder / "ledger.jsonl").read_bytes()
+    forget_event_type("one-of-two")
+    with pytest.raises(IntegrityError, match="unknown event type 'one-of-two'"):
+        parse_lines(folder / "ledger.jsonl", lines)  # lines of another party load no package
+    assert len(read_entries(folder / "ledger.jsonl")) == 5
+    forget_event_type("one-of-two")
+    assert read_statement(folder / "privacy.json").event is not None
+
+
+def forget_event_type(name: str) -> None:
+    """Forget an event and the module that defines it, as a process that has not loaded it."""
+    del events._TYPES[name]
+    del sys.modules["fedveil_example.sampler"]
+    forget()
 
 
 def module(name: str) -> Any:
@@ -110,7 +143,9 @@ def test_it_runs_from_python(installed: None) -> None:
 
 
 def test_rounding_claims_what_the_shares_claim(installed: None) -> None:
-    plain, coarse = (prepare(parse(experiment(channel=one), "t")).guarantee for one in (ADDITIVE, COARSE))
+    plain, coarse = (
+        prepare(parse(experiment(channel=one, sampler=None), "t")).guarantee for one in (ADDITIVE, COARSE)
+    )
     assert coarse.event == plain.event
     assert isinstance(coarse.event, GaussianEvent)
     assert [view.event for view in coarse.views] == [view.event for view in plain.views]
@@ -135,7 +170,11 @@ COARSE: dict[str, Any] = {"name": "coarse"}
             r"no data set 'three-blobs'; there are: .*two-blobs \(of fedveil-ex",
         ),
         (
-            {"method": {"name": "fedavg", "clip": None, "noise_multiplier": None}, "local": {}},
+            {
+                "method": {"name": "fedavg", "clip": None, "noise_multiplier": None},
+                "sampler": None,
+                "local": {},
+            },
             r"coarse rounds silos' shares of a noise, and this method has none",
         ),
         (

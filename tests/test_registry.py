@@ -75,6 +75,7 @@ def test_every_member_of_the_house_loads_and_says_what_it_does(kind: str) -> Non
 
 def test_every_member_is_written_and_read_back_equal() -> None:
     given = {"clip": 1.5, "noise_multiplier": 2.0, "group_size": 3, "smoothing": 0.5, "step": 0.25}
+    given |= {"sample": 3}
     for kind in KINDS.keys() - {"data_sets"}:
         for name in names(kind):
             needed = {key.name for key in own_keys(find(kind, name).load()) if key.default is REQUIRED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,20 +13,32 @@ from reproduction.index import IndexItem, index_items
 from reproduction.page import _counted, pages
 from reproduction.play import reproduce
 from reproduction.results import ResultError, ResultFolder, Results, Run, digest
-from reproduction.rows import comparison, order_rows, section_rows
+from reproduction.rows import comparison, order_rows, order_verdict, section_rows
 from reproduction.run_counts import runs_wanted
-from reproduction.table import Expectation, Table, code_digest, load_table, table_names
-from reproduction.verdicts import Summary, agreement, bound_holds, order, summary
+from reproduction.table import Expectation, NoiseFacts, Table, code_digest, load_table, table_names
+from reproduction.verdicts import Comparison, Summary, agreement, bound_holds, order, summary
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
 from fedveil.cli.reproduction import reproduce_command
 from fedveil.errors import ConfigError
+from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.run.observer import NullObserver
 
 ROOT = Path(__file__).parent.parent
 TABLES = {name: load_table(name) for name in table_names()}
 SETTINGS = "0" * 64
+PARAMETERS = {
+    ("mnist", "default"): 7_850,
+    ("mnist", "linear"): 7_850,
+    ("mnist_canonical", "default"): 7_850,
+    ("mnist_canonical", "cnn"): 21_840,
+    ("svhn_subset", "cnn"): 31_340,
+    ("svhn_subset", "mlp"): 98_666,
+    ("shakespeare", "lstm_10"): 820_450,
+    ("imagenette", "resnet_small_groupnorm"): 78_378,
+}
+"""Parameters by data set and network, of which tests/test_models.py checks each against the built network."""
 
 
 def run(cell: str, seed: int | None, value: float) -> Run:
@@ -122,6 +135,56 @@ def test_cells_are_valid_and_published_figures_and_orders_name_them(table):
     assert set(table.published) <= cells
     assert {cell for one in table.expected for pair in one.pairs for cell in pair} <= cells
     assert {item for one in table.expected for item in one.items} <= set(table.items)
+
+
+@pytest.mark.parametrize("name", [name for name, table in TABLES.items() if table.regimes])
+def test_noise_to_travel_ratios_are_those_of_the_runs(name):
+    """Rounds, noise, contributions and parameters of a regime are its cells' own, so that rho is that of the runs."""
+    table = TABLES[name]
+    documents = {cell.name: cell.document for cell in table.cells(0)}
+    for regime in table.regimes:
+        assert regime.cells == tuple(
+            one for one in regime.cells if any(cell.startswith(one) for cell in documents)
+        )
+    for cell, document in documents.items():
+        regime = table.regime(cell)
+        if regime is None:
+            continue
+        method, data, ours = document["method"], document["data"], regime.ours
+        assert ours.rounds == document["rounds"]
+        rate = method.get("client_sampling_rate", method.get("user_sampling_rate", 1.0))
+        assert ours.users == pytest.approx(rate * data["n_users"])
+        if (
+            method["noise_multiplier"] == "closed-form"
+        ):  # Remark 1: of every client, in units of 2 theta / |D_i|
+            largest = {5: 1894, 10: 947, 25: 379, 50: 190}[data["n_users"]]
+            each = remark_1_noise(
+                rounds=document["rounds"],
+                epsilon=document["privacy"]["epsilon"],
+                delta=document["privacy"]["delta"],
+            )
+            assert ours.noise_multiplier == pytest.approx(
+                math.sqrt(data["n_users"]) * 2 / largest * each, rel=2e-3
+            )
+        else:
+            assert ours.noise_multiplier == method["noise_multiplier"]
+        assert ours.parameters == PARAMETERS[data["name"], document.get("model", {}).get("name", "default")]
+
+
+def test_an_order_under_another_noise_regime_is_counted_apart():
+    facts = {"parameters": 100, "rounds": 25, "noise_multiplier": 1.0, "users": 10}
+    near, far = facts | {"users": 19}, facts | {"users": 21}
+    found = Comparison(n=3, difference=1.0, width=0.5, order="contradicted")
+    verdicts = []
+    for published in (near, far):
+        regime = {"cells": ["a"], "ours": facts, "published": published}
+        table = Table(
+            name="t", title="t", items=("x",), compute="m:f", value="v", chosen="nothing", regimes=(regime,)
+        )
+        verdicts.append(order_verdict(table, ("a1", "b"), found))
+        assert order_verdict(table, ("b", "c"), found) == "contradicted"
+    assert verdicts == ["contradicted", "contradicted in another noise regime"]
+    assert NoiseFacts(**facts).ratio == pytest.approx(0.2)
 
 
 def test_the_index_has_every_item_of_the_four_papers_once():

@@ -27,6 +27,14 @@ SECTIONS: Final = {
     ),
     "optimizers": ("[server.optimizer]", "What the server does with the mean: post-processing."),
     "averages": ("[server.average]", "Which model the run releases: post-processing of its models."),
+    "samplers": (
+        "[sampler]",
+        "Which users take part in a round, where the method has no sampling of its own; it amplifies the guarantee.",
+    ),
+    "accounting_rules": (
+        "ledger.jsonl",
+        "What a release of an event costs, by the event's type; accountants compose releases by these rules.",
+    ),
     "data_sets": ("[data]", "`data.name`; allocation and numbers are keys of `[data]` itself."),
 }
 """For each kind: the experiment's table that names a member, and what the member decides."""

@@ -1,7 +1,8 @@
 """Find stages, methods and data sets by name: built-in ones and those of installed packages.
 
 A package provides a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
-``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.data_sets``.
+``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.samplers``,
+``fedveil.accounting_rules``, ``fedveil.data_sets``.
 The built-in members are in :data:`BUILTINS` and have no entry points, because the metadata of an editable
 installation stays that of the day of its installation.
 
@@ -28,6 +29,8 @@ KINDS: Final = {
     "denoisers": "denoiser",
     "optimizers": "server optimizer",
     "averages": "average",
+    "samplers": "sampler",
+    "accounting_rules": "accounting rule",
     "data_sets": "data set",
 }
 """Kinds of members, each with the name of one member in messages."""
@@ -94,6 +97,19 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "last": "fedveil.training.server.averages:Last",
         "tail": "fedveil.training.server.averages:Tail",
         "ema": "fedveil.training.server.averages:Ema",
+    },
+    "samplers": {
+        "everyone": "fedveil.privacy.sampling:Everyone",
+        "poisson": "fedveil.privacy.sampling:PoissonUsers",
+        "uniform": "fedveil.privacy.sampling:uniform_clients",
+    },
+    "accounting_rules": {
+        "gaussian": "fedveil.privacy.accounting_rules:GaussianRule",
+        "concentrated": "fedveil.privacy.accounting_rules:ConcentratedRule",
+        "laplace": "fedveil.privacy.accounting_rules:LaplaceRule",
+        "poisson_sampled": "fedveil.privacy.accounting_rules:PoissonSampledRule",
+        "sampled_without_replacement": "fedveil.privacy.accounting_rules:FixedSizeRule",
+        "mixture_of_gaussians": "fedveil.privacy.accounting_rules:MixtureRule",
     },
     "data_sets": {
         "digits": "fedveil.data.catalogue.digits:DIGITS",

@@ -17,7 +17,15 @@ from fedveil.files import writing
 from fedveil.reference import SECTIONS, Entry, entries
 from fedveil.run.config.study import preset_text, presets
 
-_STAGES: Final = ("channels", "protections", "denoisers", "optimizers", "averages")
+_STAGES: Final = (
+    "channels",
+    "protections",
+    "denoisers",
+    "optimizers",
+    "averages",
+    "samplers",
+    "accounting_rules",
+)
 
 
 def presets_command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedveil.errors import CompositionError
 from fedveil.methods.weights import NOT_WHOLE
+from fedveil.privacy.events import Adjacency
 from fedveil.protocols.errors import OwnRecordsError
 from fedveil.run.setup import Prepared
 from fedveil.stage import redefined
@@ -38,6 +39,12 @@ def check_deployable(prepared: Prepared) -> None:
             f"{method.name}: {type(method.sampler).__name__} defines draw(), and between institutions nobody is drawn "
             "where the sampler says that everyone takes part: set samples = True and a rate below 1"
         )
+    if method.sampler.adjacency is Adjacency.REPLACE_ONE:
+        unit = method.contribution.unit
+        raise CompositionError(
+            f"{method.name}: a sample without replacement is guaranteed against replacing a {unit}, and a silo's "
+            f"ledger counts {unit}s that come or go; between institutions take Poisson sampling, or everyone"
+        )
     if method.channel.max_dropouts and not method.protection.tolerates_dropout:
         raise CompositionError(
             f'{method.name}: protection.on_dropout = "retry" with max_dropouts = {method.channel.max_dropouts}: '
@@ -62,11 +69,6 @@ def _check_clients(prepared: Prepared) -> None:
         raise CompositionError(
             f"{method.name}: a client is a silo that holds one user; between {population.n_silos} institutions that "
             f"takes {population.n_silos} users, not {population.n_users}"
-        )
-    if method.sampler.samples and method.sampler.fixed_size:
-        raise CompositionError(
-            f"{method.name}: a sample without replacement is guaranteed against replacing a client, and a silo's "
-            "ledger counts clients that come or go; between institutions everyone takes part"
         )
     if method.calibrated_to == "nobody":
         raise CompositionError(

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, get_args
 
 from pydantic import PlainSerializer, PlainValidator
 
@@ -67,8 +67,13 @@ class Event:
 
     def __init_subclass__(cls, *, type: str) -> None:
         """Register a class of event under its name."""
+        known = _TYPES.get(type)
+        # A module that is loaded again, in a notebook say, defines its event again.
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise PrivacyError(
+                f"{cls.__name__}: an event of type {type!r} exists already: {known.__qualname__}"
+            )
         cls.type = type
-        assert type not in _TYPES
         _TYPES[type] = cls
 
     def to_json(self) -> Json:
@@ -355,8 +360,16 @@ def event_from_json(data: object) -> Event:
             f"event {name!r}: fields must be {sorted(one.name for one in known)}, found {sorted(set(data) - {'type'})}"
         )
     return kind(
-        **{one.name: _read(f"event {name!r}: {one.name!r}", str(one.type), data[one.name]) for one in known}
+        **{
+            one.name: _read(f"event {name!r}: {one.name!r}", _type_name(one.type), data[one.name])
+            for one in known
+        }
     )
+
+
+def is_known_type(name: str) -> bool:
+    """Return whether this process has loaded the class of an event's type."""
+    return name in _TYPES
 
 
 AnEvent = Annotated[Event, PlainValidator(event_from_json), PlainSerializer(lambda event: event.to_json())]
@@ -367,6 +380,14 @@ def _written(value: object) -> object:
     if isinstance(value, tuple):
         return [_written(item) for item in value]
     return value.to_json() if isinstance(value, Event) else value
+
+
+def _type_name(declared: Any) -> str:
+    """Return the declared type of a field as in the source: a string where annotations are not evaluated."""
+    if isinstance(declared, str):
+        return declared
+    name = declared.__name__ if isinstance(declared, type) and not get_args(declared) else str(declared)
+    return name.replace(f"{Event.__module__}.", "")
 
 
 _PLAIN: Final = {"float": ("a number", int | float), "int": ("an integer", int), "str": ("a string", str)}

@@ -27,6 +27,7 @@ from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import folders_with, read_json, read_toml, reading
 from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
 from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement, show_delta, show_epsilon
@@ -134,7 +135,9 @@ def _statement(folder: Path) -> Statement:
     if not path.exists():
         others = folders_with(folder, path.name)
         raise RunFolderError(f"{folder}: no folder of a run that ended: it has no privacy.json{others}")
-    return Statement.from_json(read_json(path, RunFolderError))
+    document = read_json(path, RunFolderError)
+    load_event_types(document)
+    return Statement.from_json(document)
 
 
 def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bool:

@@ -37,6 +37,7 @@ from fedveil.files import (
     sync_folder,
 )
 from fedveil.privacy.accountant import Accountant
+from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.validation import explain_errors
@@ -193,11 +194,16 @@ def _sealed(line: bytes) -> bool:
     return seal == f', "digest": "{hashlib.sha256(body).hexdigest()}"}}'.encode()
 
 
-def parse_lines(path: Path, content: bytes) -> tuple[tuple[Line, ...], list[str], int]:
+def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple[Line, ...], list[str], int]:
     """Return the lines, their digests, and the number of bytes that are complete lines.
 
     A last line without its newline counts if its digest is right. If its digest is wrong, the line is a torn write
     and is left out, except if the digest is right without the last byte: then the newline was replaced.
+
+    Args:
+        path: name of the file in errors.
+        content: of the file.
+        own: whether this party wrote the lines: then the packages of their events are loaded.
 
     Raises:
         RunFolderError: a line is damaged, lost, doubled, or of another version; names it.
@@ -215,7 +221,7 @@ def parse_lines(path: Path, content: bytes) -> tuple[tuple[Line, ...], list[str]
     for index, line in enumerate(lines):
         if not _sealed(line):
             raise _damaged(path, index, "its content does not match its digest")
-        entry, previous = _read_line(path, index, line)
+        entry, previous = _read_line(path, index, line, own)
         if entry.index != index or previous != (digests[-1] if digests else GENESIS):
             raise _damaged(path, index, "it does not continue the line before it")
         entries.append(entry)
@@ -223,7 +229,7 @@ def parse_lines(path: Path, content: bytes) -> tuple[tuple[Line, ...], list[str]
     return tuple(entries), digests, complete
 
 
-def _read_line(path: Path, index: int, line: bytes) -> tuple[Line, str]:
+def _read_line(path: Path, index: int, line: bytes, own: bool) -> tuple[Line, str]:
     """Read a line whose digest is right; any error in it was therefore written by another version."""
     place = f"{path}, line {index + 1}:"
     data = parse_json(line, place, RunFolderError)
@@ -235,6 +241,8 @@ def _read_line(path: Path, index: int, line: bytes) -> tuple[Line, str]:
     aside = {"schema_version", "previous", "digest"} | ({"kind"} if charge and version != 1 else set())
     try:
         values = {key: data[key] for key in data if key not in aside}
+        if own:
+            load_event_types(values.get("event"))
         if version == 1 and not {"time", "origin"}.isdisjoint(values):
             raise PrivacyError("it has keys that version 1 does not have")
         return (_ENTRY if charge else _NOTE).validate_python(values), str(previous)
@@ -300,7 +308,7 @@ class Ledger:
         self._file = _open_locked(path)
         try:
             content = _read_all(self._file)
-            lines, digests, complete = parse_lines(path, content)
+            lines, digests, complete = parse_lines(path, content, own=True)
             entries = [line for line in lines if isinstance(line, Entry)]
             for entry in entries:
                 if (entry.unit, entry.adjacency) != (unit, adjacency):
@@ -485,7 +493,7 @@ def read_lines(path: Path) -> tuple[Line, ...]:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    return parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE))[0]
+    return parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), own=True)[0]
 
 
 def read_head(path: Path) -> Head:
@@ -494,7 +502,7 @@ def read_head(path: Path) -> Head:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    _, digests, _ = parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE))
+    _, digests, _ = parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), own=True)
     return Head(count=len(digests), digest=[GENESIS, *digests][-1])
 
 

@@ -9,32 +9,21 @@ from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from dp_accounting import privacy_accountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accountant import Accountant, full_sensitivity, gaussian_delta, gaussian_epsilon
+from fedveil.privacy.accounting_rule import Losses, rule_of
 from fedveil.privacy.events import (
     Adjacency,
     Event,
     GaussianEvent,
-    LaplaceEvent,
-    MixtureOfGaussiansEvent,
     NearbyEvent,
     NoGuarantee,
-    PoissonSampledEvent,
-    SampledWithoutReplacementEvent,
 )
-from fedveil.privacy.fixed_size import fixed_size_distribution, widest_loss
-from fedveil.privacy.mixture import mixture_distribution
 
 _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
-_LEAST_RATE = 1e-30
-"""Least sampling rate that is computed; lower rates are counted as this one, which costs more.
-
-dp_accounting accepts no subnormal rate.
-"""
 _MOST_NOISE = 1e6
 """Largest noise multiplier that is computed; more noise is counted as this one, which costs more.
 
@@ -88,21 +77,10 @@ class PldAccountant(Accountant):
     interval: float | None = None
 
     def _supported(self, release: Event) -> bool:
-        """Return whether the release is a Gaussian, Laplace, mixture or no-guarantee release, or a distance."""
-        match release:
-            case (
-                GaussianEvent()
-                | LaplaceEvent()
-                | NoGuarantee()
-                | NearbyEvent()
-                | PoissonSampledEvent(event=GaussianEvent())
-            ):
-                return True
-            case MixtureOfGaussiansEvent() | PoissonSampledEvent(event=LaplaceEvent()):
-                return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
-            case SampledWithoutReplacementEvent(event=GaussianEvent()):
-                return self.adjacency is Adjacency.REPLACE_ONE
-        return False
+        """Return whether the release has a loss distribution, or is without a guarantee, or a distance."""
+        if isinstance(release, NoGuarantee | NearbyEvent):
+            return True
+        return rule_of(release).losses(release, self.adjacency) is not None
 
     def _epsilon(self, releases: Counter[Event], delta: float) -> float:
         """Return the smallest epsilon for ``delta``, which must exceed the numerical error."""
@@ -148,11 +126,12 @@ class PldAccountant(Accountant):
         return _FFT_ERROR + _FFT_ERROR_PER_RELEASE * sum(counts.values())
 
     def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
-        interval = self.interval or _interval(mu, others)
+        interval = self.interval or _interval(mu, others, self.adjacency)
         try:
             parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
         except (ValueError, OverflowError):  # raised by dp_accounting if exp(loss) overflows
-            if full_sensitivity(self.adjacency) * max(_shape(one)[1] for one in others) < _HELD:
+            widest = max(_losses(one, self.adjacency).largest for one in others)
+            if full_sensitivity(self.adjacency) * widest < _HELD:
                 raise
             raise PrivacyError(
                 "the noise of these releases is so small that accountant 'pld' has no number for their cost (a loss"
@@ -198,42 +177,22 @@ def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
 
 def _counted_as(release: Any) -> Event:
     """Return the release that is counted instead: with at most the noise whose loss is computable."""
-    if hasattr(release, "event"):
+    if isinstance(getattr(release, "event", None), Event):
         return cast(Event, replace(release, event=_counted_as(release.event)))
+    if not hasattr(release, "noise_multiplier"):
+        return cast(Event, release)
     most = _MOST_NOISE * (max(getattr(release, "sensitivities", ()), default=1.0) or 1.0)
     return cast(Event, replace(release, noise_multiplier=min(release.noise_multiplier, most)))
 
 
-def _shape(release: Event) -> tuple[float, float, float]:
-    """Return (typical loss, largest loss, standard deviation of the loss) of one release.
-
-    :func:`_interval` chooses the grid from them. The variance of the loss is about the chi-square divergence, if that
-    is small.
-    """
-    match release:
-        case MixtureOfGaussiansEvent(noise_multiplier=sigma):
-            shifts = np.array(release.sensitivities) / sigma
-            mean, most = float(shifts @ release.probabilities), float(shifts.max())
-            largest = most**2 / 2 + 10 * most
-            # E_Q[(P/Q)^2] - 1 for shifts of c standard deviations is below sum_i p_i (exp(c_i^2) - 1).
-            square = float(np.expm1(np.minimum(shifts**2, _COARSEST)) @ release.probabilities)
-            return mean, largest, min(largest, math.sqrt(square))
-        case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
-            largest = 1 / (2 * sigma**2) + 10 / sigma
-            spread = release.rate * math.sqrt(math.expm1(min(1 / sigma**2, _COARSEST)))
-            return release.rate / sigma, largest, min(largest, spread)
-        case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
-            return release.rate / scale, 1 / scale, 1 / scale
-        case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
-            largest = widest_loss(release.rate, 2 / sigma)
-            spread = release.rate * math.sqrt(math.expm1(min(4 / sigma**2, _COARSEST)))
-            return 2 * release.rate / sigma, largest, min(largest, spread)
-        case LaplaceEvent(noise_multiplier=scale):
-            return 1 / scale, 1 / scale, 1 / scale
-    raise AssertionError(f"{release} has no discretised distribution")
+def _losses(release: Event, adjacency: Adjacency) -> Losses:
+    """Return the loss of a release that the accountant supports."""
+    found = rule_of(release).losses(release, adjacency)
+    assert found is not None, f"{release} has no loss distribution"
+    return found
 
 
-def _interval(mu: float, others: Counter[Event]) -> float:
+def _interval(mu: float, others: Counter[Event], adjacency: Adjacency) -> float:
     """Return the default grid spacing for these releases together with Gaussian ones of strength mu.
 
     Raises:
@@ -249,13 +208,13 @@ def _interval(mu: float, others: Counter[Event]) -> float:
         raise PrivacyError(
             f"{len(others)} different releases are more than accountant 'pld' composes in any reasonable time"
         )
-    shapes = [_shape(release) for release in others]
-    fine = min(1e-3, *(typical / 10 for typical, _, _ in shapes))
+    losses = [_losses(release, adjacency) for release in others]
+    fine = min(1e-3, *(one.typical / 10 for one in losses))
     widest = mu * mu / 2 + 10 * mu
-    for count, (_, largest, spread) in zip(others.values(), shapes, strict=True):
+    for count, one in zip(others.values(), losses, strict=True):
         # The third bound: dp_accounting's own truncation leaves a composed distribution at least this wide.
-        widest = max(widest, _REACH * math.sqrt(count) * spread, count * spread**2 / largest)
-    interval = max(fine, *(largest / 1e5 for _, largest, _ in shapes), widest / _MOST_POINTS)
+        widest = max(widest, _REACH * math.sqrt(count) * one.spread, count * one.spread**2 / one.largest)
+    interval = max(fine, *(one.largest / 1e5 for one in losses), widest / _MOST_POINTS)
     if not interval <= _COARSEST:
         raise PrivacyError(
             f"the noise of these releases is so small that accountant 'pld' has no number for their cost (a loss of "
@@ -267,28 +226,4 @@ def _interval(mu: float, others: Counter[Event]) -> float:
 @lru_cache(maxsize=64)
 def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.PrivacyLossDistribution:
     """Return the discretised, dominating privacy loss distribution of one release."""
-    relation = {
-        Adjacency.ADD_OR_REMOVE_ONE: privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        Adjacency.REPLACE_ONE: privacy_accountant.NeighboringRelation.REPLACE_ONE,
-    }[adjacency]
-    match release:
-        case LaplaceEvent(noise_multiplier=scale):
-            return pld.from_laplace_mechanism(
-                scale / full_sensitivity(adjacency), value_discretization_interval=interval
-            )
-        case PoissonSampledEvent(event=LaplaceEvent(noise_multiplier=scale)):
-            return pld.from_laplace_mechanism(
-                scale, value_discretization_interval=interval, sampling_prob=max(release.rate, _LEAST_RATE)
-            )
-        case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
-            return pld.from_gaussian_mechanism(
-                sigma,
-                value_discretization_interval=interval,
-                sampling_prob=max(release.rate, _LEAST_RATE),
-                neighboring_relation=relation,
-            )
-        case MixtureOfGaussiansEvent():
-            return mixture_distribution(release, interval)
-        case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
-            return fixed_size_distribution(release.rate, full_sensitivity(adjacency) / sigma, interval)
-    raise AssertionError(f"{release} has no discretised distribution")
+    return _losses(release, adjacency).discretise(interval)

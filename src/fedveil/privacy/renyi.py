@@ -13,19 +13,9 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import gammaln, logsumexp
 
-from fedveil.privacy.accountant import Accountant, full_sensitivity
-from fedveil.privacy.events import (
-    Adjacency,
-    ConcentratedEvent,
-    Event,
-    GaussianEvent,
-    LaplaceEvent,
-    NearbyEvent,
-    NoGuarantee,
-    PoissonSampledEvent,
-    SampledWithoutReplacementEvent,
-)
-from fedveil.privacy.fixed_size import fixed_size_rdp
+from fedveil.privacy.accountant import Accountant
+from fedveil.privacy.accounting_rule import rule_of
+from fedveil.privacy.events import Adjacency, Event, NearbyEvent, NoGuarantee
 
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + step / 10 for step in range(1, 100)), *map(float, range(12, 64)))
 """Renyi orders of Opacus' default grid: 1.1 to 10.9 in steps of 0.1, then 12 to 63."""
@@ -135,15 +125,10 @@ class RdpAccountant(Accountant):
         return self.conversion.value
 
     def _supported(self, release: Event) -> bool:
-        """Return whether the release is Gaussian, concentrated, Laplace, without a guarantee, or a distance."""
-        match release:
-            case GaussianEvent() | ConcentratedEvent() | LaplaceEvent() | NoGuarantee() | NearbyEvent():
-                return True
-            case PoissonSampledEvent(event=GaussianEvent()):
-                return self.adjacency is Adjacency.ADD_OR_REMOVE_ONE
-            case SampledWithoutReplacementEvent(event=GaussianEvent()):
-                return self.adjacency is Adjacency.REPLACE_ONE
-        return False
+        """Return whether the release has Renyi divergences, or is without a guarantee, or a distance."""
+        if isinstance(release, NoGuarantee | NearbyEvent):
+            return True
+        return rule_of(release).divergences(release, self.adjacency) is not None
 
     def _rdp(self, releases: Counter[Event]) -> Float64[np.ndarray, " orders"]:
         """Return the sum of the releases' Renyi divergences at every order (Renyi bounds add up).
@@ -156,18 +141,9 @@ class RdpAccountant(Accountant):
         return total
 
     def _release_rdp(self, release: Event) -> Float64[np.ndarray, " orders"]:
-        sensitivity = full_sensitivity(self.adjacency)
-        match release:
-            case GaussianEvent() | ConcentratedEvent():
-                return sampled_gaussian_rdp(1.0, release.noise_multiplier / sensitivity, self.orders)
-            case LaplaceEvent():
-                return laplace_rdp(release.noise_multiplier / sensitivity, self.orders)
-            case PoissonSampledEvent(event=GaussianEvent(noise_multiplier=sigma)):
-                return sampled_gaussian_rdp(release.rate, sigma, self.orders)
-            case SampledWithoutReplacementEvent(event=GaussianEvent(noise_multiplier=sigma)):
-                return fixed_size_rdp(release.rate, sigma / sensitivity, self.orders)
-            case _:  # NoGuarantee and NearbyEvent: everything else was refused
-                return np.full(len(self.orders), math.inf)
+        found = rule_of(release).divergences(release, self.adjacency)
+        # NoGuarantee and NearbyEvent have no divergences; everything else was refused.
+        return np.full(len(self.orders), math.inf) if found is None else found(self.orders)
 
     def _epsilon(self, releases: Counter[Event], delta: float) -> float:
         return self.conversion.epsilon(self.orders, self._rdp(releases), delta) if releases else 0.0

@@ -1,7 +1,9 @@
 """Sample the users of a round by an exactly known law, which fixes adjacency and amplification.
 
-A sampler is a frozen value. It samples a mask over the PUBLIC list of users, from privacy randomness: sampling
-amplifies privacy only as long as nobody can predict the sample.
+A sampler is a frozen value and a registry kind: the table ``[sampler]`` names the sampler of a method that has no
+sampling of its own. A sampler of another package brings its event and the event's accounting rule
+(:mod:`fedveil.privacy.accounting_rule`) in the same file. It samples a mask over the PUBLIC list of users, from
+privacy randomness: sampling amplifies privacy only as long as nobody can predict the sample.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Bool
 
-from fedveil.config_keys import is_number, make_plain
+from fedveil.config_keys import Count, Fraction, composed_field, is_number, make_plain
 from fedveil.errors import PrivacyError
 from fedveil.privacy.claims import Claim, Reveals
 from fedveil.privacy.events import (
@@ -59,8 +61,10 @@ class Sampler(ABC):
         """Check that the sampler can sample among n users.
 
         Raises:
-            PrivacyError: the sample is larger than n, or the sampler is for another number of users.
+            PrivacyError: n is negative; the sample is larger than n, or the sampler is for another number of users.
         """
+        if n < 0:
+            raise PrivacyError(f"cannot draw participants among {n} users; the number of users is 0 or more")
         if self.size is not None and self.size > n:
             raise PrivacyError(f"this sampler draws {self.size} users; it cannot draw among {n}")
 
@@ -105,7 +109,7 @@ class Everyone(Sampler):
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
         """Return True for each of ``n`` users; no random bits are used."""
-        _check_count(n)
+        self.check_among(n)
         return np.ones(n, dtype=np.bool_)
 
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
@@ -143,7 +147,7 @@ class PoissonUsers(Sampler):
     fixed_size: ClassVar[bool] = False
     adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
 
-    rate: float
+    rate: Fraction
 
     def __post_init__(self) -> None:
         """Refuse a rate outside (0, 1]."""
@@ -155,7 +159,7 @@ class PoissonUsers(Sampler):
 
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
         """Return a mask of the sampled users among ``n``; uses ``n`` words of the source unless the rate is 1."""
-        _check_count(n)
+        self.check_among(n)
         if self.rate == 1.0:
             return np.ones(n, dtype=np.bool_)
         # ldexp and floor are exact for a float64 rate below 1, so the probability is never above q.
@@ -262,6 +266,16 @@ class UniformClients(Sampler):
         return (f"{drawn} take part in each round, sampled uniformly without replacement",)
 
 
+def uniform_clients(*, n_users: Annotated[int, composed_field()], sample: Count) -> UniformClients:
+    """Fixed-size sampling: a fixed number of the clients, every set equally likely, independently of other rounds.
+
+    Args:
+        n_users: |U|, the public number of clients.
+        sample: m, the number of clients in a round.
+    """
+    return UniformClients(population=n_users, sample=sample)
+
+
 _DRAWS: Final = frozenset({Reveals.OWN_DRAW, Reveals.DRAWN})
 
 
@@ -288,8 +302,3 @@ def over_sample(
             replace(claim, covers=own | _DRAWS),
         ]
     return tuple(found)
-
-
-def _check_count(n: int) -> None:
-    if n < 0:
-        raise PrivacyError(f"cannot draw participants among {n} users; the number of users is 0 or more")

@@ -266,14 +266,15 @@ def _encode_block(
             checksum = write_selection(writer, selection, scalar, _spread(code), checksum)
             return checksum, int(selection.draws.sum()), len(selection.draws)
         # Most rows send their trial anyway. A trial that is not sent has the law of the accepted candidate (docstring
-        # of `orbits`), so a block of trials alone has the same noise law.
-        plan = _SCALAR
+        # of `orbits`), so a block of these trials alone has the same noise law. A second trial would not have it.
+        plan, quantizer, quantized = _SCALAR, scalar, selection.trial
+    else:
+        quantizer = scalar if plan == _SCALAR else quantizer
+        rows = _rows(x, quantizer.lattice.dimension)
+        quantized = quantizer.quantize(rows, place.streams, place.number)
     writer.field(plan, _PLAN_BITS)
     writer.field(code, 16)
-    if plan == _SCALAR:
-        quantizer = scalar
     grid = quantizer.lattice
-    quantized = quantizer.quantize(_rows(x, grid.dimension), place.streams, place.number)
     if quantizer.rejects:
         writer.attempts(quantized.attempts, grid.acceptance)
     ratio = _spread(code) * quantizer.law.scale / quantized.scales

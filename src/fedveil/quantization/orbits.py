@@ -140,7 +140,7 @@ class Selection:
         draws: (rows,) rejected draws before the accepted one; 0 if the trial is sent.
         shifts: (rows,) the selected shift; 0 if the trial is sent.
         sent: (rows,) whether the trial itself is sent.
-        trial: the scalar quantiser's trial of all rows, D sub-vectors per row.
+        trial: the scalar quantiser's trial of the block's parameters, without the padding of the last row.
     """
 
     order: int
@@ -157,7 +157,10 @@ class Selection:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether enough rows are sent without their trial."""
+        """Whether enough rows are sent without their trial; otherwise the block is sent as :attr:`trial`.
+
+        It must be this trial and no other: it decided which rows are sent, so a second trial has another law.
+        """
         return self.code <= _MOST_TRIALS_SENT
 
 
@@ -192,8 +195,11 @@ def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) 
     signs = _signs(streams, block, padded.shape)
     z = padded * signs / scalar.law.scale
     rows = _Rows(spectrum=np.conj(np.fft.rfft(z)), energy=np.einsum("ij,ij->i", z, z))
-    trial = scalar.quantize(padded.reshape(-1, 1), streams, block)
-    y = scalar.reconstruct(trial.points, trial.dithers, trial.scales).reshape(padded.shape)
+    trial = scalar.quantize(x.reshape(-1, 1), streams, block)
+    # The padding's trial is its noise alone. It has a stream of its own, so that the trial of the parameters draws the
+    # same latents as the scalar quantiser of the unpadded block, whose receiver does not know D.
+    beyond = normals(streams.source("padding", block).uint64(padded.size - len(x))) * scalar.law.scale
+    y = np.append(scalar.reconstruct(trial.points, trial.dithers, trial.scales), beyond).reshape(padded.shape)
     count, ceiling = len(padded), 2.0**search
     choice = streams.source("choice", block)
     score = _Scores.of(rows, np.arange(count), y * signs / scalar.law.scale)
@@ -227,7 +233,7 @@ def write_selection(
     writer.categories(sent.astype(np.int64), _trial_model(code))
     writer.attempts(selection.draws[named], _acceptance(code, selection.search))
     writer.fields(selection.shifts[named], selection.order)
-    trials = np.repeat(sent, 1 << selection.order)
+    trials = np.repeat(sent, 1 << selection.order)[: len(selection.trial.points)]
     points = selection.trial.points[trials]
     ratio = spread * scalar.law.scale / selection.trial.scales[trials]
     write_points(writer, points, selection.trial.dithers[trials], ratio, scalar.lattice)
@@ -260,11 +266,11 @@ def read_selection(
     values *= _signs(streams, block, (rows, size)) * scalar.law.scale
     points = np.empty((0, 1))
     if sent.any():
-        trials = np.repeat(sent, size)
-        scales = scalar.scales(streams, block, rows * size)[trials]
-        dithers = scalar.replay_dithers(np.zeros(rows * size, dtype=np.int64), streams, block)[trials]
+        trials = np.flatnonzero(np.repeat(sent, size)[:length])
+        scales = scalar.scales(streams, block, length)[trials]
+        dithers = scalar.replay_dithers(np.zeros(length, dtype=np.int64), streams, block)[trials]
         points = read_points(reader, dithers, spread * scalar.law.scale / scales, scalar.lattice)
-        values[sent] = scalar.reconstruct(points, dithers, scales).reshape(-1, size)
+        values.reshape(-1)[trials] = scalar.reconstruct(points, dithers, scales).ravel()
     return values.reshape(-1)[:length], _checksum(draws, shifts, points, checksum)
 
 

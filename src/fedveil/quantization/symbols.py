@@ -205,7 +205,7 @@ class SymbolReader:
         high[far] = self._long(len(far))
         # Refuse the long form for values inside the table, and values that the shift below would overflow.
         bound = np.int64(1) << (60 - (0 if contexts.shift is None else contexts.shift[far]))
-        if len(far) and ((np.abs(high[far]) <= reach[far] - 1).any() or (np.abs(high[far]) >= bound).any()):
+        if len(far) and ((np.abs(high[far]) <= reach[far]).any() or (np.abs(high[far]) >= bound).any()):
             raise MessageError("the message holds a lattice point that no sender writes")
         if contexts.shift is not None:
             high <<= contexts.shift

@@ -16,7 +16,7 @@ from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import FINGERPRINT_BYTES, TAG_BYTES, SharedStreams
 
 MAGIC = b"\xf5LQ"
-VERSION = 1
+VERSION = 2
 _FIXED = struct.Struct("<3sBBBBBd")
 _CHECKSUM_BYTES = 4
 _LAW_CODES = {"gaussian": 1, "laplace": 2, "student": 3, "ball": 4, "cell": 5}

@@ -1,6 +1,6 @@
 """Compose a method from an experiment and a population's public numbers, and find its noise.
 
-    [method] ─► builder ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if given by a word
+    [method] ─► builder ─► [sampler] ─► [channel] ─► [server] ─► [protection] ─► Method ─► guarantee ─► noise, if a word
 
 The composition reads |S| and |U| from the population. If the experiment says so by name, it also reads record
 counts, which the statement then names as not covered.
@@ -24,6 +24,8 @@ from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import Budget
+from fedveil.privacy.sampling import Everyone
+from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import (
@@ -71,6 +73,8 @@ class Composition:
             raise CompositionError(
                 f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
             )
+        if experiment.sampler is not None:
+            method = _sampled(method, experiment.sampler, given)
         around = {"method": method, "shares": method.channel, **given}
         # The order matters: a protection is applied to the whole method, with its final channel and server stages.
         method = replace(method, channel=experiment.channel.build(around))
@@ -133,7 +137,8 @@ class Composition:
         if method.closed_form is None:
             raise ConfigError(
                 "method.noise_multiplier: the closed forms are those of dp-fed and dp-fed-ls, and, with "
-                f"method.calibration = 'as-published', Remark 1 of ParaAegis; {method.name} has none"
+                f"method.calibration = 'as-published', Remark 1 of ParaAegis, for their own sampling; {method.name} "
+                "has none"
             )
         rounds, delta = experiment.rounds, experiment.privacy.delta
         found = self.method(method.closed_form.noise_multiplier(rounds, epsilon, delta))
@@ -247,6 +252,24 @@ class Composition:
             experiment.privacy.delta,
             steady.grid_loss_after(experiment.rounds, public.dimension),
         )
+
+
+def _sampled(method: Method, choice: Choice, given: Mapping[str, Any]) -> Method:
+    """Return the method with the requested sampler.
+
+    Raises:
+        CompositionError: the method samples by itself; the choice is no sampler.
+    """
+    if method.sampler != Everyone():
+        raise CompositionError(
+            f"sampler: {method.name} samples by itself ({type(method.sampler).__name__}); leave its sampling rate at "
+            "1 and correlated noise out, or remove [sampler]"
+        )
+    sampler = choice.build(given)
+    if not answers(sampler, "draw"):
+        raise CompositionError(f"sampler '{choice.name}' is none: {type(sampler).__name__}")
+    # A published theorem counts the sampling that its method has, which is everyone's participation here.
+    return replace(method, sampler=sampler, closed_form=None)
 
 
 def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:

@@ -380,6 +380,9 @@ class Experiment(Section):
     local: Annotated[LocalSgd, StageField(LocalSgd)] | None = None
     trainer: TrainerSection = TrainerSection()
     method: Annotated[Choice, ChosenMethod()]
+    sampler: Annotated[Choice, ChoiceField("samplers")] | None = Field(
+        None, description="which users take part in a round; default: the method's own, everyone without one"
+    )
     channel: Annotated[Choice, ChoiceField("channels")] = Choice("channels", "additive")
     protection: Annotated[Choice, ChoiceField("protections")] = Choice("protections", "none")
     server: ServerSection = ServerSection()

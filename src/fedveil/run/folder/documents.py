@@ -27,6 +27,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_schema_version, parse_json, read_content
+from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.statement import Statement
 from fedveil.validation import DocumentTable, validate_document
 
@@ -232,7 +233,9 @@ def read_statement(path: Path) -> Statement:
     Raises:
         RunFolderError: missing, damaged, of another version, or contradictory.
     """
-    return Statement.from_json(parse_json(read_content(path, RunFolderError), path, RunFolderError), path)
+    document = parse_json(read_content(path, RunFolderError), path, RunFolderError)
+    load_event_types(document)
+    return Statement.from_json(document, path)
 
 
 def read_object(path: Path) -> JsonObject:
