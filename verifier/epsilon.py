@@ -28,13 +28,16 @@ CLOSE = 5e-4  # refinement ends when it gains less than this part of epsilon
 
 
 class RefusedError(Exception):
-    """There is no bound: an unknown event, a malformed document, or a number out of range."""
+    """There is no bound."""
 
 
 # --- events: JSON to counted releases --------------------------------------------------------------------------------
-FIELDS: dict[str, set[str]] = {
-    **dict.fromkeys(("gaussian", "concentrated", "laplace"), {"noise_multiplier"}),
-    "mixture_of_gaussians": {"noise_multiplier", "sensitivities", "probabilities"},
+NOISE = {"noise_multiplier"}
+FIELDS = {
+    "gaussian": NOISE,
+    "concentrated": NOISE,
+    "laplace": NOISE,
+    "mixture_of_gaussians": {*NOISE, "sensitivities", "probabilities"},
     "poisson_sampled": {"rate", "event"},
     "sampled_without_replacement": {"population", "sample", "event"},
     "composed": {"events"},
@@ -45,16 +48,6 @@ FIELDS: dict[str, set[str]] = {
 }
 
 
-@dataclass
-class Charged:
-    """Content of an event: releases with their counts, total grid loss and distance, reasons for no guarantee."""
-
-    counts: Counter[tuple[Any, ...]]
-    grid_loss: float
-    distance: float
-    reasons: list[str]
-
-
 def number(event: Mapping[str, Any], key: str, low: float, high: float, kind: Any = int | float) -> Any:
     """Return a number of an event in [low, high]: a float, or a whole number if ``kind`` is int."""
     value = event[key]
@@ -63,49 +56,49 @@ def number(event: Mapping[str, Any], key: str, low: float, high: float, kind: An
     return value if kind is int else float(value)
 
 
-def expand(event: Any, count: int = 1, into: Charged | None = None) -> Charged:
-    """Expand an event into its releases (:func:`release`) and costs; refuse what is unknown."""
-    found = Charged(Counter(), 0.0, 0.0, []) if into is None else into
+def kind_of(event: Any) -> str:
+    """Return the type of an event that has exactly the fields of its type."""
     kind = event.get("type") if isinstance(event, Mapping) else None
-    if kind not in FIELDS or set(event) != FIELDS[kind] | {"type"}:
+    if not isinstance(kind, str) or kind not in FIELDS or set(event) != FIELDS[kind] | {"type"}:
         raise RefusedError(f"no claim is made about the event {str(event)[:100]!r}")
-    match kind:
+    return kind
+
+
+def expand(event: Any, count: int = 1) -> Counter[tuple[Any, ...]]:
+    """Count the releases and costs in an event (:func:`release`); refuse what is unknown."""
+    match kind_of(event):
         case "composed":
-            for each in event["events"]:
-                expand(each, count, found)
+            return sum((expand(each, count) for each in event["events"]), Counter())
         case "self_composed":
-            expand(event["event"], count * number(event, "count", 1, 1e15, int), found)
-        case "no_guarantee":
-            found.reasons.append(str(event["reason"]))
-        case "nearby":
-            found.distance += count * number(event, "distance", 0, 1) * (1 + 1e-14)
-        case "grid":
-            found.grid_loss += count * number(event, "loss", 0, 1e300) * (1 + 1e-14)
-        case _:
-            found.counts[release(event)] += count
-    return found
+            return expand(event["event"], count * number(event, "count", 1, 1e15, int))
+    return Counter({release(event): count})
 
 
 def release(event: Any) -> tuple[Any, ...]:
-    """Return the key of a release, with the sampling rate q and the noise multiplier z.
+    """Return the key of a release, with the sampling rate q and the noise multiplier z, or of a cost.
 
-    ("gaussian" or "concentrated", z), ("laplace", q, z), ("poisson", q, z), ("fixed", q, z), ("mixture", c, p, z).
+    ("gaussian" or "concentrated", z), ("laplace", q, z), ("poisson", q, z), ("fixed", q, z), ("mixture", c, p, z);
+    ("no_guarantee", reason), ("nearby", distance), ("grid", loss).
     """
     kind = event["type"]
+    if kind in ("no_guarantee", "nearby", "grid"):
+        (key,) = FIELDS[kind]
+        most = {"nearby": 1.0, "grid": 1e300}
+        return (kind, number(event, key, 0, most[kind]) if kind in most else str(event[key]))
     if kind in ("poisson_sampled", "sampled_without_replacement"):
         if kind == "poisson_sampled":
             rate, sampled = number(event, "rate", 0, 1), {"gaussian": "poisson", "laplace": "laplace"}
         else:
             population = number(event, "population", 1, 1e15, int)
             rate, sampled = number(event, "sample", 1, population, int) / population, {"gaussian": "fixed"}
-        inner = list(
-            expand(event["event"] if event["event"]["type"] in ("gaussian", "laplace") else None).counts
-        )[0]
-        if rate == 1:
-            return inner
-        if inner[0] in sampled:
-            return (sampled[inner[0]], max(rate, LEAST_RATE), inner[-1])
-        raise RefusedError(f"no claim is made about such samples of {inner[0]} releases")
+        if kind_of(event["event"]) not in sampled:
+            raise RefusedError(f"no claim is made about such a sample of a {event['event']['type']} event")
+        inner = release(event["event"])
+        return (
+            inner
+            if rate == 1
+            else (sampled[inner[0]], min(max(rate, LEAST_RATE) * (1 + 4 * U), 1.0), inner[-1])
+        )
     z = number(event, "noise_multiplier", 1e-100, 1e100)
     if kind != "mixture_of_gaussians":
         return ("laplace", 1.0, z) if kind == "laplace" else (kind, z)
@@ -157,12 +150,8 @@ def split_cells(mass: Array, loss: Array, at: Array, error: Array) -> Array:
     """Move the mass of every cell to the losses at its ends, keeping its masses under P and Q; return masses at ends.
 
     Mass m at loss l becomes m w at the upper end b and m (1 - w) at the lower end a, w = (1 - e^(a-l)) / (1 - e^(a-b)).
-    This raises every delta(epsilon), because (1 - e^(epsilon - l))^+ is convex in e^-l.
-
-    Args:
-        mass, loss: (cells, nodes) of the quadrature.
-        at: (cells + 1,) rising losses at the ends.
-        error: (cells,) bound on the absolute error of a difference of losses.
+    This raises every delta(epsilon), because (1 - e^(epsilon - l))^+ is convex in e^-l. Shapes: mass and loss (cells,
+    nodes); at, the rising losses at the ends, (cells + 1,); error, of a difference of losses, (cells,).
     """
     total, width = mass.sum(axis=1), np.diff(at)
     spread = math.sqrt(float(np.average((loss - np.average(loss, weights=mass)) ** 2, weights=mass)))
@@ -193,18 +182,13 @@ def mixture_atoms(p: tuple[Array, Array], q: tuple[Array, Array], reach: float, 
     ends, x, weights = cut(float(p[1].min()) - reach, float(p[1].max()) + reach, step)
     (above, e1), (below, e2) = log_ratio(*p, x), log_ratio(*q, x)
     (top, e3), (bottom, e4) = log_ratio(*p, ends), log_ratio(*q, ends)
-    inflation = 1 + QUADRATURE + 64 * U * (2 + x * x + np.abs(above)) + 4 * e1
+    inflation = 1 + 64 * U * (2 + x * x + np.abs(above)) + 4 * e1
     mass = weights * np.exp(np.maximum(above - x * x / 2 - math.log(2 * math.pi) / 2, -MOST_LOG)) * inflation
     at, e = np.maximum.accumulate(top - bottom), e3 + e4
-    error = (
-        2 * np.maximum((e1 + e2).max(axis=1), np.maximum(e[1:], e[:-1]))
-        + 8 * U * np.diff(at)
-        + 2 * QUADRATURE
-    )
-    masses = split_cells(mass, above - below, at, error)
-    tail = math.exp(
-        -reach * reach / 2
-    )  # twice a normal tail: the rest covers the quadrature of components beyond reach
+    error = 2 * np.maximum((e1 + e2).max(axis=1), np.maximum(e[1:], e[:-1])) + 8 * U * np.diff(at)
+    masses = split_cells(mass, above - below, at, error + 2 * QUADRATURE)
+    # Twice a normal tail: the rest covers the quadrature of components that are further away than ``reach``.
+    tail = math.exp(-reach * reach / 2)
     masses[0] += tail
     return Atoms(at + e, masses, tail)
 
@@ -223,7 +207,7 @@ def laplace_atoms(rate: float, scale: float, step: float, *, backward: bool) -> 
 
     def density(x: Array) -> Array:
         one, two = (np.exp(-np.minimum(far / scale, MOST_LOG)) for far in (x, 1 - x))
-        return (one if backward else (1 - rate) * one + rate * two) * (1 + QUADRATURE) / 2
+        return (one if backward else (1 - rate) * one + rate * two) * (1 + 1e-12) / 2
 
     at, inner, mass, beyond = loss(ends), loss(x), weights * density(x) / scale, density(np.array([0.0, 1.0]))
     if backward:
@@ -244,10 +228,7 @@ def symmetric_atoms(one: Atoms) -> Atoms:
 
 
 def atoms_of(key: tuple[Any, ...], adjacency: str, backward: bool, reach: float, step: float) -> Atoms:
-    """Return atoms of one release (:func:`release`); ``backward``: Q has the unit, else P has it.
-
-    Under replace-one every pair is symmetric, so one direction is enough.
-    """
+    """Return atoms of one release; ``backward``: Q has the unit, else P. Under replace-one every pair is symmetric."""
     kind, replace, clear = key[0], adjacency == REPLACE, (np.ones(1), np.zeros(1))
     shift = max((2.0 if replace and kind != "poisson" else 1.0) / key[-1], LEAST_SHIFT) * (1 + 4 * U)
     if kind == "laplace" and not (replace and key[1] < 1):
@@ -331,14 +312,15 @@ def best_tilt(losses: Sum, delta: float) -> float:
 def on_grid(one: Atoms, h: float) -> Atoms:
     """Move every atom to the two nearest multiples of h, as :func:`split_cells` moves the mass of cells."""
     below = np.floor(one.losses / h)
+    k = (below - below.min()).astype(np.int64)
     slack = 16 * U * (1 + np.abs(one.losses) / h)
     share = np.minimum(np.expm1(-np.clip(one.losses - below * h, 0.0, h)) / math.expm1(-h) + slack, 1.0)
-    least = below.min()
-    masses = np.bincount((below - least).astype(int), one.masses * np.minimum(1 - share + 2 * slack, 1.0))
-    masses = np.append(masses, 0.0)
-    masses += np.bincount((below - least + 1).astype(int), one.masses * share, len(masses))
+    masses = np.bincount(k, one.masses * np.minimum(1 - share + 2 * slack, 1.0), k.max() + 2)
+    masses += np.bincount(k + 1, one.masses * share, k.max() + 2)
     kept = masses > 0
-    return Atoms((np.arange(len(masses)) + least)[kept] * h, masses[kept] * (1 + 1e-13), one.lost)
+    return Atoms(
+        (np.flatnonzero(kept) + below.min()) * h, np.asarray(masses[kept] * (1 + 1e-13), float), one.lost
+    )
 
 
 def power(base: Any, exponent: int) -> Any:
@@ -359,7 +341,8 @@ def compose(raw: Sum, t: float, fine: float, most: float) -> tuple[Callable[[flo
     """
     n = sum(count for count, _ in raw.parts)
     # Rounding every loss up by h raises epsilon, which is below ``most``, by n h: a grid finer than that is of no use.
-    h = fine * max(min(raw.tilted(t)[1] / math.sqrt(n), most / 20), 1e-3 * most / n)
+    spread = raw.tilted(t)[1] / math.sqrt(n)
+    h = fine * max(min(spread, most / 20), spread / 50, 1e-3 * most / n)
     h = max(h, *(float(np.ptp(one.losses)) / MOST_POINTS for _, one in raw.parts), 1e-290)
     gridded = Sum([(count, on_grid(one, h)) for count, one in raw.parts])
     log_moment, spread, laws = gridded.tilted(t)
@@ -395,23 +378,30 @@ def compose(raw: Sum, t: float, fine: float, most: float) -> tuple[Callable[[flo
 
 
 # --- epsilon ---------------------------------------------------------------------------------------------------------
-def smallest(delta: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return an epsilon with delta(epsilon) <= target, close to the smallest one in [low, high]; infinity if none."""
-    if delta(low) <= target:
-        return low
-    while delta(high) > target:
-        low, high = high, 2 * high + 1e-9
-        if high > 1e9:
-            return math.inf
-    while high - low > 2e-5 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta(middle) > target else (low, middle)
-    return high
-
-
 def apart(epsilon: float, distance: float) -> float:
     """Return (1 + e^epsilon) d, the delta of a statistical distance d."""
     return (1 + math.exp(min(epsilon, MOST_LOG))) * distance if distance else 0.0
+
+
+def smallest(
+    delta: Callable[[float], float], target: float, distance: float, low: float, high: float
+) -> float:
+    """Return epsilon >= low with delta(epsilon) + (1 + e^epsilon) d <= target; infinity if there is none.
+
+    ``delta`` falls and the second term rises with epsilon, so epsilon rises to the least solution from below.
+    """
+    found = low
+    while (left := target - apart(found, distance)) > 0 and delta(found) > left:
+        below, above = found, max(found, high) + 1e-9
+        while delta(above) > left and above < 1e9:
+            below, above = above, 2 * above
+        if above >= 1e9:
+            return math.inf
+        while above - below > 1e-5 * above:
+            middle = (below + above) / 2
+            below, above = (middle, above) if delta(middle) > left else (below, middle)
+        found = above
+    return found if left > 0 else math.inf
 
 
 def composed_epsilon(raw: Callable[[float], Sum], distance: float, target: float) -> float:
@@ -427,17 +417,16 @@ def composed_epsilon(raw: Callable[[float], Sum], distance: float, target: float
             return 0.0
         t = best_tilt(losses, target)
         for _ in range(40):
-            most = max((renyi(losses, t) - math.log(target)) / t, 1e-300)
+            most = (renyi(losses, t) - math.log(target)) / t
             shown, least, guess = compose(losses, t, fine, most)
             start = max(0.0, least)
             if start == 0 or shown(start) + apart(start, distance) > target:
                 break
             t /= 2  # epsilon lies below the window: tilt less
-        guess = max(start, guess - math.log(target) / t)
-        found = smallest(lambda e, shown=shown: shown(e) + apart(e, distance), target, start, guess)  # type: ignore[misc]
-        if found > best * (1 - CLOSE):
+        found = smallest(shown, target, distance, start, guess - math.log(target) / t)
+        if found > best * (1 - CLOSE) and fine <= 0.05:
             return min(found, best)
-        best, step, fine = found, step / 2, fine / 2
+        best, step, fine = min(found, best), step / 2, fine / 2
     return best
 
 
@@ -448,43 +437,41 @@ def renyi_epsilon(losses: Sum, rho: float, distance: float, target: float) -> fl
     lost = math.fsum(count * one.lost for count, one in losses.parts)
 
     def delta(epsilon: float) -> float:
-        return math.exp(min(float((moments - tilts * epsilon).min()), 1.0)) + lost + apart(epsilon, distance)
+        return math.exp(min(float((moments - tilts * epsilon).min()), 1.0)) + lost
 
-    return smallest(delta, target, 0.0, 1.0)
+    return smallest(delta, target, distance, 0.0, 1.0)
+
+
+_SUMS = ("gaussian", "concentrated", "nearby", "grid")  # events that add up to one number
 
 
 def epsilon_of(event: Any, delta: float, adjacency: str) -> float:
-    """Return an upper bound on the epsilon of an event (JSON) at ``delta``; infinite if nothing is guaranteed.
-
-    Raises:
-        RefusedError: no claim is made about the event, the adjacency or delta.
-    """
+    """Return an upper bound on the epsilon of an event (JSON) at ``delta``; infinite if nothing is guaranteed."""
     if adjacency not in (ADD_OR_REMOVE, REPLACE) or not LEAST_DELTA <= delta < 1:
         raise RefusedError(f"no claim is made about adjacency {adjacency!r} at delta {delta!r}")
-    try:
-        charged = expand(event)
-    except (TypeError, AttributeError) as error:
-        raise RefusedError(f"the event is malformed: {error}") from None
-    factor = 2.0 if adjacency == REPLACE else 1.0
-    gaussian, rho, rest = 0.0, 0.0, Counter[tuple[Any, ...]]()
-    for key, count in charged.counts.items():
-        if key[0] == "gaussian":
-            gaussian += count / key[1] ** 2 * (1 + 1e-14)
-        elif key[0] == "concentrated":
-            rho += count * (factor / key[1]) ** 2 / 2 * (1 + 1e-14)
-        else:
-            rest[key] += count
-    target = delta * math.exp(-min(charged.grid_loss, MOST_LOG)) * (1 - 1e-14)
-    if charged.reasons or target < LEAST_DELTA or apart(0.0, charged.distance) > target:
+    factor, rest, sums = 2.0 if adjacency == REPLACE else 1.0, expand(event), dict.fromkeys(_SUMS, 0.0)
+    for (kind, *_, value), count in list(rest.items()):
+        if kind == "no_guarantee":
+            return math.inf
+        if kind in _SUMS:
+            del rest[(kind, value)]
+            sums[kind] += (
+                count * (value if kind in ("nearby", "grid") else (factor / value) ** 2) * (1 + 1e-14)
+            )
+    grid, distance, rho, mu = (
+        sums["grid"],
+        sums["nearby"],
+        sums["concentrated"] / 2,
+        math.sqrt(sums["gaussian"]),
+    )
+    target = delta * math.exp(-min(grid, MOST_LOG)) * (1 - 1e-14)
+    if target < LEAST_DELTA or apart(0.0, distance) > target:
         return math.inf
-    mu = factor * math.sqrt(gaussian)
-    if gaussian and not rest and not rho and not charged.distance and mu > 200:
+    if mu > 200 and not (rest or rho or distance):
         # P(loss > mu^2 / 2 + mu x) < e^(-x^2 / 2) / 2 is within 1 % here.
-        return mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / target)) + charged.grid_loss
-    if gaussian:
-        rest[("gaussian", max(1 / math.sqrt(gaussian), 1e-100))] = (
-            1  # Gaussian releases compose to one of them
-        )
+        return mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / target)) + grid
+    if mu:
+        rest[("gaussian", factor / mu)] = 1  # Gaussian releases compose to one
     reach = math.sqrt(2 * math.log(1e5 * (sum(rest.values()) + 1) / target))
     found = 0.0
     for backward in (False,) if adjacency == REPLACE else (False, True):
@@ -493,7 +480,7 @@ def epsilon_of(event: Any, delta: float, adjacency: str) -> float:
             return Sum([(n, atoms_of(key, adjacency, backward, reach, step)) for key, n in rest.items()])
 
         if rho:
-            found = max(found, renyi_epsilon(raw(1 / 64), rho, charged.distance, target))
+            found = max(found, renyi_epsilon(raw(1 / 64), rho, distance, target))
         elif rest:
-            found = max(found, composed_epsilon(raw, charged.distance, target))
-    return (found + charged.grid_loss) * (1 + 1e-12)
+            found = max(found, composed_epsilon(raw, distance, target))
+    return (found + grid) * (1 + 1e-12)

@@ -1,8 +1,4 @@
-"""Verify every epsilon of a run folder, a bundle or an exported ledger by a second program: python verify.py PATH.
-
-Exit code 0: every stated epsilon is at most 1 % below an upper bound of this program. 1: one is not, or a file is
-damaged. 2: no bound is possible.
-"""
+"""Bound every epsilon of a run folder, a bundle or a ledger a second time: python verify.py PATH. See README.md."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from epsilon import ADD_OR_REMOVE, Refused, epsilon_of, expand
+from epsilon import RefusedError, epsilon_of, expand
 
 _SEAL = len(', "digest": ""}') + 64
 TOLERANCE = 1.01
@@ -46,14 +42,11 @@ def charges(lines: list[str]) -> list[dict[str, Any]]:
     for index, line in enumerate(lines):
         body = line[:-_SEAL] + "}"
         digest = hashlib.sha256(body.encode()).hexdigest()
-        content = json.loads(body)
-        if (
-            line[-_SEAL:] != f', "digest": "{digest}"}}'
-            or content["previous"] != before
-            or content["index"] != index
-        ):
+        whole = line[-_SEAL:] == f', "digest": "{digest}"}}'
+        content = json.loads(body) if whole else {}
+        if (content.get("previous"), content.get("index")) != (before, index):
             raise DisagreementError(
-                f"ledger, line {index + 1}: it is damaged or does not continue the line before"
+                f"ledger, line {index + 1} is damaged or does not continue the line before"
             )
         before = digest
         if content.get("kind", "charge") == "charge":
@@ -69,24 +62,26 @@ def bounds(
     event = {"type": "composed", "events": [one["event"] for one in made]}
     kinds = {(one["unit"], one["adjacency"]) for one in made}
     if statement is None:
-        adjacency = kinds.pop()[1] if len(kinds) == 1 else ADD_OR_REMOVE
-        if kinds or delta is None:
-            raise Refused("a ledger alone needs --delta, and charges of one unit and adjacency")
-        return [("ledger", None, epsilon_of(event, delta, adjacency))]
+        if len(kinds) != 1 or delta is None:
+            raise RefusedError("a ledger alone needs --delta, and charges of one unit and adjacency")
+        return [("ledger", None, epsilon_of(event, delta, kinds.pop()[1]))]
     adjacency, at = statement["adjacency"], statement["delta"] if delta is None else delta
     if kinds - {(statement["unit"], adjacency)} or expand(event) != expand(statement["event"]):
         raise DisagreementError("the statement's event is not the composition of the ledger's charges")
-    grid = [{"type": "grid", "loss": statement["grid_loss"]}] if statement["grid_loss"] else []
-    known = {"type": "composed", "events": [event, *grid]}
-    rows = [("reader", statement["epsilon"], epsilon_of(known, at, adjacency))]
-    for line in statement["trust"]:
-        rows.append((line["role"], line["epsilon"], epsilon_of(line["event"], at, adjacency)))
-    return rows
+    grid = [{"type": "grid", "loss": statement["grid_loss"]}]
+    lines_of = [
+        ("reader", statement["epsilon"], event),
+        *((a["role"], a["epsilon"], a["event"]) for a in statement["trust"]),
+    ]
+    return [
+        (role, stated, epsilon_of({"type": "composed", "events": [seen, *grid]}, at, adjacency))
+        for role, stated, seen in lines_of
+    ]
 
 
 def main() -> int:
     """Print one line for every role; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "path", type=Path, help="run folder, bundle (folder or .zip), exported ledger (.json), .jsonl"
     )
@@ -97,7 +92,7 @@ def main() -> int:
     except DisagreementError as error:
         print(f"disagrees: {error}")
         return 1
-    except (Refused, KeyError, TypeError, ValueError, OSError) as error:
+    except (RefusedError, KeyError, TypeError, ValueError, OSError) as error:
         print(f"no bound: {error!r}")
         return 2
     agree = True
