@@ -14,7 +14,8 @@ from fedveil.run.folder.documents import read_rows
 from fedveil.run.observer import Observer
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import prepare
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import resume, run
 from reproduction.results import Curves, ResultFolder, Run, Values, rounded
 from reproduction.run_counts import CHEAP_RUNS, runs_wanted
 from reproduction.table import Cell, Table

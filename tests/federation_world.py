@@ -17,9 +17,10 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.data.records import Population, Records
+from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.coordinator_setup import open_run_record, open_training
+from fedveil.federation.coordinator_setup import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
@@ -42,9 +43,12 @@ from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.loop import RunParts
+from fedveil.run.observer import Observer
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
-from fedveil.run.training_run import Outcome, run
+from fedveil.run.steps.experiment import ExperimentParts, Outcome
+from fedveil.run.training_run import run
 from tests.runs import Silent, files, same_model
 
 RUN = bytes(range(16))
@@ -85,9 +89,9 @@ def clients(number: int = 3) -> Population:
 
 
 ADAPTIVE: dict[str, Any] = {
-    "method": {"learning_rate": None},
     "server": {
-        "optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9, "schedule": "linear"},
+        "learning_rate": 0.5,
+        "optimizer": {"name": "fedadam", "beta2": 0.9, "schedule": "linear"},
         "average": {"name": "ema"},
     },
 }
@@ -106,7 +110,8 @@ def asked(**changes: Any) -> Experiment:
         "model": {"name": "linear", "loss": "binary_cross_entropy"},
         "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "trainer": {"name": "loop"},
-        "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
+        "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0},
+        "server": {"learning_rate": 20 / 3},
         "privacy": {"insecure_seed": 11},
     }
     if changes.get("method", {}).get("name") in (
@@ -116,6 +121,9 @@ def asked(**changes: Any) -> Experiment:
         "ckks-fedavg",
     ):  # no noise, no bound
         base["method"] = {}
+        del base["server"]
+    if changes.get("method", {}).get("name") == "newton":  # its steps have no rate
+        del base["server"]
     if changes.get("method", {}).get("name") in ("uldp-sgd", "uldp-sgd-w"):
         del base["local"]
     return parse(merge(base, changes), "test")
@@ -223,6 +231,18 @@ def _letter(
     return SignedMessage(run=run, session=session, number=number, sender=SERVER, recipient=silo, parts=parts)
 
 
+def next_session(
+    run: RunParts[Any], record: RunRecord, heads: SeenHeads, *, again: bool = False
+) -> CoordinatorParty[Any]:
+    """The coordinator's session of the next part of a run."""
+    try:
+        part = next(iter(run.parts(again=again)))
+    except BaseException:
+        run.close()
+        raise
+    return open_session(run, part, record, heads)
+
+
 class World:
     """All parties of a run, each with its folder.
 
@@ -314,14 +334,18 @@ class World:
             state=state,
         )
 
-    def coordinate(self) -> CoordinatorParty:
-        record = open_run_record(self.run_folder, self.membership, self.key)
-        return open_training(
-            prepare(self.experiment, FixedPopulation(public_share_of(self.held))),
-            record,
-            SeenHeads(self.folder / HEADS, bytes(32)),
-            Silent(),
+    def coordinate(self, observer: Observer | None = None) -> CoordinatorParty:
+        """The coordinator, opened on its folder: of the next part of the run."""
+        record = RunRecord(self.run_folder, self.membership, self.key)
+        public = FixedPopulation(public_share_of(self.held))
+        run = ExperimentParts(
+            prepare(self.experiment, public),
+            self.run_folder,
+            observer or Silent(),
+            prepare=lambda refined: prepare(refined, public),
+            witness=record,
         )
+        return next_session(run, record, SeenHeads(self.folder / HEADS, bytes(32)))
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""

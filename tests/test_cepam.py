@@ -33,7 +33,6 @@ from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, Sam
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import merge, parse
-from fedveil.run.round_charges import over_budget
 from fedveil.run.rounds.client_inputs import PerClientInputs
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.rounds.simulated_parties import SimulatedParties
@@ -413,7 +412,7 @@ def test_calibrated_noise_meets_its_target_as_the_run_states_it(rounds: int) -> 
     )
     prepared = prepare(parse(asked, "test"))
     assert 7.9 < prepared.epsilon_after(rounds) <= 8.0
-    assert over_budget(prepared, rounds) is None
+    assert prepared.over_budget(rounds, ()) is None
 
 
 @pytest.mark.parametrize("make", [fl_laplace, cepam_laplace])

@@ -22,12 +22,12 @@ from fedveil.cli import federation as federation_commands
 from fedveil.cli import training
 from fedveil.console import Terminal, observer, rows_table, transposed_table
 from fedveil.errors import RefusedRunError, SilentSiloError
-from fedveil.flower.coordinator_host.submission import RunOutcome
+from fedveil.federation.hosts.submission import RunOutcome
 from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names
 from fedveil.report.plan import _table
-from fedveil.run import training_run as run_module
+from fedveil.run import simulation as run_module
 from fedveil.run.config.choice import own_keys
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.folder.run_folder import RunFolder
@@ -198,7 +198,7 @@ def test_what_looks_like_markup_is_printed_as_it_stands(capsys: pytest.CaptureFi
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, played = run_module.play_round, []
+    play, played = run_module.play_attempt, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         played.append(arguments)
@@ -206,7 +206,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
             raise KeyboardInterrupt
         return play(*arguments, **options)
 
-    monkeypatch.setattr(run_module, "play_round", interrupted)
+    monkeypatch.setattr(run_module, "play_attempt", interrupted)
     code, _, err = ended("run", "long.toml", "--set", "rounds=2", "--runs", place / "runs")
     assert code == 130
     assert f"`fedveil resume '{place / 'runs' / NAME}'` goes on from the last complete round" in err

@@ -29,7 +29,8 @@ from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import Row
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import resume, run
 from fedveil.torchrun import run_together
 from fedveil.training import distributed
 from fedveil.training.gram.trainer import GramTrainer

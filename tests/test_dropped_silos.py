@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,18 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import Sender
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
 from fedveil.protocols.errors import ProtocolError, SiloVanished
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.journal import Attempt, Journal, Step, StepKey
+from fedveil.run.loop import Played, play_part
 from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutSimulation, RetryPolicy
+from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutRule, DropoutSimulation
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
@@ -36,7 +40,7 @@ from tests.test_protected_run import asked
 from tests.test_weighted_run import asked as weighted
 
 EARLY, LATE = Dropouts(before_input=frozenset({1})), Dropouts(before_reveal=frozenset({1}))
-AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0}
+AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0}
 
 
 @pytest.fixture(autouse=True)
@@ -98,42 +102,108 @@ def test_recovery_gives_up_below_its_threshold_and_has_released_nothing(absent: 
 
 
 class Scripted:
-    """Plays attempts that fail as told, and keeps what happened in which order."""
+    """A part of one step, with parties whose attempts fail as told; keeps what was on disk at each attempt.
 
-    def __init__(self, *failures: tuple[tuple[int, ...], bool]) -> None:
-        self.failures, self.log = list(failures), []
+    Args:
+        folder: the run folder.
+        failures: silos that vanish in each attempt, and whether it may have released.
+        repeatable: whether an attempt made again is the same release.
+        rule: changes to the rule for vanished silos.
+    """
 
-    def retry(self, **changes: Any) -> RetryPolicy:
-        rule = {"on_dropout": "retry", "waits": True, "least": 2} | changes
-        return RetryPolicy(
-            **rule,
-            record=lambda number, vanished: self.log.append(("record", number, vanished.may_have_released)),
-            pay=lambda: self.log.append(("pay",)),
+    name, number, before, start, stopped = "", 1, (), (np.zeros(0, dtype=np.float32), None), None
+
+    def __init__(
+        self,
+        folder: Path,
+        *failures: tuple[tuple[int, ...], bool],
+        repeatable: bool = False,
+        **rule: Any,
+    ) -> None:
+        self.folder, self.failures, self.cohort = folder, list(failures), (0, 1, 2)
+        self.rule = DropoutRule(**{"on_dropout": "retry", "waits": True, "least": 2} | rule)
+        guarantee: Any = SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE)
+        self.journal = Journal(RunFolder(folder), guarantee)
+        self.played: list[tuple[int, tuple[int, ...], int, int]] = []
+        self.step: Step | None = Step(
+            self.journal,
+            StepKey("run", 1),
+            event=lambda _: GaussianEvent(noise_multiplier=2.0),
+            refusal=lambda: None,
+            repeatable=repeatable,
         )
 
-    def attempt(self, number: int, cohort: tuple[int, ...], absent: Dropouts) -> str:
-        self.log.append(("play", number, cohort))
+    @property
+    def charges(self) -> int:
+        return len(read_entries(self.folder / "ledger.jsonl"))
+
+    def play(self, attempt: Attempt) -> Played:
+        failed = self.folder / "attempts.jsonl"
+        recorded = len(json_lines(failed)) if failed.exists() else 0
+        self.played.append((attempt.number, self.cohort, self.charges, recorded))
         if not self.failures:
-            return "the sum"
+            return Played(total=np.zeros(1), summed=len(self.cohort))
         silos, released = self.failures.pop(0)
         raise SiloVanished(silos, may_have_released=released)
 
+    def prepare_retry(self, vanished: SiloVanished) -> None:
+        assert self.step is not None
+        self.cohort = self.rule.next_cohort(1, self.step.tries, self.cohort, vanished)
 
-def test_every_attempt_is_paid_before_it_and_recorded_after_it() -> None:
-    play = Scripted(((2,), True), ((0,), False))
-    assert play.retry().play(1, (0, 1, 2), play.attempt) == ("the sum", 3)
-    assert [step[0] for step in play.log] == ["pay", "play", "record"] * 2 + ["pay", "play"]
-    assert [step[2] for step in play.log if step[0] == "record"] == [True, False]
-    assert {step[2] for step in play.log if step[0] == "play"} == {(0, 1, 2)}
+    def release(self, played: Played) -> None:
+        self.step = None
+
+    def all(self) -> list[tuple[int, tuple[int, ...], int, int]]:
+        """Play the part; return number, silos, charges and recorded failures on disk at every attempt."""
+        try:
+            assert play_part(self, self) is None
+        finally:
+            self.journal.close()
+        return self.played
+
+
+def test_every_attempt_is_paid_before_it_and_recorded_after_it(tmp_path: Path) -> None:
+    play = Scripted(tmp_path, ((2,), True), ((0,), False))
+    assert play.all() == [(0, (0, 1, 2), 1, 0), (1, (0, 1, 2), 2, 1), (2, (0, 1, 2), 2, 2)]
+    assert [row["may_have_released"] for row in json_lines(tmp_path / "attempts.jsonl")] == [True, False]
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+@pytest.mark.parametrize("released", [True, False])
+def test_a_step_that_was_killed_is_charged_again_unless_it_repeats(
+    tmp_path: Path, repeatable: bool, released: bool
+) -> None:
+    """By the rule: what was on disk is spent, but for failures that released nothing; a repeat costs nothing."""
+    with pytest.raises(SiloVanished):
+        Scripted(tmp_path, ((2,), released), on_dropout="end", repeatable=repeatable).all()
+    again = Scripted(tmp_path, repeatable=repeatable)
+    # fresh noise: one charge is spent, whatever the failure; a repeat pays only for what may have been released
+    assert again.all() == [(1, (0, 1, 2), 1 + (released or not repeatable), 1)]
+
+
+def test_an_attempt_of_which_nothing_is_known_may_have_released(tmp_path: Path) -> None:
+    """As at a coordinator, whose silos vanish without a word: each attempt is charged, however often it is asked."""
+    for repeatable, charges in ((False, 3), (True, 1)):
+        (folder := tmp_path / str(repeatable)).mkdir()
+        play = Scripted(folder, repeatable=repeatable)
+        step = play.step
+        assert step is not None
+        for _ in range(3):
+            assert step.refusal() is None
+            assert step.is_due == step.is_due  # asking changes nothing
+            step.begin()
+        assert play.charges == charges
+        play.journal.close()
 
 
 def test_a_resumed_round_goes_on_counting_its_attempts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Noise of a seed is drawn by the attempt's number: one that failed may have shown its sum with it."""
-    play = Scripted(((2,), True))
-    assert play.retry(failed=2).play(1, (0, 1, 2), play.attempt) == ("the sum", 4)
-    assert [step[:2] for step in play.log if step[0] != "pay"] == [("play", 2), ("record", 2), ("play", 3)]
+    (folder := tmp_path / "rule").mkdir()
+    with pytest.raises(SiloVanished):
+        Scripted(folder, ((2,), True), on_dropout="end").all()
+    assert [number for number, *_ in Scripted(folder, ((2,), True)).all()] == [1, 2]
 
     asked_of, stream = list[tuple[Any, ...]](), PrivacyRandomness.stream
 
@@ -152,23 +222,25 @@ def test_a_resumed_round_goes_on_counting_its_attempts(
     assert not before & set(asked_of)
 
 
-def test_the_rest_goes_on_as_long_as_the_noise_is_enough() -> None:
-    play = Scripted(((2,), False))
-    play.retry(waits=False).play(1, (0, 1, 2), play.attempt)
-    assert play.log[-1] == ("play", 1, (0, 1))
-    play = Scripted(((2,), False), ((0,), False))
+def test_the_rest_goes_on_as_long_as_the_noise_is_enough(tmp_path: Path) -> None:
+    for name in ("enough", "few"):
+        (tmp_path / name).mkdir()
+    assert Scripted(tmp_path / "enough", ((2,), False), waits=False).all()[-1] == (1, (0, 1), 1, 1)
     with pytest.raises(ProtocolError, match="1 silos are left and 2 are needed"):
-        play.retry(waits=False).play(1, (0, 1, 2), play.attempt)
+        Scripted(tmp_path / "few", ((2,), False), ((0,), False), waits=False).all()
 
 
-def test_a_round_ends_at_the_first_vanished_silo_or_after_many_attempts() -> None:
-    play = Scripted(((2,), False))
+def test_a_round_ends_at_the_first_vanished_silo_or_after_many_attempts(tmp_path: Path) -> None:
+    for name in ("first", "many"):
+        (tmp_path / name).mkdir()
     with pytest.raises(SiloVanished):
-        play.retry(on_dropout="end").play(1, (0, 1, 2), play.attempt)
-    assert [step[0] for step in play.log] == ["pay", "play", "record"]
-    play = Scripted(*[((2,), False)] * MOST_ATTEMPTS)
+        Scripted(tmp_path / "first", ((2,), False), on_dropout="end").all()
+    assert len(json_lines(tmp_path / "first" / "attempts.jsonl")) == 1
+    play = Scripted(tmp_path / "many", *[((2,), False)] * MOST_ATTEMPTS)
     with pytest.raises(ProtocolError, match=f"each of {MOST_ATTEMPTS} attempts"):
-        play.retry().play(1, (0, 1, 2), play.attempt)
+        play.all()
+    assert len(play.played) == MOST_ATTEMPTS
+    assert play.charges == 1
 
 
 def test_absences_have_their_rate_and_are_those_of_the_seed() -> None:
@@ -385,7 +457,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         privacy=PrivacyRandomness.insecure(11),
     )
     sums = turn.trainer.sums(replace(turn, setting=setting).sum_job(None))
-    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
+    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=3, summed=2)
     for rule in ("retry", "recover"):
         protection = {
             "name": "secure-aggregation",
@@ -404,7 +476,7 @@ def test_weights_by_records_wait_for_the_silo_and_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     protection = {"name": "secure-aggregation", "on_dropout": "retry", "dropout_rate": 0.5}
-    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0, "learning_rate": 20.0}
+    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}
     plain = files(run(prepare(asked(method=quiet)), tmp_path, Silent()).folder)[1]
     scripted(monkeypatch, {(1, 0): EARLY, (1, 1): LATE})
     outcome = run(prepare(asked(method=quiet, protection=protection)), tmp_path, Silent())

@@ -22,14 +22,15 @@ from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent
-from fedveil.privacy.ledger import Ledger, read_entries
+from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.releases.evaluation import attach_scores, make_evaluation, outputs_of
-from fedveil.run.releases.run_evaluation import release_evaluation
+from fedveil.run.releases.evaluation import attach_scores, outputs_of
+from fedveil.run.releases.release import noisy_sum
 from fedveil.run.setup import Prepared
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import continue_run, resume, run
 from fedveil.statistics.evaluation.binary import (
     LabelledBins,
     ScoreCounts,
@@ -43,6 +44,7 @@ from fedveil.statistics.evaluation.evaluator import ScoreBins
 from fedveil.statistics.evaluation.result import FILE, ReleasedEvaluation, read_evaluated
 from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabilities, variance_of_means
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
+from fedveil.statistics.stored import NoisySums
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, prepared_run, write_tables
@@ -465,25 +467,23 @@ def test_an_evaluation_is_never_charged_above_the_budget(
     world: tuple[Prepared, Outcome], tmp_path: Path
 ) -> None:
     """Not for the first time either: what was charged before may have taken its room."""
-    prepared, outcome = world
-    name, rounds, guarantee = prepared.experiment.name, outcome.rounds, prepared.guarantee
-    needed = prepared.epsilon_with(Role.READER, rounds, prepared.side_releases)
-    checkpoint = RunFolder(outcome.folder).read_checkpoint()
-    assert checkpoint is not None
+    prepared, whole = world
+    folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
+    (folder / FILE).unlink()
+    ledger = folder / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[: whole.rounds]))
+    needed = prepared.epsilon_with(Role.READER, whole.rounds, prepared.side_releases)
     privacy = prepared.experiment.privacy.model_copy(update={"budget": needed * 0.999})
     poor = replace(prepared, experiment=prepared.experiment.model_copy(update={"privacy": privacy}))
-    with Ledger(tmp_path / "ledger.jsonl", unit=guarantee.unit, adjacency=guarantee.adjacency) as ledger:
-        for number in range(1, rounds + 1):
-            ledger.charge(run=name, round=number, attempt=0, event=guarantee.event)
-        reason = release_evaluation(poor, RunFolder(tmp_path), checkpoint, ledger)
-        assert reason is not None
-        assert "the evaluation would bring epsilon to" in reason
-        assert len(ledger.entries) == rounds
-    assert not (tmp_path / FILE).exists()
+    outcome = continue_run(RunFolder(folder), poor, Silent())
+    assert outcome.stopped is not None
+    assert "eval/1 and what is due after it would bring epsilon to" in outcome.stopped
+    assert len(read_entries(ledger)) == whole.rounds
+    assert not (folder / FILE).exists()
 
 
 def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
-    from fedveil.run.training_run import StopTraining
+    from fedveil.run.observer import StopTraining
 
     class Once(Silent):
         def on_round_end(self, row: dict[str, Any]) -> None:
@@ -581,7 +581,10 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     assert evaluation.asked.unit == 1.0
     scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
     table = attach_scores(evaluation.asked, prepared.experiment, prepared.population, scores)
-    found = make_evaluation(evaluation, prepared.experiment, 2, table, PrivacyRandomness.insecure(1))
+    sums: NoisySums = ()
+    while len(sums) < len(evaluation.releases):
+        sums = (*sums, noisy_sum(evaluation.release(sums), table, PrivacyRandomness.insecure(1)))
+    found = evaluation.combine_releases(prepared.experiment.name, 2, sums)
     counted, present = found.rows[0], len(np.unique(table.user))
     assert counted.figure == "people"
     assert counted.interval is not None

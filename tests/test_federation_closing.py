@@ -16,7 +16,6 @@ from fedveil.federation.limits import LARGEST_STATEMENT
 from fedveil.federation.silo_session import statement_check as own_statement
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.training_task import SiloTrainingTask
-from fedveil.federation.training_rounds import TrainingRounds
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.refusals import Code
@@ -182,12 +181,10 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
     """A coordinator has the end signed after one round of two, and goes on: also with silos that were started again."""
     world = World(tmp_path, asked(rounds=2, **SECURE), population())
     coordinator = world.coordinator = world.coordinate()
-    rounds = coordinator._rounds
-    assert isinstance(rounds, TrainingRounds)
-    while rounds.number == 1:
+    while coordinator._part.number == 1:
         world.exchange(coordinator)
-    rounds._spent = True
-    coordinator.stop("as if nothing were left of the budget")
+    coordinator._part.step.refusal = lambda: "as if nothing were left of the budget"
+    coordinator.stop("nothing is left of the budget", between_rounds=True)
     world.farewell()
     assert [one["silo"] for one in signed_end(world.run_folder.path)] == [0, 1, 2]
     for number, party in enumerate(world.silos):
@@ -204,7 +201,7 @@ def test_who_has_signed_the_end_of_a_run_gives_nothing_more_to_it(tmp_path: Path
 def test_the_end_of_a_run_that_can_go_on_is_signed_by_nobody(tmp_path: Path) -> None:
     world = World(tmp_path, asked(rounds=2, **SECURE), population())
     coordinator = world.coordinator = world.coordinate()
-    while coordinator._rounds.number == 1:
+    while coordinator._part.number == 1:
         world.exchange(coordinator)
     coordinator.stop("somebody interrupted it")
     world.farewell()

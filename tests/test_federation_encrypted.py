@@ -250,8 +250,8 @@ def test_the_coordinator_has_no_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(content in data for data in (*kept, *seen.all))
     assert world.coordinator is not None
     assert equal_arrays(
-        world.coordinator._rounds.checkpoint.model.numpy(),
-        world.coordinator._rounds._prepared.task.initial().numpy(),
+        world.coordinator._part.checkpoint.model.numpy(),
+        world.coordinator._part.prepared.task.initial().numpy(),
     )
     world.close()
 
@@ -401,7 +401,7 @@ def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> N
     """Also where the state alone differs, by 1e-12 of itself, which the next model does not show yet."""
     world = World(tmp_path, asked(**VOTED, **ADAPTIVE), population(), WILLING)
     coordinator = world.coordinate()
-    carry(world, coordinator, lambda: coordinator._rounds.checkpoint.round == 1)
+    carry(world, coordinator, lambda: coordinator._part.checkpoint.round == 1)
     party = world.party(1)
     last = party._store.read(coordinator.run)
     assert last is not None
@@ -415,7 +415,7 @@ def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> N
     assert "silo 1: ends the round with another model or optimiser's state than most silos" in stopped(
         coordinator
     )
-    assert coordinator._rounds.checkpoint.round == 1
+    assert coordinator._part.checkpoint.round == 1
     world.close()
 
 
@@ -525,7 +525,7 @@ def test_a_model_of_another_size_is_refused_before_anything_is_done(tmp_path: Pa
     experiment = asked(protection=ENCRYPTED | {"ratio": 0.5})
     world = World(tmp_path, experiment, population(), policy)
     coordinator = world.coordinate()
-    while coordinator._rounds.checkpoint.round < 1:
+    while coordinator._part.checkpoint.round < 1:
         world.exchange(coordinator)
     coordinator.close()
     paid = len(read_entries(tmp_path / "state-0" / LEDGER))

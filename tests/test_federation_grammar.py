@@ -178,7 +178,7 @@ class Exchange:
         self.letter = world.letter(silo, data)
         self.answered: SignedMessage | None = None
         assert world.coordinator is not None
-        self.round = world.coordinator._rounds.checkpoint.round + 1
+        self.round = world.coordinator._part.checkpoint.round + 1
 
     def to_silo(self, *parts: SessionMessage) -> tuple[SessionMessage, ...]:
         """What the silo says to another letter in this one's place."""

@@ -233,7 +233,7 @@ def test_peers_remember_the_last_session_where_its_rounds_are_masked(
     world = World(tmp_path, experiment, population(), ALL)
     heads, opened = tmp_path / HEADS, world.coordinate()
     world.coordinator = opened
-    while opened._rounds.number < back:
+    while opened._part.number < back:
         assert not opened.is_finished
         world.exchange(opened)
     shutil.copytree(tmp_path / STATE, tmp_path / "early")

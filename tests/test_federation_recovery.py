@@ -14,9 +14,9 @@ from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
+from fedveil.federation.sampling import DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
-from fedveil.federation.training_rounds import _DRAWN
 from fedveil.protocols.driver import NOBODY, Dropouts
 from fedveil.protocols.masking.recovery_server import RecoverableServer
 from fedveil.protocols.masking.recovery_silo import RecoverableSilo
@@ -75,14 +75,14 @@ def play(
     for _ in range(1000):
         if coordinator.is_finished:
             return coordinator
-        exchange(world, coordinator, gone(coordinator._rounds.checkpoint.round + 1, step(coordinator)))
+        exchange(world, coordinator, gone(coordinator._part.checkpoint.round + 1, step(coordinator)))
     raise AssertionError("the run does not end")
 
 
 def reach(world: World, coordinator: CoordinatorParty, number: int, at: str) -> None:
     """Play up to a step of a round."""
     for _ in range(200):
-        if (coordinator._rounds.checkpoint.round + 1, step(coordinator)) == (number, at):
+        if (coordinator._part.checkpoint.round + 1, step(coordinator)) == (number, at):
             return
         exchange(world, coordinator)
     raise AssertionError("the run does not come so far")
@@ -171,11 +171,11 @@ def test_another_attempt_is_another_release(at: str, tmp_path: Path, monkeypatch
     reach(world, coordinator, 2, at)
     for number, data in coordinator.messages()[:3]:  # the vectors of some, or the shares, have arrived
         coordinator.receive(number, world.party(number).receive(data))
-    drawn = (world.run_folder / _DRAWN).read_bytes()
+    drawn = (world.run_folder / DRAWN).read_bytes()
     coordinator.close()
     again = world.coordinate()
     reach(world, again, 2, "KEYS")
-    assert (world.run_folder / _DRAWN).read_bytes() != drawn
+    assert (world.run_folder / DRAWN).read_bytes() != drawn
     again.close()
     play(world)
     assert world.paid == [1, 2, 2, 2, 3, 4]
@@ -295,7 +295,7 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     session = party._session
     assert session is not None
     session.instructions = RoundInstructions()
-    session.instructions.add(GlobalModel(values=coordinator._rounds.checkpoint.model.numpy()))
+    session.instructions.add(GlobalModel(values=coordinator._part.checkpoint.model.numpy()))
     with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
         session._given(RoundTask(round=number))
     assert world.charged(0) == []

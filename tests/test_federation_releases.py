@@ -19,14 +19,12 @@ from fedveil.data.schema import read_schema
 from fedveil.errors import ConfigError
 from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_audit import verify_run
-from fedveil.federation.audit.run_record import ROUNDS, signed_end
+from fedveil.federation.audit.run_record import ROUNDS, RunRecord, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.coordinator_setup import open_release, open_run_record
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import RELEASES, Policy
-from fedveil.federation.run_schedule import next_document_release
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import load_silo_population
@@ -43,16 +41,18 @@ from fedveil.run.config.release_document import (
     TableDocument,
     read_releases,
 )
+from fedveil.run.document_run import make_releases
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases import series
 from fedveil.run.releases.inference import prepare_inference
-from fedveil.run.releases.prepared_releases import PreparedReleases, make_releases
+from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.requests import request_scope
 from fedveil.run.releases.statistics import prepare_release
+from fedveil.run.steps.document import DocumentParts
 from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
 from tests.commands import as_json
-from tests.federation_world import small_keys
+from tests.federation_world import next_session, small_keys
 from tests.list_of_users import listed
 from tests.test_run_audit import unnoticed_values
 
@@ -116,12 +116,9 @@ class Hospitals:
     def coordinator(self, *, again: bool = False) -> CoordinatorParty[Any]:
         """Open the coordinator of the next release, or of the last one again."""
         declared = DeclaredTables(schema=self.schema, silos=self.membership.silos)
-        due = next_document_release(
-            PREPARE[self.document.file](self.document, declared), self.run, again=again
-        )
-        assert due is not None
-        record = open_run_record(self.run, self.membership, self.key)
-        return open_release(due, self.document, record, SeenHeads(self.folder / HEADS, bytes(32)))
+        record = RunRecord(self.run, self.membership, self.key)
+        run = DocumentParts(PREPARE[self.document.file](self.document, declared), self.run, witness=record)
+        return next_session(run, record, SeenHeads(self.folder / HEADS, bytes(32)), again=again)
 
     def play(self) -> str | None:
         """Play the next release; return why it ended early."""

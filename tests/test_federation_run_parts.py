@@ -15,22 +15,23 @@ from fedveil.errors import DataError
 from fedveil.federation import proposal_review
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.run_schedule import has_trained
+from fedveil.federation.enrollment.joining import DraftedPolicy
+from fedveil.federation.enrollment.provisioning import provision
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.inspection import inspect_silo
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.enrollment.joining import DraftedPolicy
-from fedveil.flower.enrollment.provisioning import provision
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protocols.refusals import Code
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
+from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.run.training_run import run
 from tests import test_evaluation_targets
 from tests.hospitals import table_in
@@ -44,7 +45,8 @@ ASKED: dict[str, Any] = {
     "data": table_in(Path(), test_share=0.5),
     "model": {"name": "linear", "loss": "binary_cross_entropy"},
     "local": {"learning_rate": 0.5},
-    "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
+    "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated"},
+    "server": {"learning_rate": 20.0},
     "privacy": {"epsilon": 20.0, "accountant": "rdp", "insecure_seed": 1},
     "protection": {"name": "secure-aggregation"},
     "preprocessing": {"bounds": ["age", "code"], "impute": ["age"], "pool": {"ward": 60}},
@@ -280,37 +282,36 @@ def test_scoring_beyond_the_deadline_of_a_round_ends_the_release_and_stays_charg
     assert study.charges(0)[-1] == ("/eval/1", 1)
 
 
-@pytest.mark.parametrize(("repeats", "asked"), [(True, [3, 3]), (False, [5, 6])])
+@pytest.mark.parametrize(("repeats", "asked"), [(True, [3]), (False, [5, 6])])
 def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
-    repeats: bool, asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repeats: bool, asked: list[int], tmp_path: Path
 ) -> None:
     """As a coordinator asks it before a round: else it would open training for ever, and never evaluate.
 
-    After two rounds: masks that are recovered cost another charge an attempt (two rounds, each of them twice); where an
-    attempt repeats what was released, the third round was charged already, or not yet.
+    After two rounds: masks that are recovered cost another charge an attempt (two rounds, each of them twice). Where
+    an attempt repeats what was released, the third round needs a charge, or none once it has one.
     """
-    event = GaussianEvent(noise_multiplier=2.0)
-    run = SimpleNamespace(
-        evaluation="asked for",
+    event, given = GaussianEvent(noise_multiplier=2.0), list[int]()
+    prepared = SimpleNamespace(
+        over_budget=lambda rounds, beside, again: given.append(rounds + again),
         releases_before_training=(),
         releases_after_training=(),
         side_releases=(),
-        experiment=SimpleNamespace(rounds=10, name="run"),
-        guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
+        experiment=SimpleNamespace(rounds=10, name="run", privacy=SimpleNamespace(budget=1.0)),
+        guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event),
         protocol_spec=SimpleNamespace(repeatable=repeats),
     )
-    given: list[int] = []
-    monkeypatch.setattr(
-        "fedveil.federation.run_schedule.over_budget",
-        lambda _, number, charges, beside: given.append(charges),
-    )
-    monkeypatch.setattr(RunFolder, "read_checkpoint", lambda _: SimpleNamespace(round=2))
+    witness = cast(Any, SimpleNamespace())  # between institutions
     charged = [(1, 0), (2, 0)] if repeats else [(1, 0), (1, 1), (2, 0), (2, 1)]
     for more in ([], [(3, 0)]):
-        with Ledger(tmp_path / "ledger.jsonl", unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE) as ledger:
+        folder = RunFolder(tmp_path)
+        with ExperimentParts(
+            cast(Any, prepared), folder, NullObserver(), prepare=prepare, witness=witness
+        ) as run:
+            ledger = run.journal.ledger
             for number, attempt in [*charged, *more][len(ledger.entries) :]:
                 ledger.charge(run="run", round=number, attempt=attempt, event=event)
-        assert not has_trained(cast(Any, run), RunFolder(tmp_path))
+            assert run._round_step(3).refusal() is None
     assert given == asked
 
 

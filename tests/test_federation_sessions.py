@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedveil.federation import session_admission
+from fedveil.federation.audit.run_record import STATE
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.session_admission import LEASE_SECONDS, SessionAdmission, session_name, session_run
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.training_rounds import STATE
 from fedveil.files import parse_json
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.session_messages import (

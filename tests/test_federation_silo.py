@@ -493,7 +493,7 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
         while True:
             for number, data in coordinator.messages():
                 reply = world.party(number).receive(data)
-                if coordinator._rounds.checkpoint.round == 2:
+                if coordinator._part.checkpoint.round == 2:
                     patched.setattr(os, "replace", full)
                 coordinator.receive(number, reply)
                 patched.undo()

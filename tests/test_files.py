@@ -38,14 +38,16 @@ from fedveil.data.draft import draft_schema
 from fedveil.data.schema import read_schema
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
+from fedveil.federation.audit.run_record import STATE, identify
 from fedveil.federation.charter import Charter
+from fedveil.federation.enrollment.requests import Request
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
-from fedveil.federation.run_schedule import evaluating
+from fedveil.federation.sampling import draw_sample
 from fedveil.federation.silo_data import load_silo_population
+from fedveil.federation.silo_session.training_task import training_plan
 from fedveil.federation.store import RecordStore, RoundRecord
-from fedveil.federation.training_rounds import STATE, TrainingRounds, identify
 from fedveil.files import (
     DEEPEST,
     LARGEST_FILE,
@@ -56,20 +58,20 @@ from fedveil.files import (
     read_text,
     replace_file,
 )
-from fedveil.flower.enrollment.requests import Request
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.report.run_data import load_run
 from fedveil.run.config.release_document import InferenceDocument, read_releases
+from fedveil.run.document_run import make_releases
 from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
 from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.evaluation import read_partial_evaluation
 from fedveil.run.releases.inference import prepare_inference
-from fedveil.run.releases.prepared_releases import make_releases
 from fedveil.run.releases.preprocessing import read_preprocessed
-from fedveil.run.setup import Prepared, prepare
+from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
 from fedveil.statistics.evaluation.result import read_evaluated
 from fedveil.statistics.inference.result import read_fitted
@@ -129,7 +131,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
     (folder / "policy.toml").write_text(POLICY)
     prepared = prepare(experiment, FixedPopulation(population()))
 
-    coordinator: Any = Coordinating(world, prepared)
+    plan = training_plan(prepared)
 
     def ledger(at: Path) -> Any:
         entries = read_entries(at)
@@ -216,7 +218,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "federation.json": FileKind(path=path / STATE, read=lambda at: identify(RunFolder(at.parent))),
         "participants.json": FileKind(
             path=path / "checkpoint" / "participants.json",
-            read=lambda _: TrainingRounds._drawn(coordinator, 2, 0),
+            read=lambda _: draw_sample(world.run_folder, plan, 2, 0),
         ),
         "experiment.toml": FileKind(path=here / "experiment.toml", read=lambda at: RunFolder.open(at.parent)),
         "metrics.jsonl": FileKind(path=here / "metrics.jsonl", read=metrics),
@@ -235,14 +237,6 @@ def federation(folder: Path) -> dict[str, FileKind]:
             path=here / "checkpoint" / "state.safetensors", read=lambda _: run_folder.read_checkpoint()
         ),
     }
-
-
-class Coordinating:
-    """As much of a coordinator as reads what it keeps of a run: its name, and who was drawn."""
-
-    def __init__(self, world: World, prepared: Prepared) -> None:
-        self._folder, self._prepared = world.run_folder, prepared
-        self.privacy = prepared.experiment.privacy.randomness()
 
 
 def alone(folder: Path) -> dict[str, FileKind]:
@@ -348,7 +342,9 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
         "evaluation.json": FileKind(
             path=here / "evaluation.json", read=lambda at: told(read_evaluated(at.parent))
         ),
-        "evaluation.json, begun": FileKind(path=begun, read=lambda _: evaluating(RunFolder(here))),
+        "evaluation.json, begun": FileKind(
+            path=begun, read=lambda _: read_partial_evaluation(RunFolder(here))
+        ),
         "preprocessing.json": FileKind(
             path=here / "preprocessing.json", read=lambda at: told(read_preprocessed(at.parent))
         ),

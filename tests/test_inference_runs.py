@@ -15,9 +15,9 @@ from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.release_document import InferenceDocument, read_releases
+from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.releases.inference import prepare_inference
-from fedveil.run.releases.prepared_releases import make_releases
 from fedveil.statistics.inference.result import read_fitted
 from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS
@@ -195,7 +195,7 @@ def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.run.releases.prepared_releases.noisy_sum"]
+    "fatal", ["fedveil.privacy.ledger.Ledger.charge", "fedveil.run.simulation.noisy_sum"]
 )
 def test_a_killed_regression_goes_on_under_its_charges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: str

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.federation.hosts.submission import create_run, read_document
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import create_run, read_document
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent
@@ -20,9 +20,9 @@ from fedveil.privacy.joint_cost import joint_cost
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.experiment import PrivacySection, parse
 from fedveil.run.config.release_document import InferenceDocument
+from fedveil.run.document_run import make_releases
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.releases.inference import prepare_inference
-from fedveil.run.releases.prepared_releases import make_releases
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
 from fedveil.validation import validate_document

@@ -18,10 +18,8 @@ import tomlkit
 
 from fedveil.checks import equal_up_to_rounding
 from fedveil.errors import FedveilError
-from fedveil.federation import run_schedule
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.federation.audit.released_files import check_releases
-from fedveil.federation.audit.released_sums import digest_of_release
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import (
     AGREED,
@@ -33,19 +31,21 @@ from fedveil.federation.audit.run_record import (
     signed_end,
 )
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.hosts import submission
+from fedveil.federation.hosts.folders import SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import due_parts
 from fedveil.federation.silo_session.release_task import SiloReleaseTask
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.statement_check import SiloCharges
-from fedveil.flower.coordinator_host import submission
-from fedveil.flower.coordinator_host.submission import due_parts
-from fedveil.flower.folders import SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.session_messages import Attestation, Finalize
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
+from fedveil.statistics.stored import digest_of_release
 from tests.commands import as_json, output
 from tests.runs import json_lines
 from tests.test_federation_run_parts import PEOPLE, Study, carried
@@ -380,7 +380,7 @@ def ended(study: Study) -> tuple[SiloReleaseTask, Finalize, Counter[Any]]:
         patched.setattr(SiloSession, "sign_statement", signing)
         (party,) = due_parts(study.home, study.run.path)
         carried(party, silos)
-    (closing,) = party._rounds.closing()
+    (closing,) = party._closing
     assert isinstance(closing, Finalize)
     assert len(sessions) == 3
     assert all(silo._session is None for silo in silos)  # nobody joins where there is nothing left to play
@@ -453,7 +453,7 @@ def test_a_crash_before_the_statement_of_the_last_part_leaves_no_charge_out_of_i
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_schedule, "conclude_run", killed)
+        patched.setattr(ExperimentParts, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
             study.play()
     assert len(read_entries(study.run / "ledger.jsonl")) == 4

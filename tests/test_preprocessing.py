@@ -30,7 +30,8 @@ from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.run.releases.preprocessing import read_preprocessed, write_preprocessed
 from fedveil.run.releases.run_preprocessing import lengths_of_updates
 from fedveil.run.setup import Prepared, prepare
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import resume, run
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.preprocessing import LENGTH, PreprocessingRequest, quantile_of_lengths, refine_schema
 from tests.doc_examples import BLOCKS
@@ -364,7 +365,7 @@ def test_a_run_killed_after_the_charge_charges_the_release_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.run.releases.run_preprocessing.noisy_sum", killed)
+        patch.setattr("fedveil.run.simulation.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             run(prepared, tmp_path / "runs", Silent())
     folder = tmp_path / "runs" / "hospitals"
@@ -533,7 +534,7 @@ def test_no_repeat_takes_the_room_of_what_is_still_due(
         raise MemoryError("killed")
 
     prepared = prepared_in(tmp_path, **asked, privacy={"budget": budget})
-    monkeypatch.setattr("fedveil.run.releases.run_preprocessing.noisy_sum", killed)
+    monkeypatch.setattr("fedveil.run.simulation.noisy_sum", killed)
     with pytest.raises(MemoryError):
         run(prepared, tmp_path / "runs", Silent())
     with pytest.raises(BudgetError, match="due after it and one more round would bring epsilon to"):

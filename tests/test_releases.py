@@ -21,8 +21,8 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
+from fedveil.run.document_run import make_releases, resume_releases
 from fedveil.run.folder.documents import read_statement
-from fedveil.run.releases.prepared_releases import make_releases, resume_releases
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.releases.statistics import PreparedRelease, prepare_release
 from fedveil.statistics.figures import rows
@@ -243,7 +243,7 @@ def test_a_release_killed_after_its_charge_is_charged_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.run.releases.prepared_releases.noisy_sum", killed)
+        patch.setattr("fedveil.run.simulation.noisy_sum", killed)
         with pytest.raises(KeyboardInterrupt):
             make_releases(prepare_release(document), tmp_path / "runs")
     folder = tmp_path / "runs" / "cohort"

@@ -19,7 +19,12 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
+    from fedveil import sklearn
+    from fedveil.api.budget import Budget
     from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
+    from fedveil.api.checking import check
+    from fedveil.api.cross_validation import cross_validate
+    from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
         cepam_gaussian,
@@ -28,6 +33,7 @@ if _typing.TYPE_CHECKING:
         dp_fed_ls,
         fedavg,
         method,
+        newton,
         paraaegis,
         uldp_avg,
         uldp_avg_w,
@@ -37,7 +43,11 @@ if _typing.TYPE_CHECKING:
         uldp_sgd_w,
     )
     from fedveil.api.observers import MLflow, TensorBoard, WandB
+    from fedveil.api.planning import plan
+    from fedveil.api.releases import infer, stats
     from fedveil.api.result import Result
+    from fedveil.api.run_folders import audit, compare, spent
+    from fedveil.api.sweeping import sweep
     from fedveil.api.training import resume, train
     from fedveil.bundle.bundle import Bundle
     from fedveil.bundle.bundle import load_bundle as load
@@ -47,6 +57,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.data.tables import tables
     from fedveil.errors import FedveilError
     from fedveil.privacy.statement import Statement
+    from fedveil.training.local_algorithms import FedProx
     from fedveil.training.server.optimizers import FedAdam as Adam
     from fedveil.training.server.optimizers import FedYogi as Yogi
     from fedveil.training.server.optimizers import ServerSgd as Sgd
@@ -55,7 +66,7 @@ __version__ = "0.2.0"
 
 # On some processors, Intel MKL rounds a matrix product differently depending on the memory address of its arrays.
 # MKL_CBWR=AUTO turns that off. MKL reads the variable once, before its first product, so importing fedveil sets it.
-# An empty value counts as unset. See docs/theory/alone-in-a-batch.md.
+# An empty value counts as unset. See docs/theory/batch-independence.md.
 if not _os.environ.get("MKL_CBWR", "").strip():
     _os.environ["MKL_CBWR"] = "AUTO"
 
@@ -65,6 +76,15 @@ _PLACES: _typing.Final = {
     ),
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
+    **dict.fromkeys(("infer", "stats"), "fedveil.api.releases"),
+    **dict.fromkeys(("audit", "compare", "spent"), "fedveil.api.run_folders"),
+    "Budget": "fedveil.api.budget",
+    "Frame": "fedveil.api.frame",
+    "cross_validate": "fedveil.api.cross_validation",
+    "check": "fedveil.api.checking",
+    "plan": "fedveil.api.planning",
+    "sweep": "fedveil.api.sweeping",
+    "sklearn": "fedveil.sklearn",
     "Result": "fedveil.api.result",
     "Population": "fedveil.data.records",
     "population": "fedveil.data.arrays",
@@ -76,17 +96,21 @@ _PLACES: _typing.Final = {
     "Adam": "fedveil.training.server.optimizers:FedAdam",
     "Sgd": "fedveil.training.server.optimizers:ServerSgd",
     "Yogi": "fedveil.training.server.optimizers:FedYogi",
+    "FedProx": "fedveil.training.local_algorithms",
     "FedveilError": "fedveil.errors",
 }
 """Module, or ``module:attribute``, of each public name; methods are in ``fedveil.api.methods``."""
 
 __all__ = [
     "Adam",
+    "Budget",
     "Bundle",
     "Callback",
     "Checkpoints",
     "EarlyStop",
+    "FedProx",
     "FedveilError",
+    "Frame",
     "MLflow",
     "MethodChoice",
     "Population",
@@ -98,16 +122,27 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "Yogi",
+    "audit",
     "cepam_gaussian",
     "cepam_laplace",
+    "check",
+    "compare",
+    "cross_validate",
     "dp_fed",
     "dp_fed_ls",
     "fedavg",
+    "infer",
     "load",
     "method",
+    "newton",
     "paraaegis",
+    "plan",
     "population",
     "resume",
+    "sklearn",
+    "spent",
+    "stats",
+    "sweep",
     "tables",
     "train",
     "uldp_avg",
@@ -126,7 +161,8 @@ def __getattr__(name: str) -> _typing.Any:
             f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"
         )
     place, _, attribute = _PLACES.get(name, "fedveil.api.methods").partition(":")
-    found = getattr(_import_module(place), attribute or name)
+    module = _import_module(place)
+    found = module if place == f"fedveil.{name}" else getattr(module, attribute or name)
     globals()[name] = found
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.privacy.statement import Statement
     from fedveil.run.config.experiment import Experiment
     from fedveil.run.folder.run_folder import Row
-    from fedveil.run.training_run import Outcome
+    from fedveil.run.steps.experiment import Outcome
 
 
 _WHOLE: Final = 10_000
@@ -285,26 +285,27 @@ def _to_server(statement: Statement) -> str:
     return epsilon_text(statement.line_for(Role.SERVER))
 
 
-def transposed_table(rows: Sequence[dict[str, Any]]) -> Table:
+def transposed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of a few rows with one line per field."""
     table = _Uncut(show_header=False)
     for key in rows[0]:
-        table.add_row(key.replace("_", " "), *(_cell(key, row[key]) for row in rows))
+        table.add_row(key.replace("_", " "), *(cell_text(key, row[key]) for row in rows))
     return table
 
 
-def rows_table(rows: Iterable[dict[str, Any]], title: str | None = None) -> Table:
+def rows_table(rows: Iterable[Mapping[str, Any]], title: str | None = None) -> Table:
     """Return a table of flat rows; the keys of the first row are the columns."""
     rows = list(rows)
     table = _Uncut(title=title)
     for key in rows[0] if rows else ():
         table.add_column(key.replace("_", " "))
     for row in rows:
-        table.add_row(*(_cell(key, value) for key, value in row.items()))
+        table.add_row(*(cell_text(key, value) for key, value in row.items()))
     return table
 
 
-def _cell(key: str, value: Any) -> str:
+def cell_text(key: str, value: Any) -> str:
+    """Return the value of a column as text for a table."""
     if key == "epsilon" and not isinstance(value, str):
         return epsilon_text(value)
     if key == "noise_multiplier" and isinstance(value, float):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import get_annotations, isabstract
-from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from fedveil.config_keys import check_ranges
 from fedveil.privacy.bounds import Bound
@@ -252,7 +252,20 @@ class Stage:
 
 
 class Source(Stage):
-    """Stage that may add noise and claims privacy events for it; without claims it guarantees nothing."""
+    """Stage that may add noise and claims privacy events for it; without claims it guarantees nothing.
+
+    Attributes:
+        sends: kind of the vectors that a contribution is; the server's step must read the same kind.
+        sums_records: whether a contribution is a mean of vectors of its records, and no update of the model
+            (:mod:`fedveil.training.record_sums`).
+    """
+
+    sends: ClassVar[str] = "updates"
+    sums_records: ClassVar[bool] = False
+
+    def message_length(self, dimension: int) -> int:
+        """Return the length of a contribution for a model of ``dimension`` parameters; an update has as many."""
+        return dimension
 
     @property
     def content(self) -> Reveals:

@@ -21,7 +21,8 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.run.config.study import load_study
 from fedveil.run.observer import Observer
 from fedveil.run.setup import Prepared, prepare
-from fedveil.run.training_run import Outcome, run
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import run
 from fedveil.run.workers import serve_shares, split_trainer
 from fedveil.training.distributed import DistributedTrainer
 

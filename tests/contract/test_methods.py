@@ -34,6 +34,7 @@ from fedveil.methods.fedavg import fedavg
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
+from fedveil.methods.newton import newton
 from fedveil.methods.paraaegis import ckks_fedavg, dp_fedavg, paraaegis, serial, stevens, varying_dp
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation
@@ -96,6 +97,9 @@ METHOD_CASES |= {
     "fl-gaussian-sdq": lambda sigma: fl_gaussian_sdq(**messages(sigma), step=1.0),
     "fl-laplace-sdq": lambda sigma: fl_laplace_sdq(**messages(sigma), step=1.0),
 }
+METHOD_CASES["newton"] = lambda sigma: newton(
+    inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=sigma
+)
 NOISE_BY_COMPRESSION = ("cepam-gaussian", "cepam-laplace")
 every_method = pytest.mark.parametrize("name", METHOD_CASES)
 bounded_sum = pytest.mark.parametrize(
@@ -408,7 +412,7 @@ def test_sampled_users_are_accounted_as_sampled_and_divided_by_the_expectation()
     event = derive(method, PublicFacts(n_silos=SILOS, n_users=USERS)).event
     assert isinstance(event, PoissonSampledEvent)
     assert event.rate == 0.25
-    assert method.divisor(SILOS, USERS) == 0.25 * USERS * SILOS
+    assert method.divisor(USERS, SILOS) == 0.25 * USERS
 
 
 def test_naive_is_accounted_at_twice_the_published_sensitivity_and_names_the_publication() -> None:

@@ -26,8 +26,9 @@ from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.documents import RoundRow
 from fedveil.run.folder.run_folder import Row, RunFolder
 from fedveil.run.folder.shown import METRICS, Kind
+from fedveil.run.observer import StopTraining
 from fedveil.run.setup import Prepared
-from fedveil.run.training_run import Outcome, StopTraining
+from fedveil.run.steps.experiment import Outcome
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

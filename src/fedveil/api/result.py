@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,9 @@ from jaxtyping import Float32, Shaped
 from safetensors.torch import load_file
 from torch import nn
 
+from fedveil.api.frame import Frame
+from fedveil.api.history import round_rows
+from fedveil.api.objective import Objective
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.data.records import Population
@@ -22,9 +26,13 @@ from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import refuse_no_page, write_document
 from fedveil.report.page import write_report
 from fedveil.run.advice import advice_of
+from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.diagnostics import baseline_of
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.training_run import Outcome
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.steps.experiment import Outcome
+from fedveil.sanitize import one_line
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 
 
@@ -50,16 +58,20 @@ class Result:
     stopped: str | None
     folder: Path
     evaluated: ReleasedEvaluation | None
-    _initial: nn.Module = field(repr=False)
+    _experiment: Experiment = field(repr=False)
+    _learned: Objective = field(repr=False)
     _people: Population = field(repr=False)
 
     @classmethod
-    def from_outcome(cls, outcome: Outcome, initial: nn.Module, people: Population) -> Result:
+    def from_outcome(
+        cls, outcome: Outcome, experiment: Experiment, learned: Objective, people: Population
+    ) -> Result:
         """Return the result of a run.
 
         Args:
             outcome: outcome of the training run.
-            initial: the initial model; its architecture is used for the trained model.
+            experiment: the experiment that ran.
+            learned: the initial model, with its loss and metrics.
             people: the population that was trained on.
         """
         released, metrics = outcome.evaluated, outcome.row["test"] or {}
@@ -72,7 +84,8 @@ class Result:
             stopped=outcome.stopped,
             folder=outcome.folder,
             evaluated=released,
-            _initial=initial,
+            _experiment=experiment,
+            _learned=learned,
             _people=people,
         )
 
@@ -84,6 +97,69 @@ class Result:
         if self.statement.has_large_delta:
             bound += f", delta={self.statement.delta:g} not below 1/{self.statement.units}"
         return f"Result({bound}, {found}, rounds={self.rounds}, folder='{self.folder}')"
+
+    def _repr_html_(self) -> str:
+        """Return the result for a notebook: what was trained, the guarantee, and the metrics beside a constant answer.
+
+        Every metric says whether it is released with noise, of a public test table, or exact and covered by nothing.
+        """
+        people = self._people
+        name = self._experiment.model.name or "model"
+        ended = "" if self.stopped is None else f"; it ended early: {self.stopped}"
+        trained = (
+            f"{name}, trained on the records of {people.n_users} users in {people.n_silos} silos for {self.rounds} "
+            f"rounds{ended}."
+        )
+        table = Frame(
+            rows=tuple(
+                {
+                    "metric": key,
+                    "value": value,
+                    "constant answer": self.baseline.get(key),
+                    "covered": self._covered,
+                }
+                for key, value in self.metrics.items()
+            ),
+            notes=() if self.advice is None else tuple(self.advice.splitlines()),
+        )
+        return f"<p>{html.escape(one_line(trained))}</p>{self.statement._repr_html_()}{table._repr_html_()}"
+
+    @property
+    def _covered(self) -> str:
+        """Say which guarantee covers the metrics."""
+        if self.evaluated is not None:
+            return "released with noise, covered"
+        return (
+            "public test records"
+            if self._people.public_test
+            else "exact figures of private records, not covered"
+        )
+
+    @cached_property
+    def history(self) -> Frame:
+        """Public figures of every round: epsilon, the clip, the movement of the model, metrics on public test records.
+
+        Round 0 is the initial model. An epsilon of None means that nothing is guaranteed.
+        """
+        return Frame(rows=round_rows(self.folder, public_test=self._people.public_test), title="rounds")
+
+    def history_private(self) -> Frame:
+        """Return all figures of every round, also exact figures of private records, which no guarantee covers.
+
+        Protect them as you protect the records: lengths, counts and times depend on who takes part.
+        """
+        return Frame(
+            rows=round_rows(self.folder, private=True), title="all figures of the rounds", private=True
+        )
+
+    @cached_property
+    def settings(self) -> str:
+        """The complete experiment as TOML, with all defaults."""
+        return self._experiment.to_toml()
+
+    def prepare_again(self) -> Prepared:
+        """Return the run's experiment over the objects with which it began, ready to be played or attacked."""
+        return prepare(self._experiment, FixedPopulation(self._people, "this"), self._learned.task)
 
     @cached_property
     def baseline(self) -> Mapping[str, float | None]:
@@ -99,7 +175,7 @@ class Result:
     def model(self) -> nn.Module:
         """The trained model in evaluation mode: a copy of the initial model with the trained values."""
         # The file has the trained parameters only; buffers and frozen parameters are those of the initial model.
-        model = copy.deepcopy(self._initial)
+        model = copy.deepcopy(self._learned.module)
         model.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
         return model.eval()
 

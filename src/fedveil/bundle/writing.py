@@ -19,9 +19,8 @@ from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, 
 from fedveil.data.records import Population
 from fedveil.data.schema import Label, read_schema
 from fedveil.errors import RunFolderError
-from fedveil.federation.audit.run_record import AGREED, ROUNDS, TERMS, read_terms
+from fedveil.federation.audit.run_record import AGREED, ROUNDS, STATE, TERMS, read_terms
 from fedveil.federation.silo_data import load_public_test_table
-from fedveil.federation.training_rounds import STATE
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.privacy.ledger import read_head
 from fedveil.privacy.statement import Statement

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedveil.api.run_folders import audit
 from fedveil.cli.options import OUT, Code, Json
 from fedveil.console import print_json
-from fedveil.privacy.audit import unlike_records
-from fedveil.privacy.statement import show_epsilon, show_lower_bound
-from fedveil.report.page import write_report
-from fedveil.run.audit import audit
 
 
 def audit_command(
@@ -27,24 +23,10 @@ def audit_command(
 ) -> None:
     """Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one."""
     found = audit(folder, canaries=canaries, code=code or ())
-    report = write_report(folder)
-    unlike = unlike_records(found.inference.high)
     if as_json:
-        print_json({**asdict(found), "refuted": found.is_refuted, "unlike_records": unlike, "report": report})
+        print_json(found.to_json())
         return
-    inference = found.inference
-    OUT.print(f"membership inference: AUC {inference.auc:.4f} ({inference.low:.4f} to {inference.high:.4f})")
-    if unlike is not None:
-        OUT.print(f"WARNING: {unlike}", style="bold yellow")
-    if found.bound is not None:
-        least = show_lower_bound(found.bound.epsilon)
-        claimed = "nothing" if found.claimed is None else f"epsilon {show_epsilon(found.claimed)}"
-        sure = f"{found.bound.confidence:.0%} confidence"
-        OUT.print(f"epsilon for one {found.unit} is at least {least} ({sure}); the run claims {claimed}")
-    if found.is_refuted:
-        OUT.print(
-            "ERROR: the claim is below what an attack shows; of a true claim as few audits say so as the confidence "
-            "leaves: repeat it",
-            style="bold red",
-        )
-    OUT.print(f"report: {report}")
+    for line in found.lines:
+        style = {found.refutation: "bold red", f"WARNING: {found.unlike}": "bold yellow"}.get(line)
+        OUT.print(line, style=style)
+    OUT.print(f"report: {found.report}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedveil.api.checking import finding_lines
 from fedveil.cli.options import OUT, Json
 from fedveil.console import print_json
 from fedveil.data.data_report import DataReport, data_report
@@ -35,13 +36,4 @@ def check_data_command(
 
 def print_report(report: DataReport) -> None:
     """Print who holds what, and what was found."""
-    OUT.print(FOR_WHOM)
-    for silo in report.silos:
-        OUT.print(f"{silo.name}: {silo.records} records of {silo.people} people")
-    OUT.print(f"all silos: {report.records} records of {report.people} people, {report.n_users} declared")
-    for one in report.findings:
-        OUT.print(
-            f"{one.where} (affects the {one.bears_on}): {one.found}. {one.effect[0].upper()}{one.effect[1:]}."
-        )
-    if not report.findings:
-        OUT.print("Nothing was found that affects the guarantee, the model or the run.")
+    OUT.print(FOR_WHOM, *finding_lines(report), sep="\n")

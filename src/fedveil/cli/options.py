@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from fedveil.console import Terminal, print_json
+from fedveil.console import Terminal, print_json, rows_table
+
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.api.frame import Frame
 
 OUT: Final = Terminal()
 """Where commands print."""
@@ -39,6 +42,16 @@ def group(help: str) -> typer.Typer:
 def print_result(as_json: bool, document: Mapping[str, Any], *told: object) -> None:
     """Print a result as one JSON object, or in lines and tables for people."""
     print_json(document) if as_json else OUT.print(*told, sep="\n")
+
+
+def print_frame(found: Frame, as_json: bool) -> None:
+    """Print a result of the Python interface as one JSON object, or as a table with its sentences."""
+    if as_json:
+        print_json(found.to_json())
+        return
+    OUT.print(rows_table(found.shown, title=found.title))
+    for line in found.lines:
+        OUT.print(line, highlight=False)
 
 
 def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from fedveil.cli.options import OUT, Json, expand_option_groups, print_result
-from fedveil.console import delta_text, print_json, rows_table
-from fedveil.report.plan import write_plan
-from fedveil.run.planning import Plan, PlanTable, noise_ratio_rows, plan_rows, ratio_rows, read_over
+from fedveil.api.planning import plan
+from fedveil.cli.options import OUT, Json, expand_option_groups, print_frame
+from fedveil.run.planning import read_over
 
 _MOST: Final = 10**9
 """Of users, silos, rounds, records and parameters: as many as an experiment may have rounds."""
@@ -62,17 +61,9 @@ class PlanOptions:
     accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld"
 
     @property
-    def plan(self) -> Plan:
-        """The same as the plan takes it, with what holds where an option is not given."""
-        sigmas = tuple(self.noise_multipliers or (() if self.epsilon else (5.0,)))
-        given = {
-            "rounds": 50 if self.rounds is None and not (self.epsilon and sigmas) else self.rounds,
-            "noise_multipliers": sigmas,
-            "sampling_rates": tuple(self.sampling_rates or (1.0,)),
-            "group_sizes": tuple(self.group_sizes or (2, 8)),
-            "client_sampling_rates": tuple(self.client_sampling_rates or ()),
-        }
-        return Plan(**vars(self) | given)
+    def numbers(self) -> dict[str, Any]:
+        """The options that are given, as arguments of :func:`fedveil.plan`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @expand_option_groups
@@ -82,7 +73,7 @@ def plan_command(
         str | None,
         typer.Option(
             "--over",
-            help="rounds=T,T,...: noise beside travel for each, at --epsilon (pairs' methods); ratio=r,r,...: what "
+            help="rounds=T,T,...: noise-to-travel ratio for each, at --epsilon (pairs' methods); ratio=r,r,...: what "
             "each share under encryption leaves and sends",
         ),
     ] = None,
@@ -93,44 +84,9 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds."""
-    planned = asked.plan
-    title = f"{asked.n_users} users, {asked.n_silos} silos"
-    at_delta = f"delta {delta_text(asked.delta, asked.n_users)}"
-    if over is not None:
-        key, values = read_over(over)
-        title += f", {parameters} parameters"
-        if key == "ratio":
-            found = ratio_rows(asked.n_silos, parameters, values)
-            print_result(as_json, {"rows": found}, rows_table(found, title=title))
-            return
-        travel = noise_ratio_rows(planned, parameters, [int(value) for value in values])
-        title += f", epsilon {asked.epsilon}, {at_delta}"
-        print_result(
-            as_json, {"rows": travel.rows, "refused": travel.refused}, rows_table(travel.rows, title=title)
-        )
-        if not as_json:
-            _print_refused(travel)
-        return
-    table = plan_rows(planned)
-    rows = table.rows
-    if as_json:
-        print_json({"rows": rows, "left_out": table.left_out, "refused": table.refused})
-        return
-    for label in table.left_out:
-        OUT.print(f"left out: {label}, for which accountant {asked.accountant} has no bound")
-    _print_refused(table)
-    keys = ("method", "noise_multiplier", "sampling_rate", "accountant")
-    last = {tuple(row[key] for key in keys): row for row in rows}  # rows of more rounds come later
-    OUT.print(rows_table(last.values(), title=f"{title}, {at_delta}"))
-    OUT.print(f"table and plot over the rounds: {write_plan(rows, page, table.refused)}")
-
-
-def _print_refused(table: PlanTable) -> None:
-    """Print why rows are missing, one line each."""
-    for row in table.refused:
-        setting = [row["method"], f"rate {row['sampling_rate']:g}"]
-        if row["noise_multiplier"] is not None:
-            setting.append(f"sigma {row['noise_multiplier']:g}")
-        if row["rounds"] is not None:
-            setting.append(f"{row['rounds']} rounds")
-        OUT.print(f"refused: {', '.join(setting)}: {row['reason']}")
+    found = plan(
+        **asked.numbers, parameters=parameters, over=None if over is None else dict([read_over(over)])
+    )
+    print_frame(found, as_json)
+    if over is None and not as_json:
+        OUT.print(f"table and plot over the rounds: {found.write(page)}")

@@ -14,7 +14,7 @@ from fedveil.run.config.release_document import (
     TableDocument,
     read_releases,
 )
-from fedveil.run.releases.prepared_releases import resume_releases
+from fedveil.run.document_run import resume_releases
 from fedveil.run.releases.requests import prepare_document
 
 RELEASES: Final[Mapping[type[TableDocument], Callable[[Path, bool], None]]] = {

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, print_result
-from fedveil.console import epsilon_text, print_json, rows_table
-from fedveil.privacy.joint_cost import joint_cost
-from fedveil.report.compare import compare
+from fedveil.api.run_folders import compare, spent
+from fedveil.cli.options import OUT, Json, print_frame, print_result
 from fedveil.report.page import write_report
-from fedveil.report.tradeoff import write_tradeoff
 
 
 def report_command(
@@ -34,27 +29,14 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves."""
+    found = compare(*folders)
     if against is not None:
-        written = write_tradeoff(_run_folders(folders), against, page)
+        written = found.write(page, against=against)
         print_result(as_json, {"page": written}, f"comparison: {written}")
         return
-    comparison = compare(_run_folders(folders))
-    if as_json:
-        print_json(comparison.to_json())
-        return
-    for warning in comparison.warnings:
-        OUT.print(warning)
-    metrics = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
-    OUT.print(
-        rows_table(
-            {"variant": row.variant, "seeds": row.seeds}
-            | {f"test {name}": str(row.metrics.get(name, "-")) for name in metrics}
-            | {"epsilon": _epsilon(row.epsilon), "to server": _epsilon(row.to_server), "delta": row.delta}
-            | {"unit": row.unit, "rounds": row.round}
-            for row in comparison.rows
-        )
-    )
-    OUT.print(f"comparison: {comparison.write(page)}")
+    print_frame(found, as_json)
+    if not as_json:
+        OUT.print(f"comparison: {found.write(page)}")
 
 
 def spent_command(
@@ -66,23 +48,4 @@ def spent_command(
     as_json: Json = False,
 ) -> None:
     """Calculate what several runs over the same people cost together."""
-    found = joint_cost(folders, delta, accountant)
-    rows = [
-        {"run": path.name, "charges": charges, "epsilon": epsilon} for path, charges, epsilon in found.runs
-    ]
-    told = "one of these runs guarantees nothing, so all together guarantee nothing"
-    if found.promise is not None:
-        told = f"together: {found.promise}, against whoever reads all that these runs released"
-    print_result(as_json, asdict(found) | {"runs": rows}, rows_table(rows), told)
-
-
-def _epsilon(value: float) -> str:
-    return epsilon_text(value if math.isfinite(value) else None)
-
-
-def _run_folders(folders: list[Path]) -> list[Path]:
-    found = []
-    for folder in folders:
-        inner = sorted(path.parent for path in folder.glob("*/experiment.toml"))
-        found.extend([folder] if (folder / "experiment.toml").exists() or not inner else inner)
-    return found
+    print_frame(spent(*folders, delta=delta, accountant=accountant), as_json)

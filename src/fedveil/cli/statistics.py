@@ -7,18 +7,13 @@ from typing import Annotated
 
 import typer
 
+from fedveil.api.releases import effects_json, plan_statistics, read_statistics, release_statistics
 from fedveil.cli.figures import print_rows, print_statement
-from fedveil.cli.inference import inference_json, print_effects
-from fedveil.cli.options import OUT, Json, Runs, print_result
-from fedveil.console import epsilon_text, print_json, rows_table
+from fedveil.cli.inference import print_effects
+from fedveil.cli.options import OUT, Json, Runs, print_frame
+from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError
-from fedveil.privacy.statement import show_at_least
-from fedveil.report.statistics import write_statistics
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
-from fedveil.run.folder.documents import read_statement
-from fedveil.run.folder.run_folder import finite
-from fedveil.run.releases.prepared_releases import make_releases
-from fedveil.run.releases.statistics import PreparedRelease, find_release_folder, prepare_release
 from fedveil.statistics.derived import cross, quantiles
 from fedveil.statistics.evaluation.result import ReleasedEvaluation, read_evaluated
 from fedveil.statistics.figures import Row, rows
@@ -45,40 +40,21 @@ def stats_command(
 ) -> None:
     """Count people across silos: one release of tables with intervals, within one budget."""
     document = read_releases(file, ReleaseDocument)
-    prepared = prepare_release(document)
     if plan:
-        _print_plan(prepared, as_json)
+        print_frame(plan_statistics(document), as_json)
         return
-    stored = None if again else find_release_folder(document, prepared, runs)
-    if stored is not None:
-        raise ConfigError(
-            f"{file}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` reads it "
-            "again for nothing, --repeat pays for another"
-        )
-    print_release(make_releases(prepared, runs), as_json, here)
+    print_release(release_statistics(document, runs, repeat=again).folder, as_json, here)
 
 
 def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
     """Write the page of a release, and print what it shows."""
-    report, released, statement = (
-        write_statistics(folder),
-        read_released(folder),
-        read_statement(folder / "privacy.json"),
-    )
-    found = rows(released)
+    found = read_statistics(folder, these_people=here)
+    report = found.report()
     if as_json:
-        print_json(
-            {
-                "folder": folder,
-                "counted": released.counted_unit,
-                "rows": [row.to_json() for row in found],
-                "statement": statement.to_json(),
-                "report": report,
-            }
-        )
+        print_json(found.to_json() | {"report": report})
         return
-    print_rows(found, here)
-    print_statement(statement)
+    OUT.print(rows_table(found.shown))
+    print_statement(found.statement)
     OUT.print(f"report: {report}")
 
 
@@ -142,34 +118,6 @@ def _show_fitted(folder: Path, as_json: bool) -> None:
     """Read a regression again."""
     found = inference.read_fitted(folder)
     if as_json:
-        print_json(inference_json(found))
+        print_json(effects_json(found))
     else:
         print_effects(found)
-
-
-def _print_plan(prepared: PreparedRelease, as_json: bool) -> None:
-    """Print what is predicted of every block, and what the release costs."""
-    found = [
-        {
-            "release": one.release,
-            "part": one.part,
-            "cells": one.cells,
-            "numbers": one.numbers,
-            "share": one.share,
-            "noise (sd)": one.noise,
-            "95 % half width": one.error,
-            "largest noise": one.allowed,
-        }
-        for one in prepared.plan
-    ]
-    series, method = prepared.series, prepared.release(()).method
-    epsilon = finite(series.epsilon_of(series.event)) if series.secure else None
-    numbers = prepared.step.layout.length
-    print_result(
-        as_json,
-        {"epsilon": epsilon, "numbers": numbers, "blocks": found},
-        rows_table(found),
-        f"{numbers} numbers, noise multiplier {show_at_least(method.channel.nominal())}, epsilon "
-        f"{epsilon_text(epsilon)} at delta {prepared.document.privacy.delta:g}; no record was read and nothing was "
-        "charged",
-    )

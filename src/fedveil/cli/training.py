@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from fedveil.api.checking import CheckFrame, check_row
 from fedveil.cli.data import print_report
 from fedveil.cli.figures import print_rows, print_statement
 from fedveil.cli.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, Source, expand_option_groups
 from fedveil.cli.release_folders import kind_of, resume_release
 from fedveil.console import (
-    delta_text,
-    epsilon_text,
     observer,
     outcome_table,
     print_json,
@@ -25,8 +24,7 @@ from fedveil.console import (
 from fedveil.data.data_report import data_report
 from fedveil.data.schema import read_schema
 from fedveil.errors import BudgetError, ConfigError
-from fedveil.federation.training_rounds import STATE
-from fedveil.privacy.claims import Role
+from fedveil.federation.audit.run_record import STATE
 from fedveil.report.compare import compare
 from fedveil.report.page import write_report
 from fedveil.report.tradeoff import write_tradeoff
@@ -35,8 +33,9 @@ from fedveil.run.config.experiment import Experiment, parse_assignment
 from fedveil.run.config.study import Selection, Study, load_study
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.steps.experiment import Outcome
 from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
-from fedveil.run.training_run import Outcome, resume, run
+from fedveil.run.training_run import resume, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +131,20 @@ def check_command(
     if not as_json:
         for report in reports:
             print_report(report)
-    rows = [_checked(_ready(study, experiment, populations)) for experiment in study.experiments]
+    # One experiment is ready at a time, to save memory.
+    found = CheckFrame(
+        rows=tuple(check_row(_ready(study, experiment, populations)) for experiment in study.experiments),
+        budgets=tuple(experiment.privacy.budget for experiment in study.experiments),
+    )
     if as_json:
         looked = {"data": [report.to_json() for report in reports]}
-        print_json({"study": study.name, "experiments": rows} | looked)
+        print_json({"study": study.name, "experiments": list(found.rows)} | looked)
     else:
-        shown = _shown(rows, [experiment.privacy.budget for experiment in study.experiments])
+        shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
+        for row in found.rows:
+            for said in row["not read"]:
+                OUT.print(f"{row['experiment']}: {said}")
 
 
 @expand_option_groups
@@ -188,53 +194,6 @@ def _prepared(study: Study) -> Iterator[Prepared]:
 def _ready(study: Study, experiment: Experiment, populations: PopulationCache) -> Prepared:
     with study.naming(experiment):
         return prepare(experiment, populations)
-
-
-def _checked(prepared: Prepared) -> dict[str, Any]:
-    experiment = prepared.experiment
-    epsilon, to_server = (
-        prepared.epsilon_with(role, experiment.rounds, prepared.side_releases)
-        for role in (Role.READER, Role.SERVER)
-    )
-    budget = experiment.privacy.budget
-    stated = [one if prepared.secure and one < float("inf") else None for one in (epsilon, to_server)]
-    within = None if budget is None else epsilon <= budget
-    if within and not prepared.secure:
-        within = None  # all rounds are played, and nothing is guaranteed
-    return {
-        "experiment": experiment.name,
-        "silos": prepared.population.n_silos,
-        "users": prepared.population.n_users,
-        "records": len(prepared.population.train),
-        "parameters": prepared.task.dimension,
-        "contributions": len(prepared.setting.cohort.groups),
-        "trainer": prepared.setting.trainer.name,
-        "rounds": experiment.rounds,
-        "noise of bounds": None if prepared.preprocessing is None else prepared.preprocessing.noise,
-        "noise of test metric (sd)": None if prepared.evaluation is None else prepared.evaluation.error,
-        "delta": experiment.privacy.delta,
-        "epsilon": stated[0],
-        "to server": stated[1],
-        "within budget": within,
-    }
-
-
-def _shown(rows: list[dict[str, Any]], budgets: list[float | None]) -> list[dict[str, Any]]:
-    """Return rows of figures in words, without what no experiment asked for."""
-    noises = ("noise of bounds", "noise of test metric (sd)")
-    unasked = {key for key in noises if all(row[key] is None for row in rows)}
-    within = {None: "nothing is guaranteed", True: "yes", False: "no"}
-    fits = [
-        "no privacy.budget is set" if budget is None else within[row["within budget"]]
-        for row, budget in zip(rows, budgets, strict=True)
-    ]
-    told = [
-        row
-        | {"delta": delta_text(row["delta"], row["users"])}
-        | {"to server": epsilon_text(row["to server"]), "within budget": fit}
-        for row, fit in zip(rows, fits, strict=True)
-    ]
-    return [{key: value for key, value in row.items() if key not in unasked} for row in told]
 
 
 def _fresh(path: Path) -> Path:

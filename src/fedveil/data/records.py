@@ -19,6 +19,7 @@ from jaxtyping import Float32, Int32, Int64, UInt8
 
 from fedveil.data.column_checks import CHUNK, check_columns, check_task, describe_values
 from fedveil.data.main_silos import MainSilos
+from fedveil.data.schema import Schema
 from fedveil.errors import DataError
 
 Features: TypeAlias = Float32[np.ndarray, "n *shape"] | UInt8[np.ndarray, "n *shape"]
@@ -252,6 +253,8 @@ class Population:
         main_silos: the silo of each user's whole weight, if a file assigns one.
         feature_names: names of the columns that new records must have, if features came as a table.
         classes: the labels in the order of their numbers; empty if unknown.
+        target_range: declared bounds of a number to predict; None without them.
+        schema: the public schema by which the records were read; None without one.
         source: the tables that the population was read from; None if it was not read by :func:`fedveil.tables`.
 
     Raises:
@@ -275,6 +278,8 @@ class Population:
     main_silos: MainSilos | None = None
     feature_names: tuple[str, ...] | None = None
     classes: tuple[Label, ...] = ()
+    target_range: tuple[float, float] | None = None
+    schema: Schema | None = None
     source: TableSource | None = None
     complete: ClassVar[bool] = True
     """Whether the population holds the records of all silos, and not only those of one party of a federation."""

@@ -379,6 +379,11 @@ class Schema(_Part):
         return {name: also for name, also in found.items() if also}
 
     @property
+    def target_range(self) -> tuple[float, float] | None:
+        """Declared bounds of a number to predict; None without them."""
+        return self.target.bounds if isinstance(self.target, Amount) else None
+
+    @property
     def width(self) -> int:
         """Number of features of a record."""
         return sum(feature.width + self.bins_invalid for feature in self.features.values())

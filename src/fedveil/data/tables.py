@@ -184,6 +184,8 @@ def read_tables(
         test_rows=test_rows,
         public_test=test is not None,
         n_users=schema.n_users,
+        schema=schema,
+        target_range=schema.target_range,
         silo_names=silo_names,
         task=TASKS[schema.target.kind],
         n_classes=None if classes is None else len(classes),

@@ -38,8 +38,9 @@ from fedveil.federation.exchange import (
 )
 from fedveil.federation.grammar import Conversation, Grammar, ends_session, is_in_progress
 from fedveil.federation.ledger_heads import NONE, SeenHeads
+from fedveil.federation.sampling import EVERYBODY, draw_sample
 from fedveil.federation.session_admission import new_nonce, session_name, session_run
-from fedveil.federation.session_plan import CoordinatorRounds, EndingT
+from fedveil.federation.session_plan import RoundStartState, SessionPlan
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transcript_binding import (
     exchange_context,
@@ -66,13 +67,17 @@ from fedveil.protocols.session_messages import (
     Terms,
     single_message,
 )
+from fedveil.run.loop import EndingT, Part, Played, RunParts
+from fedveil.run.rounds.retries import MOST_ATTEMPTS
 
 
 class CoordinatorParty(Generic[EndingT]):
     """State machine of the coordinator for one run, or for one part of a run.
 
     Args:
-        rounds: the rounds of the part, backed by the run folder.
+        run: all parts of the run.
+        part: the part that this session plays, backed by the run folder.
+        plan: plan of the session.
         offered: the document that the silos receive.
         record: record of the parties' signatures.
         heads: ledger heads of the silos, over all runs.
@@ -92,12 +97,16 @@ class CoordinatorParty(Generic[EndingT]):
     def __init__(
         self,
         *,
-        rounds: CoordinatorRounds[EndingT],
+        run: RunParts[EndingT],
+        part: Part,
+        plan: SessionPlan,
         offered: str,
         record: RunRecord,
         heads: SeenHeads,
     ) -> None:
-        self._rounds, self._plan, self._offered = rounds, rounds.plan, offered
+        self._run, self._part, self._plan, self._offered = run, part, plan, offered
+        self._draw = EVERYBODY
+        self._closing: list[SessionMessage] = []
         self._membership, self._identity = record.membership, record.identity
         self.run, self._record, self._heads = record.run, record, heads
         self._agreement: ProtocolSpec[Any, Any] = self._plan.protocol_spec
@@ -124,7 +133,7 @@ class CoordinatorParty(Generic[EndingT]):
         try:
             self._heads.keep()
         finally:
-            self._rounds.close()
+            self._run.close()
 
     def messages(self) -> list[tuple[int, bytes]]:
         """Return the messages that wait for an answer, as pairs of silo and bytes.
@@ -234,11 +243,19 @@ class CoordinatorParty(Generic[EndingT]):
             self._begin_session()
         return ReplyKind.ANSWER
 
-    def stop(self, reason: str) -> None:
-        """End the run with its current model; the folder can be resumed."""
+    def stop(self, reason: str, *, between_rounds: bool = False) -> None:
+        """End the part; the folder can be resumed.
+
+        Args:
+            reason: why the part ends early; empty if it is complete.
+            between_rounds: whether no round is under way, so that the silos can sign the end of a whole run.
+        """
         self._exchange = None
-        self.outcome = self._rounds.conclude(reason or None, has_model=self._agreement.result_at_server)
-        closing = self._rounds.closing()
+        self.outcome = self._run.conclude(reason or None)
+        if between_rounds and self._run.is_whole:
+            self._closing = self._record.close(*self._run.counts)
+        self._run.close()
+        closing = self._closing
         last = {silo: [*closing, Goodbye()] for silo in self._present}
         if closing and self._ahead:  # the statement has its own session, which no silo joins
             last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
@@ -302,14 +319,22 @@ class CoordinatorParty(Generic[EndingT]):
         heads = {silo: self._heads.last(names[silo]) for silo in self._present}
         self._ahead = {silo: [replace(terms, head=head), *opening] for silo, head in heads.items()}
         if (stopped := self._stopped()) is not None:
-            self.stop(stopped)
+            self.stop(stopped, between_rounds=True)
         else:
             self._ask(self._ahead, self._joined)
 
     def _stopped(self) -> str | None:
         """Return why no round follows ("" if none is left); None if one does."""
-        rounds = self._rounds
-        return rounds.stop_reason(self._agreement.repeatable) if rounds.has_rounds_left else ""
+        step = self._part.step
+        if step is None:
+            return self._part.stopped or ""
+        reason = step.refusal()
+        if reason is None and not self._agreement.repeatable and step.tries == MOST_ATTEMPTS:
+            return (
+                f"silos vanished in each of {MOST_ATTEMPTS} attempts at round {self._part.number}; resume when they "
+                "stay"
+            )
+        return reason
 
     @property
     def _present(self) -> tuple[int, ...]:
@@ -334,14 +359,17 @@ class CoordinatorParty(Generic[EndingT]):
         """Begin the next round if one is left. ``before``: protocol messages that the silos must read first."""
         ahead, self._ahead = self._ahead, {}
         if (stopped := self._stopped()) is not None:
-            self.stop(stopped)
+            self.stop(stopped, between_rounds=True)
             return
-        rounds = self._rounds
+        part, step = self._part, self._part.step
+        assert step is not None
         # Charge before the first message of the round leaves: a crash in between leaves a charge without a message,
         # never a message without a charge.
-        draw, number = rounds.begin(self._agreement.repeatable), rounds.number
+        attempt, number = step.begin(), part.number
+        self._draw = draw = draw_sample(self._record.folder, self._plan, number, attempt.charge)
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        start, kinds = rounds.start, self._plan.method.kinds
+        model, clip = part.start
+        start, kinds = RoundStartState(model=model, clip=clip), self._plan.method.kinds
         told = {
             silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present
         }
@@ -371,16 +399,18 @@ class CoordinatorParty(Generic[EndingT]):
             return
         part = "" if self._plan.phase is None else self._plan.phase.name
         # The round's signatures are verified before its sum is released: a round without them is never released.
-        self._record.see((part, self._rounds.number), (self._asked, self._told), answers, exchange.heads)
+        self._record.see((part, self._part.number), (self._asked, self._told), answers, exchange.heads)
+        total = None
         if self._agreement.result_at_server:
             total = self._agreement.decode_sum(self._server.result())
-            self._rounds.release(total, self._server.n_summed)
         else:
             check_models_agree(answers)
-            self._rounds.pass_on(self._server.n_summed)
+        users = self._draw.users
+        drawn = self._plan.n_users if users is None else int(users.sum())
+        self._part.release(Played(total=total, summed=self._server.n_summed, drawn=drawn))
         self._absent.round_ended()
         # A returned silo can join only a new session: this one has dropped it.
-        if self._absent.n_returned and self._rounds.has_rounds_left:
+        if self._absent.n_returned and self._part.step is not None:
             self._begin_session()
         else:
             self._begin_round([])

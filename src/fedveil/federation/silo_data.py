@@ -118,6 +118,8 @@ class PartyTable:
             test_rows=rows,
             public_test=self.silo is None and self.path is not None,
             n_users=schema.n_users,
+            schema=schema,
+            target_range=schema.target_range,
             silo_names=self.declared.silos,
             main_silos=self.main_silos,
             table=self,

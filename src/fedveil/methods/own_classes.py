@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fedveil.errors import CompositionError
 from fedveil.privacy.bounds import check_enforced
+from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.server.denoise import Denoiser
 from fedveil.training.steps import check_computed
@@ -34,8 +35,14 @@ def check_classes(method: Method, duties: Mapping[str, tuple[str, ...]]) -> None
     Raises:
         CompositionError: names the stage, its class, and the members that would be ignored.
     """
-    if method.released == "models":
+    if method.released == "models" and not (method.local.sums_records and is_own(type(method.local))):
         check_computed(method.local)
+        algorithm = getattr(method.local, "algorithm", None)  # single gradients and DP-SGD have none
+        if reason := ignored(algorithm, ("slope",)) if algorithm is not None else "":
+            raise CompositionError(
+                f"{type(algorithm).__name__}, given as local algorithm, {reason}: redefine slope(), or take the parent "
+                "class itself"
+            )
     check_enforced(method.bound)
     if reason := ignored(method, ()):
         raise CompositionError(

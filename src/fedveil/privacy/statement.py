@@ -6,6 +6,7 @@ is stored as ``privacy.json``, and :meth:`Statement.sentences` gives it in plain
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections import Counter
@@ -228,6 +229,49 @@ class Statement:
                 f"statement: no line of {role!r}; there are {known}, of fedveil.privacy.claims"
             )
         return lines[role]
+
+    def summary(self) -> str:
+        """Return the statement in three sentences: the guarantee, the other parties, and what is not covered.
+
+        Figures are rounded up. :meth:`sentences` has the whole statement, with its mechanisms and assumptions.
+        """
+        unit = _UNIT_WORDS[self.unit]
+        if self.epsilon is None:
+            claim = f"Nothing is guaranteed for {unit}: {'; '.join(self.reasons)}."
+        else:
+            claim = (
+                f"Against readers of the released {self.released}, {unit} is protected with epsilon "
+                f"{show_epsilon(self.epsilon)} at delta {show_delta(self.delta)}{self._weakness()}."
+            )
+        others = [f"{d.party}: {show_epsilon(d.epsilon)}" for d in self.trust if d.role is not Role.READER]
+        parties = (
+            f"Epsilon against {'; '.join(others)}." if others else "No other party has a line of its own."
+        )
+        adds = (
+            ""
+            if self.epsilon is None
+            else "Anything else that is released from the same data adds to epsilon, and "
+        )
+        first = "; ".join(text.rstrip(".") for text in self.uncovered[:2])
+        items = f"{len(self.uncovered)} items are not covered{f', first: {first}' if first else ''}."
+        return "\n".join(map(one_line, (claim, parties, (adds + items)[:1].upper() + (adds + items)[1:])))
+
+    def _weakness(self) -> str:
+        """Return why a guarantee protects little; empty if nothing shows that it does."""
+        if self.has_large_delta:
+            return f", which promises nothing to any one {self.unit}: delta is not below 1 / {self.units}"
+        assert self.epsilon is not None, "there is a guarantee"
+        return (
+            ", which promises little against a determined attacker" if self.epsilon > _LARGE_EPSILON else ""
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the summary as HTML for a notebook; ``print`` shows the whole statement."""
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.summary().splitlines())
+        return f"{lines}<details><summary>whole statement</summary>{self._whole_html()}</details>"
+
+    def _whole_html(self) -> str:
+        return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
 
     def sentences(self) -> tuple[str, ...]:
         """Return the statement in plain English, the claim first. Figures are rounded up, never down.

@@ -42,8 +42,9 @@ from fedveil.run.folder.run_folder import RunFolder, stored_tensors
 from fedveil.run.rounds.round_loop import play_round
 from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.setup import Prepared, prepare, setting_with
+from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import Model, Optimizer, State, Vector
-from fedveil.training.steps import LocalGradient, LocalSgd
+from fedveil.training.steps import LocalGradient
 from fedveil.training.trainer import Cohort, TrainJob
 from fedveil.training.trainer_choice import choose_trainer
 
@@ -78,6 +79,7 @@ def audit(
     *,
     canaries: int = 200,
     code: Collection[str] = (),
+    prepared: Prepared | None = None,
 ) -> Audit:
     """Attack a run and write ``audit.json`` into its folder.
 
@@ -85,6 +87,7 @@ def audit(
         path: folder of a complete run.
         canaries: number of units in the one-run audit; 0 skips this audit, which trains once more.
         code: import paths of models, losses and metrics that the folder may name and that may run.
+        prepared: the run's experiment over the objects with which it began; None: read them as the folder names them.
 
     Raises:
         RunFolderError: the path is not a run folder; the run has no model or statement yet; the folder does not
@@ -104,9 +107,10 @@ def audit(
         raise RunFolderError(
             f"{path}: audit.json and report.html are left there, and nothing can be written; audit a copy of the folder"
         )
-    check_code(experiment, code, path)
     statement = read_statement(folder / "privacy.json")
-    prepared = prepare(experiment)
+    if prepared is None:
+        check_code(experiment, code, path)
+        prepared = prepare(experiment)
     require_same_records(folder, prepared)
     with stored_tensors(folder / "model.safetensors") as stored:
         named = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
@@ -218,10 +222,10 @@ def canary_scores(
     records, n_users = prepared.population.train, prepared.population.n_users
     if canaries > n_users:
         raise ConfigError(f"{canaries} canaries, but only {n_users} users; ask for at most that many")
-    if canaries * prepared.task.dimension > _MOST_CANARY_FLOATS:
-        most = _MOST_CANARY_FLOATS // prepared.task.dimension
+    if canaries * prepared.length > _MOST_CANARY_FLOATS:
+        most = _MOST_CANARY_FLOATS // prepared.length
         raise ConfigError(
-            f"{canaries} canaries of {prepared.task.dimension} parameters do not fit; ask for at most {most}"
+            f"{canaries} canaries of {prepared.length} numbers do not fit; ask for at most {most}"
         )
     present = np.unique(records.user)
     random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "canaries")
@@ -241,7 +245,11 @@ def canary_scores(
     state = replace(setting.method, server=released).init(model)
     first = as_trained(setting.method.local, 1)
     # Choose the trainer once: the choice tries kernels, and the rounds differ in their learning rate only.
-    watching = choose_trainer(prepared.task, first, cohort=watcher, bound=setting.method.bound)
+    watching = (
+        RecordSumsTrainer(task=prepared.task, local=first)
+        if first.sums_records
+        else choose_trainer(prepared.task, first, cohort=watcher, bound=setting.method.bound)
+    )
     # Plaintext parties yield the same sums as the method's protection, which only hides how they are computed.
     parties = SimulatedParties.in_the_open(setting)
     for number in range(1, rounds + 1):
@@ -268,6 +276,17 @@ class _Released(Optimizer):
 
     def __init__(self, inner: Optimizer) -> None:
         self._inner, self.mean = inner, torch.zeros(0, dtype=torch.float64)
+        self._noise_std = 0.0
+
+    @property
+    def reads(self) -> str:  # type: ignore[override]
+        """Kind of the vectors that the method's optimiser reads."""
+        return self._inner.reads
+
+    def at_noise(self, noise_std: float) -> _Released:
+        """Return this optimiser, whose next step is told the noise."""
+        self._noise_std = noise_std
+        return self
 
     def init(self, model: Model) -> State:
         """Return the state before the first round."""
@@ -276,17 +295,16 @@ class _Released(Optimizer):
     def step(self, model: Model, mean: Vector, state: State) -> tuple[Model, State]:
         """Return the next model and state, and record the mean."""
         self.mean = mean
-        return self._inner.step(model, mean, state)
+        return self._inner.at_noise(self._noise_std).step(model, mean, state)
 
 
-def as_trained(local: Any, number: int) -> LocalSgd | LocalGradient:
+def as_trained(local: Any, number: int) -> Any:
     """Return the local step that computes a canary's update.
 
     It is the method's step with the learning rate of round ``number``, or one gradient under DP-SGD, whose unit is
     a record.
     """
-    at_round: LocalSgd | LocalGradient = LocalGradient() if local.own_noise else local.at_round(number)
-    return at_round
+    return LocalGradient() if local.own_noise else local.at_round(number)
 
 
 def _attribution(

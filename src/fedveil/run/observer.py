@@ -9,6 +9,13 @@ from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.run_folder import Row
 
 
+class StopTraining(Exception):
+    """Signal from an observer to end the run after the current complete round, with a reason.
+
+    The run then evaluates its model and writes its statement, as after its last round.
+    """
+
+
 class Observer(Protocol):
     """Receiver of a run's progress, which no guarantee covers.
 

@@ -10,10 +10,11 @@ import torch
 from fedveil.errors import ConfigError, ModelError
 from fedveil.run.config.experiment import Device
 from fedveil.training.dpsgd import DpSgdTrainer
+from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.trainer import Cohort, PartitionedTrainer
 from fedveil.training.trainer_choice import is_batch_independent
 
-AnyTrainer: TypeAlias = PartitionedTrainer | DpSgdTrainer
+AnyTrainer: TypeAlias = PartitionedTrainer | DpSgdTrainer | RecordSumsTrainer
 Machines: TypeAlias = Literal["this", "several"]
 
 

@@ -59,17 +59,30 @@ class Plan:
     n_silos: int
     rounds: int | None
     noise_multipliers: tuple[float, ...]
-    sampling_rates: tuple[float, ...]
-    delta: float
-    epsilon: float | None
-    group_sizes: tuple[int, ...]
-    records_per_silo: int
-    batch_size: int
-    epochs: int
-    colluding_silos: int
-    accountant: str
+    sampling_rates: tuple[float, ...] = (1.0,)
+    delta: float = 1e-5
+    epsilon: float | None = None
+    group_sizes: tuple[int, ...] = (2, 8)
+    records_per_silo: int = 1000
+    batch_size: int = 64
+    epochs: int = 1
+    colluding_silos: int = 0
+    accountant: str = "pld"
     client_sampling_rates: tuple[float, ...] = ()
     allow_large_delta: bool = False
+
+    @classmethod
+    def with_defaults(cls, **numbers: Any) -> Plan:
+        """Return a plan of some public numbers; the others have their defaults.
+
+        Two of ``epsilon``, ``rounds`` and ``noise_multipliers`` determine the third. Without a target epsilon the
+        noise multiplier is 5, and 50 rounds are planned unless a target and a noise multiplier are given.
+        """
+        sigmas = tuple(numbers.get("noise_multipliers", ())) or (() if numbers.get("epsilon") else (5.0,))
+        rounds = numbers.get("rounds")
+        if rounds is None and not (numbers.get("epsilon") and sigmas):
+            rounds = 50
+        return cls(**{**numbers, "noise_multipliers": sigmas, "rounds": rounds})
 
     def __post_init__(self) -> None:
         make_accountant(self.accountant)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records, limit_records_per_user
 from fedveil.errors import CompositionError, ConfigError, DataError
+from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
@@ -28,8 +29,9 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.task_choice import beginning, task_of
+from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
-from fedveil.run.placement import batching_caveats, place_on_device
+from fedveil.run.placement import AnyTrainer, batching_caveats, place_on_device
 from fedveil.run.populations import PopulationCache
 from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing
@@ -38,6 +40,7 @@ from fedveil.run.releases.side_releases import compose_with_rounds
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.rounds.training_setup import TrainingSetup
 from fedveil.training.dpsgd import RECORD_MEMORY, DpSgdTrainer
+from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import State
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, PartitionedTrainer, Progress, Trainer
@@ -87,7 +90,7 @@ class Prepared:
     @property
     def length(self) -> int:
         """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
-        return self.task.dimension + self.method.bound.extra
+        return self.method.message_length(self.task.dimension)
 
     @property
     def side_releases(self) -> tuple[Release, ...]:
@@ -202,6 +205,8 @@ def prepare(
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
     experiment.privacy.check_delta(population.n_users)
+    if experiment.schema_version == 1:
+        experiment = in_mean_updates(experiment, population.n_silos)
     if task is None:
         experiment, begin = beginning(experiment)
         task = task_of(experiment, population, begin)
@@ -218,7 +223,7 @@ def prepare(
     if preprocessing is not None:
         preprocessing.check(method)
     records = _kept(method, population.train)
-    public = composition.public_facts(method, records, task.dimension + method.bound.extra)
+    public = composition.public_facts(method, records, method.message_length(task.dimension))
     # Noise that is calibrated to an epsilon depends on the public facts, which depend on the composed method:
     # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
@@ -284,7 +289,7 @@ def _senders(method: Method, population: Population, summed: int) -> int:
     """
     if not population.complete:
         return population.n_silos
-    return population.n_users if method.channel.by_clients else summed
+    return population.n_users if isinstance(method.channel, ClientSender) else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -376,21 +381,24 @@ def check_dealt_out(method: Method) -> None:
         ConfigError: the method is DP-SGD in silos, or private weighting, which takes contributions one by one.
     """
     alone = "takes contributions one by one under private weighting" if method.protection.weighs else ""
+    if method.local.sums_records:
+        alone = "sums statistics of records"
     if method.local.own_noise:
         alone = "draws noise in every local step"
     if alone:
         raise ConfigError(f"trainer.processes: {method.name} {alone} and runs in one process")
 
 
-def _trainer(
-    experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int
-) -> PartitionedTrainer | DpSgdTrainer:
+def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int) -> AnyTrainer:
     """Return the trainer of the method's local step, with the memory limit of the experiment."""
     local: Any = method.local  # `own_noise` decides its type, which a type checker cannot follow
     megabytes = experiment.trainer.memory_mb
     memory = None if megabytes is None else megabytes << 20
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
+    if local.sums_records:
+        local.vectors(task, cohort)  # checks the model, before anything is charged
+        return RecordSumsTrainer(task=task, local=local)
     if local.own_noise:
         records = RECORD_MEMORY if memory is None else memory
         return DpSgdTrainer(

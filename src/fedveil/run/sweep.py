@@ -12,10 +12,11 @@ import itertools
 import json
 import re
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -38,8 +39,9 @@ from fedveil.run.config.study import Selection, load_study
 from fedveil.run.folder.documents import RoundRow, read_lines
 from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.run.observer import NullObserver
-from fedveil.run.setup import prepare
-from fedveil.run.training_run import Outcome, continue_run, run
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.steps.experiment import Outcome
+from fedveil.run.training_run import continue_run, run
 
 ROWS: Final = "sweep.jsonl"
 _SCHEMA_VERSION: Final = 1
@@ -119,16 +121,31 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
             f"--over: two points would both be the run {twice}, and one of them would go on with the other's folder "
             "and be counted with it as one; give values that differ in letters, digits or . _ + -"
         )
+    check_joint_accountant(found)
+    return found
+
+
+def check_joint_accountant(found: Sequence[Point]) -> None:
+    """Check that one accountant bounds the joint cost of all points.
+
+    Raises:
+        ConfigError: the points have different accountants.
+    """
     accountants = sorted({point.experiment.privacy.accountant for point in found})
     if len(accountants) > 1:
         raise ConfigError(
             f"privacy.accountant: the points have {' and '.join(accountants)}, and one accountant must bound what all "
             "of them cost together; give --set privacy.accountant=pld, or sweep them one after the other"
         )
-    return found
 
 
-def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[Row]:
+def sweep(
+    found: Sequence[Point],
+    folder: Path,
+    *,
+    processes: int = 1,
+    prepare_point: Callable[[Point], Prepared] | None = None,
+) -> Iterator[Row]:
     """Run every point that is not complete; yield each row as its run ends.
 
     All rows are written to ``sweep.jsonl`` after every run. Rows of earlier sweeps into the folder stay in the
@@ -138,6 +155,7 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
         found: the points from :func:`points`.
         folder: parent of the run folders, also of those of an interrupted sweep.
         processes: number of worker processes; each plays one run at a time.
+        prepare_point: prepares a point over objects of this process; all runs are then played in this process.
 
     Raises:
         FedveilError: a run failed; the other runs are complete or can be resumed.
@@ -154,28 +172,58 @@ def sweep(found: Sequence[Point], folder: Path, *, processes: int) -> Iterator[R
     names = {point.experiment.name for point in found}
     earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
+    played = (
+        _play_in_workers(found, folder, processes)
+        if prepare_point is None
+        else _play_here(found, folder, prepare_point)
+    )
+    failed: FedveilError | None = None
+    for point, row in played:
+        if isinstance(row, FedveilError):
+            # Go on after a failure, so that finished runs are recorded; the first error is raised at the end.
+            failed = type(row)(f"{point.experiment.name}: {row}") if failed is None else failed
+            continue
+        rows[point.experiment.name] = row
+        # Replace the whole file after every run, in the points' order: a crash leaves a complete older file.
+        ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
+        text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
+        with writing(folder / ROWS, RunFolderError):
+            replace_file(folder / ROWS, text.encode())
+        yield row
+    if failed is not None:
+        raise failed
+
+
+def _play_in_workers(
+    found: Sequence[Point], folder: Path, processes: int
+) -> Iterator[tuple[Point, Row | FedveilError]]:
+    """Yield the row of every point, or its error, as its run ends in a worker process."""
     # "fork" would copy the threads' locks of torch into the workers, which can deadlock there.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool, _stopping(pool):
         waiting = {pool.submit(_play, point, folder): point for point in found}
-        failed: FedveilError | None = None
         for future in as_completed(waiting):
-            point = waiting[future]
-            try:
-                row = future.result()
-            except FedveilError as error:
-                # Go on after a failure, so that finished runs are recorded; the first error is raised at the end.
-                failed = type(error)(f"{point.experiment.name}: {error}") if failed is None else failed
-                continue
-            rows[point.experiment.name] = row
-            # Replace the whole file after every run, in the points' order: a crash leaves a complete older file.
-            ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
-            text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
-            with writing(folder / ROWS, RunFolderError):
-                replace_file(folder / ROWS, text.encode())
-            yield row
-    if failed is not None:
-        raise failed
+            yield waiting[future], _row_or_error(future.result)
+
+
+def _play_here(
+    found: Sequence[Point], folder: Path, prepare_point: Callable[[Point], Prepared]
+) -> Iterator[tuple[Point, Row | FedveilError]]:
+    """Yield the row of every point, or its error, one after the other."""
+    for point in found:
+        yield point, _row_or_error(partial(_prepare_and_play, point, folder, prepare_point))
+
+
+def _prepare_and_play(point: Point, folder: Path, prepare_point: Callable[[Point], Prepared]) -> Row:
+    return _play_prepared(point, folder, prepare_point(point))
+
+
+def _row_or_error(play: Callable[[], Row]) -> Row | FedveilError:
+    """Return the row of a run, or the error that ended it."""
+    try:
+        return play()
+    except FedveilError as error:
+        return error
 
 
 def _recorded(folder: Path) -> dict[str, Row]:
@@ -251,14 +299,18 @@ def _stopping(pool: Executor) -> Iterator[None]:
 
 
 def _play(point: Point, folder: Path) -> Row:
-    """Run or resume a point in a worker process, and return its row."""
+    """Prepare and play a point in a worker process."""
+    path = folder / point.experiment.name
+    there = (path / "experiment.toml").is_file()
+    return _play_prepared(point, folder, prepare(RunFolder.open(path)[1] if there else point.experiment))
+
+
+def _play_prepared(point: Point, folder: Path, prepared: Prepared) -> Row:
+    """Run or resume a point, and return its row."""
     path = folder / point.experiment.name
     if (path / "experiment.toml").is_file():
-        there, experiment = RunFolder.open(path)
-        outcome = continue_run(there, prepare(experiment), NullObserver())
-    else:
-        outcome = run(prepare(point.experiment), folder, NullObserver())
-    return _row(point, outcome)
+        return _row(point, continue_run(RunFolder.open(path)[0], prepared, NullObserver()))
+    return _row(point, run(prepared, folder, NullObserver()))
 
 
 def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -62,6 +63,25 @@ class NoisySum:
 
 NoisySums = tuple[NoisySum, ...]
 """What was released so far, in its order."""
+
+
+Numbers = tuple[float, Float64[np.ndarray, " d"]]
+"""Standard deviation of a release's noise, and the released (d,) float64 numbers, as the parties exchange them."""
+
+
+def digest_of_release(made: Numbers) -> bytes:
+    """Return the 32-byte digest of a release, which ties its file to the signatures of the parties.
+
+    It is SHA-256 of the standard deviation and the numbers, all float64, little-endian.
+    """
+    std, vector = made
+    return hashlib.sha256(np.array([std, *vector], dtype="<f8").tobytes()).digest()
+
+
+def digest_of_all(releases: Iterable[bytes]) -> bytes:
+    """Return the 32-byte digest of several releases: SHA-256 of their digests in order; zeros for none."""
+    content = b"".join(releases)
+    return hashlib.sha256(content).digest() if content else bytes(32)
 
 
 @contextmanager

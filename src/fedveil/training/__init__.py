@@ -5,5 +5,5 @@
     trainers      ``loop`` (readable), ``vectorized`` (fast), ``gram/`` (linear models), ``dpsgd``; ``trainer_choice``
     independence  ``shapes`` and ``counters`` keep contributions independent; ``batch_independence`` tests this first
 
-docs/theory/alone-in-a-batch.md explains why contributions in one batch must not influence one another.
+docs/theory/batch-independence.md explains why contributions in one batch must not influence one another.
 """

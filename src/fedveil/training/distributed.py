@@ -11,7 +11,7 @@ user, because removing one contribution must not move others to another machine.
 
 The Gram trainer rounds the total of each silo. Here each process rounds the total of its share, so span always
 divides members by the hash. Removing one contribution changes the share of one process, whose rounding is covered by
-its margin, and leaves the other shares unchanged (docs/theory/span-training.md).
+its margin, and leaves the other shares unchanged (docs/theory/gram-trainer.md).
 
 Compared with one process, results may differ by float32 rounding inside a contribution's training and, for span, by
 up to half a grid unit per process.

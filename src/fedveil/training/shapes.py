@@ -3,7 +3,7 @@
 Kernels round by shape. A product of 31 rows may use another kernel than one of 32. The last numbers of an array are
 computed by scalar code and the others by vector code. Threads cut an array at places that depend on its length.
 Training at a high rate over many epochs amplifies a last bit to any difference, so none of this may depend on other
-contributions. Two rules ensure it; docs/theory/alone-in-a-batch.md has the argument:
+contributions. Two rules ensure it; docs/theory/batch-independence.md has the argument:
 
 * Every tensor dimension except the number of contributions (slots) is a function of the contribution's own number of
   records and of public facts (:func:`padded_sizes`).

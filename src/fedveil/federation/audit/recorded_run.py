@@ -26,6 +26,7 @@ from fedveil.federation.audit.run_record import (
     MODEL,
     NOTHING,
     ROUNDS,
+    STATE,
     STATEMENT,
     TERMS,
     RoundPlace,
@@ -41,7 +42,6 @@ from fedveil.federation.canonical_document import DOCUMENTS, EXPERIMENT, parse_t
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.run_rules import RunRules, without_trainer
-from fedveil.federation.training_rounds import STATE
 from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.privacy.ledger import Entry, parse_lines
 from fedveil.privacy.statement import Statement, same_events, same_privacy

@@ -1,6 +1,6 @@
 """Verify the release files of a run against the data that its parties signed.
 
-    numbers     the digests of the record (:mod:`~.released_sums`)
+    numbers     the digests of the record (:mod:`fedveil.statistics.stored`)
     all else    computed again, as the silos do: from the document and the membership of the terms, which silos sign
                 with every round, and from the schema whose digest the membership has
 
@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 from fedveil.checks import Unchecked, equal_up_to_rounding
 from fedveil.data.schema import Schema
 from fedveil.errors import IntegrityError
-from fedveil.federation.audit.released_sums import EVALUATING, Numbers, digest_of_release
 from fedveil.federation.canonical_document import parse_terms
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
@@ -35,10 +34,11 @@ from fedveil.run.releases.preprocessing import ReleasedPreprocessing, plan_prepr
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.requests import prepare_document
 from fedveil.sanitize import sanitize
+from fedveil.statistics.evaluation.result import EVALUATING
 from fedveil.statistics.evaluation.result import FILE as EVALUATED
 from fedveil.statistics.inference.result import FILE as FITTED
 from fedveil.statistics.result import FILE as COUNTED
-from fedveil.statistics.stored import NoisySum, NoisySums
+from fedveil.statistics.stored import NoisySum, NoisySums, Numbers, digest_of_release
 from fedveil.validation import validate_document
 
 _TERMS: Final = "the experiment of the terms"

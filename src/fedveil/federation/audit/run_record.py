@@ -12,7 +12,7 @@
 Numbers are lengths in bytes. A part is a release, which is one round (``prep/1``, ``eval/1``; ``1``, ``2``, ... in a
 document of releases), or the training, whose name is empty. X binds the whole request to the silo
 (:mod:`~fedveil.federation.transcript_binding`). M is SHA-256 of the round's model; zeros without a model, or if only
-the silos have it. R is the digest of all earlier releases (:mod:`~fedveil.federation.audit.released_sums`). Each line
+the silos have it. R is the digest of all earlier releases (:mod:`fedveil.statistics.stored`). Each line
 holds the digest of the line before it, and the digest of its round's result: the next model, or the release.
 
 Claim: a party without any of the keys cannot change the data that a silo or the coordinator signed, nor remove or
@@ -39,9 +39,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from fedveil.crypto.errors import CryptoError
+from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import RunFolderError
-from fedveil.federation.audit.released_sums import digest_of_all, digest_of_release
 from fedveil.federation.exchange import Answers
 from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
@@ -58,8 +58,12 @@ from fedveil.protocols.session_messages import (
 )
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.sanitize import quiet_log
+from fedveil.statistics.stored import digest_of_all, digest_of_release
 
 _log = quiet_log("fedveil.coordinator")
+
+STATE: Final = "federation.json"
+"""File in the run folder with the 16 bytes of the run."""
 
 ROUNDS: Final = "rounds.jsonl"
 AGREED: Final = "silo_signatures.json"
@@ -179,11 +183,13 @@ class _Seen:
 
 
 class RunRecord:
-    """The coordinator's record of one run.
+    """The coordinator's record of one run; implements :class:`~fedveil.run.journal.Witness`.
+
+    Attributes:
+        run: 16 bytes, unique to the run.
 
     Args:
-        folder: the run folder.
-        run: 16 bytes, unique to the run.
+        folder: the run folder, new or of an interrupted run.
         membership: the federation.
         identity: key of the coordinator.
 
@@ -191,8 +197,8 @@ class RunRecord:
         RunFolderError: the record is damaged.
     """
 
-    def __init__(self, folder: RunFolder, run: bytes, membership: Membership, identity: IdentityKey) -> None:
-        self.folder, self.run = folder, run
+    def __init__(self, folder: RunFolder, membership: Membership, identity: IdentityKey) -> None:
+        self.folder, self.run = folder, identify(folder)
         self.membership, self.identity = membership, identity
         self._lines: list[bytes] = []
         self._terms = b""
@@ -369,6 +375,24 @@ class RunRecord:
             self.membership.roster[silo].verify(content, signature)
         except CryptoError:
             raise ProtocolError("signs something else than what it was asked", silo=silo) from None
+
+
+def identify(folder: RunFolder) -> bytes:
+    """Return the 16 bytes of a run from its folder; create them if the folder is new.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+    path = folder / STATE
+    if not path.exists():
+        run = os.urandom(RUN_BYTES)
+        folder.write_json(STATE, {"run": run.hex()})
+        return run
+    with reading(f"{path}, by which the silos know the run,", RunFolderError):
+        run = bytes.fromhex(parse_json(read_content(path, RunFolderError), path, RunFolderError)["run"])
+        if len(run) != RUN_BYTES:
+            raise ValueError
+        return run
 
 
 def signed_end(folder: Path) -> list[dict[str, Any]]:

@@ -19,21 +19,22 @@ from torch import Tensor
 from fedveil.data.columns import ColumnTable, read_columns
 from fedveil.data.records import Population
 from fedveil.data.schema import Label, Schema
-from fedveil.errors import ConfigError
-from fedveil.randomness import PrivacyRandomness
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import read_json, reading
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
-from fedveil.run.releases.release import Release, noisy_sum
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.releases.release import Release
 from fedveil.run.releases.release_method import default_silo_weights, design_release
 from fedveil.run.releases.side_releases import as_run_release, document_multiplier, shared_multiplier
 from fedveil.statistics.evaluation.binary import enough_bins
 from fedveil.statistics.evaluation.evaluator import RESERVED
-from fedveil.statistics.evaluation.result import EvaluationRequest, ReleasedEvaluation
+from fedveil.statistics.evaluation.result import EVALUATING, EvaluationRequest, ReleasedEvaluation
 from fedveil.statistics.figures import ALL
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS
 from fedveil.statistics.local_vectors import LocalStatistic
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.stored import NoisySum, NoisySums
 from fedveil.training.task import Task
 from fedveil.training.trainer import Progress
 
@@ -127,26 +128,19 @@ def plan_evaluation(experiment: Experiment, of: DeclaredTables) -> Evaluation | 
     return evaluation
 
 
-def make_evaluation(
-    evaluation: Evaluation,
-    experiment: Experiment,
-    round_number: int,
-    table: ColumnTable,
-    privacy: PrivacyRandomness,
-) -> ReleasedEvaluation:
-    """Compute all releases on a table of held-out records; they must have been charged before.
+def read_partial_evaluation(folder: RunFolder) -> NoisySums:
+    """Return the releases of an unfinished evaluation.
 
-    Args:
-        evaluation: the plan.
-        experiment: the experiment of the run.
-        round_number: the round after which the model was taken.
-        table: the table from :func:`attach_scores`.
-        privacy: source of noise and keys.
+    Raises:
+        RunFolderError: the file is damaged.
     """
-    sums: NoisySums = ()
-    while len(sums) < len(evaluation.releases):
-        sums = (*sums, noisy_sum(evaluation.release(sums), table, privacy))
-    return evaluation.combine_releases(experiment.name, round_number, sums)
+    # The file of a complete evaluation has another name: this one never contains the last release.
+    path = folder / EVALUATING
+    if not path.exists():
+        return ()
+    content = read_json(path, RunFolderError)
+    with reading(path, RunFolderError):
+        return tuple(NoisySum.from_json(one, len(one["vector"]), path) for one in content["releases"])
 
 
 def attach_scores(

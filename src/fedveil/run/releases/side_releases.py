@@ -1,4 +1,4 @@
-"""Charge releases of a run that are not training rounds; they share its budget and its ledger.
+"""Releases of a run that are not training rounds; they share its budget and its ledger.
 
     whole run = training of the charged rounds + every side release,    mu^2 = sum of all mu^2
 
@@ -143,20 +143,3 @@ def read_spent_budget(ledger: Ledger, run: str, releases: Sequence[Release]) -> 
     charged = [entry.run for entry in ledger.entries]
     beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
     return SpentBudget(charges=charged.count(run), beside=beside, event=ledger.spent_event())
-
-
-def charge_releases(ledger: Ledger, run: str, releases: Sequence[Release], *, repeats: bool) -> None:
-    """Charge releases to the ledger; only afterwards may they be made.
-
-    Args:
-        ledger: the ledger of the run.
-        run: name of the run.
-        releases: the releases that are made next; none of them is stored yet.
-        repeats: whether noise is from a seed, so that a release that is made again is the same one. Fresh noise is
-            charged again, because nothing shows that a charged but unstored release was not seen.
-    """
-    for one in releases:
-        name = one.of_run(run)
-        times = sum(entry.run == name for entry in ledger.entries)
-        if not times or not repeats:
-            ledger.charge(run=name, round=BESIDE, attempt=times, event=one.guarantee.event)

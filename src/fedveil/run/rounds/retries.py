@@ -1,18 +1,18 @@
-"""Repeat a round when silos vanish in the middle of it.
+"""Repeat a round when silos vanish in the middle of it: simulated dropouts, and the rule for the next attempt.
 
 If silos vanish before the sum is opened, the attempt has revealed only masked numbers. It costs no budget and is
-repeated under fresh keys and with fresh noise. A later failure may have released the sum: the attempt is recorded
-on disk and charged before the round is repeated. This holds within one process. A run that ended during an attempt
-is charged again when it is resumed, whether or not the sum was opened.
+repeated under fresh keys and with fresh noise. A later failure may have released the sum, and the next attempt is
+charged (:mod:`fedveil.run.journal`). This holds within one process. A run that ended during an attempt is charged
+again when it is resumed, whether or not the sum was opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, Self
 
-from fedveil.protocols.driver import NOBODY, Dropouts
+from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.protocols.driver import Dropouts
 from fedveil.protocols.errors import ProtocolError, SiloVanished
 from fedveil.randomness import ExperimentRandomness
 
@@ -20,16 +20,6 @@ OnMissing = Literal["end", "retry", "recover"]
 
 MOST_ATTEMPTS: Final = 10
 """Attempts at one round; then the run ends, and may be resumed."""
-
-_T = TypeVar("_T")
-
-
-def _keep_no_record(attempt: int, vanished: SiloVanished) -> None:
-    """Record nothing: the default of a policy without a run folder."""
-
-
-def _pay_nothing() -> None:
-    """Charge nothing: the default of a policy without a ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +46,7 @@ class DropoutSimulation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
+class DropoutRule:
     """Rule for silos that vanish during a round.
 
     Attributes:
@@ -65,68 +55,53 @@ class RetryPolicy:
         waits: whether a repeated round waits for all silos; else it proceeds with the remaining ones.
         least: smallest number of silos in a sum.
         absences: simulated dropouts; None if none are simulated.
-        failed: number of attempts at the round that failed before the run was resumed.
-        record: called with every failed attempt, before anything else happens.
-        pay: called before an attempt; refuses an attempt that is not paid for.
     """
 
     on_dropout: OnMissing
     waits: bool
     least: int
     absences: DropoutSimulation | None = None
-    failed: int = 0
-    record: Callable[[int, SiloVanished], None] = _keep_no_record
-    pay: Callable[[], None] = _pay_nothing
 
-    def play(
-        self,
-        round_number: int,
-        silos: tuple[int, ...],
-        attempt: Callable[[int, tuple[int, ...], Dropouts], _T],
-    ) -> tuple[_T, int]:
-        """Play attempts at a round until one completes; return its result and the number of attempts.
+    @classmethod
+    def of_protection(cls, protection: ProtectionStage, n_silos: int, seed: int) -> Self:
+        """Return the rule of a protection among ``n_silos`` silos, with the dropouts of the experiment's seed."""
+        rule, missing, rate = protection.on_dropout, protection.max_dropouts, protection.dropout_rate
+        return cls(
+            on_dropout=rule,
+            waits=rule == "recover" or not missing,
+            # The noise shares are sized so that the sum of |S| - max_dropouts silos carries the full noise.
+            least=n_silos - missing,
+            absences=DropoutSimulation(rate=rate, randomness=ExperimentRandomness(seed)) if rate else None,
+        )
 
-        The number includes failed attempts before a resume.
+    def next_cohort(
+        self, round_number: int, tries: int, cohort: tuple[int, ...], vanished: SiloVanished
+    ) -> tuple[int, ...]:
+        """Return the silos of the next attempt at a round.
 
         Args:
             round_number: counts from 1.
-            silos: all silos.
-            attempt: plays an attempt with its number, the silos that begin it, and the simulated dropouts. Attempt
-                numbers of a round are unique, also across a resume: sampling and noise derive from them.
+            tries: number of attempts of this process.
+            cohort: silos of the last attempt.
+            vanished: names the silos that vanished.
 
         Raises:
             SiloVanished: the rule is to end.
             ProtocolError: too few silos are left, or too many attempts failed.
-            BudgetError: another attempt exceeds the budget.
         """
-        cohort = silos
-        # Numbers continue after a resume, because sampling and noise derive from them.
-        for number in range(self.failed, self.failed + MOST_ATTEMPTS):
-            self.pay()
-            absent = (
-                NOBODY if self.absences is None else self.absences.draw_dropouts(round_number, number, cohort)
+        if self.on_dropout == "end":
+            raise vanished
+        if not self.waits:
+            cohort = tuple(silo for silo in cohort if silo not in vanished.silos)
+            # Fewer silos would add less noise than the guarantee needs: each share is sized for `least` silos.
+            if len(cohort) < self.least:
+                raise ProtocolError(
+                    f"round {round_number}: {len(cohort)} silos are left and {self.least} are needed, because the "
+                    "shares of the noise are sized for so many; `fedveil resume` repeats the round with all"
+                ) from vanished
+        if tries >= MOST_ATTEMPTS:
+            raise ProtocolError(
+                f"round {round_number}: silos vanished in each of {MOST_ATTEMPTS} attempts; `fedveil resume` goes on "
+                "from the last complete round when they are back"
             )
-            try:
-                return attempt(number, cohort, absent), number + 1
-            except SiloVanished as vanished:
-                # Recorded first: a resumed run must count this attempt as a possible release.
-                self.record(number, vanished)
-                if self.on_dropout == "end":
-                    raise
-                if self.waits:
-                    continue
-                cohort = tuple(silo for silo in cohort if silo not in vanished.silos)
-                # Fewer silos would add less noise than the guarantee needs: each share is sized for `least` silos.
-                if len(cohort) < self.least:
-                    raise ProtocolError(
-                        f"round {round_number}: {len(cohort)} silos are left and {self.least} are needed, because the "
-                        "shares of the noise are sized for so many; `fedveil resume` repeats the round with all"
-                    ) from vanished
-        raise ProtocolError(
-            f"round {round_number}: silos vanished in each of {MOST_ATTEMPTS} attempts; `fedveil resume` goes on from "
-            "the last complete round when they are back"
-        )
-
-
-NO_RETRY: Final = RetryPolicy(on_dropout="end", waits=True, least=2)
-"""Policy without retries: every silo answers, or the round ends."""
+        return cohort

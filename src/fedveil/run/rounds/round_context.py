@@ -55,7 +55,7 @@ class RoundContext:
     @property
     def length(self) -> int:
         """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
-        return len(self.model) + self.method.bound.extra
+        return self.method.message_length(len(self.model))
 
     @property
     def trainer(self) -> Trainer:

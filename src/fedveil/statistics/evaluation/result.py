@@ -32,6 +32,9 @@ from fedveil.validation import DocumentTable
 
 FILE: Final = "evaluation.json"
 
+EVALUATING: Final = "checkpoint/evaluation.json"
+"""File in the run folder: releases of an unfinished evaluation."""
+
 
 class EvaluationRequest(DocumentTable):
     """What an evaluation is of: public, and fixed before a record is looked at.

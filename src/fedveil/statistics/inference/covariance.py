@@ -31,8 +31,9 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import stdtr, stdtrit
 
-from fedveil.statistics.inference.equation import Sums, matrix, triangle
+from fedveil.statistics.inference.equation import Sums
 from fedveil.statistics.inference.newton import Estimate
+from fedveil.statistics.inference.scores import matrix, triangle
 
 _UPPER: Final = 0.975
 

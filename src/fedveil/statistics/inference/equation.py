@@ -4,9 +4,8 @@ For pair (s, u) with records i of weights 1 / n_su (or another convex combinatio
 
     psi_su = mean of a_i psi_i,    H_su = mean of a_i H_i,    S_su = psi_su psi_su'.
 
-Matrices are sent as their upper triangles with the off-diagonal times sqrt 2, whose l2 norm is the Frobenius norm.
-Norms are convex, so a person's mean is no longer than a record; and ||S_su|| = ||psi_su||^2. Sent as
-(sqrt(q_g) psi / c_g, sqrt(q_H) H / c_H, sqrt(q_S) S / c_g^2) with q_g + q_H + q_S = 1, it has norm at most 1.
+Norms are convex, so a person's mean is no longer than a record; and ||S_su|| = ||psi_su||^2. They are sent as one
+vector of norm at most 1 (:mod:`fedveil.statistics.inference.scores`).
 
 **Clusters.** What a person adds to g is sum_s w_s psi_su, whose square has products between silos that nobody may see.
 With sum_s w_s <= 1 it is at most sum_s w_s S_su in the order of positive semidefinite matrices (convexity of squares),
@@ -15,7 +14,6 @@ and is equal to it for a person in one silo. So S is the spread of g over people
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,24 +27,10 @@ from torch import Tensor
 from fedveil.data.columns import ColumnTable
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.scores import ScoreCode, Shares, triangle
 from fedveil.statistics.local_vectors import PersonVector
 
 _CHUNK_ELEMENTS = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """How one release divides its squared norm; they sum to 1.
-
-    Attributes:
-        gradient: q_g.
-        curvature: q_H.
-        spread: q_S; 0 where it is not sent.
-    """
-
-    gradient: float
-    curvature: float
-    spread: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,18 +93,23 @@ class Equation(PersonVector):
     @property
     def length(self) -> int:
         """Return d numbers of g, d (d + 1) / 2 of H, and as many of S where it is sent."""
-        entries = self.width * (self.width + 1) // 2
-        return self.width + entries * (2 if self.shares.spread else 1)
+        return self.code.length
 
     @cached_property
+    def code(self) -> ScoreCode:
+        """Layout and scales of the vectors."""
+        return ScoreCode(
+            scores=self.width,
+            width=self.width,
+            score_norm=self.family.score_norm(self.bound),
+            curvature_norm=self.family.curvature_norm(self.bound),
+            shares=self.shares,
+        )
+
+    @property
     def scales(self) -> tuple[float, float, float]:
         """What g, H and S are multiplied by."""
-        score, curvature = self.family.score_norm(self.bound), self.family.curvature_norm(self.bound)
-        return (
-            math.sqrt(self.shares.gradient) / score,
-            math.sqrt(self.shares.curvature) / curvature,
-            math.sqrt(self.shares.spread) / score**2,
-        )
+        return self.code.scales
 
     def vectors(
         self, table: ColumnTable, mixed: sparse.csr_array
@@ -138,7 +127,7 @@ class Equation(PersonVector):
             score, curvature = self._weighted(covariates[taken], target[taken], complete[taken])
             shape = (part.shape[0], len(taken))
             mean = sparse.csr_array((part.data, np.arange(len(taken)), part.indptr), shape=shape)
-            yield some, torch.from_numpy(self._scaled(mean @ score, mean @ curvature))
+            yield some, torch.from_numpy(self.code.encode(mean @ score, mean @ curvature))
 
     def sums(self, vector: Float64[np.ndarray, " length"], noise_std: float) -> Sums:
         """Return what a released sum says.
@@ -147,18 +136,15 @@ class Equation(PersonVector):
             vector: the noisy sum.
             noise_std: of its noise, per number.
         """
-        d = self.width
-        entries = d * (d + 1) // 2
-        gradient, curvature, spread = self.scales
-        squares = vector[d + entries :]
+        found = self.code.decode(vector, noise_std)
         return Sums(
             theta=np.array(self.theta),
-            gradient=vector[:d] / gradient,
-            curvature=matrix(vector[d : d + entries], d) / curvature,
-            spread=matrix(squares, d) / spread if self.shares.spread else None,
-            gradient_sd=noise_std / gradient,
-            curvature_sd=noise_std / curvature,
-            spread_sd=noise_std / spread if self.shares.spread else 0.0,
+            gradient=found.gradient,
+            curvature=found.curvature,
+            spread=found.spread,
+            gradient_sd=found.gradient_sd,
+            curvature_sd=found.curvature_sd,
+            spread_sd=found.spread_sd,
             leading=len(self.family.leading),
             stopped=self.family.stopped,
             levels=self._levels,
@@ -179,28 +165,3 @@ class Equation(PersonVector):
         weight = np.minimum(1.0, self.bound**2 / (1 + (covariates**2).sum(axis=1))) * complete
         score, curvature = self.family.terms(covariates, target, np.array(self.theta))
         return score * weight[:, None], triangle(curvature) * weight[:, None]
-
-    def _scaled(
-        self, score: Float64[np.ndarray, "m d"], curvature: Float64[np.ndarray, "m k"]
-    ) -> Float64[np.ndarray, "m length"]:
-        of_gradient, of_curvature, of_spread = self.scales
-        parts = [score * of_gradient, curvature * of_curvature]
-        if self.shares.spread:
-            parts.append(triangle(score[:, :, None] * score[:, None, :]) * of_spread)
-        return np.concatenate(parts, axis=1)
-
-
-def triangle(matrices: Float64[np.ndarray, "n d d"]) -> Float64[np.ndarray, "n k"]:
-    """Return upper triangles with the off-diagonal times sqrt 2: their l2 norm is the Frobenius norm."""
-    first, second = np.triu_indices(matrices.shape[1])
-    found: np.ndarray = matrices[:, first, second] * np.where(first == second, 1.0, math.sqrt(2))
-    return found
-
-
-def matrix(entries: Float64[np.ndarray, " k"], size: int) -> Float64[np.ndarray, "d d"]:
-    """Return the symmetric matrix of its triangle."""
-    first, second = np.triu_indices(size)
-    found = np.zeros((size, size))
-    found[first, second] = entries / np.where(first == second, 1.0, math.sqrt(2))
-    found[second, first] = found[first, second]
-    return found

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from fedveil.statistics.inference.equation import Shares
 from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.scores import Shares
 
 
 @dataclass(frozen=True, kw_only=True)

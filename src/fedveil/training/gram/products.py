@@ -187,7 +187,7 @@ class Rows:
 #
 # An update is Delta = A^T X + (c - 1) W0 with coefficients A (n, k) and records X (n, p + 1). Its norm follows from
 # the Gram matrix, and the sum over all contributions of a silo is one matrix product. The bound holds in
-# floating-point arithmetic; docs/theory/span-training.md derives every constant below.
+# floating-point arithmetic; docs/theory/gram-trainer.md derives every constant below.
 
 _UNIT: Final = 2.0**-52
 _CANCELLATION: Final = 64.0

@@ -48,8 +48,9 @@ Model: TypeAlias = Float32[Tensor, " d"]
 Vector: TypeAlias = Float64[Tensor, " d"]
 """A mean of updates, or a function of means."""
 Rate: TypeAlias = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate"), composed_field()
 ]
+"""The experiment's ``server.learning_rate``; a stage that is built in Python receives it as an argument."""
 
 
 class Optimizer(Stage):
@@ -59,9 +60,11 @@ class Optimizer(Stage):
 
     Attributes:
         steps_models: whether it returns the next model of a run; False if it returns the released sum itself.
+        reads: kind of the vectors whose mean it reads.
     """
 
     steps_models: ClassVar[bool] = True
+    reads: ClassVar[str] = "updates"
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse an optimiser of models if the method releases no models, and the reverse."""
@@ -69,6 +72,11 @@ class Optimizer(Stage):
             yield (
                 f"{type(self).__name__} {'steps from model to model' if self.steps_models else 'releases sums'}, and "
                 f"this method releases {method.released}"
+            )
+        elif self.steps_models and self.reads != method.local.sends:
+            yield (
+                f"{type(self).__name__} steps by the mean of {self.reads}, and the local stage sends "
+                f"{method.local.sends}"
             )
 
     @property
@@ -83,6 +91,10 @@ class Optimizer(Stage):
             CompositionError: the optimiser has no learning rate.
         """
         raise CompositionError(f"{type(self).__name__} has no learning rate to be found")
+
+    def at_noise(self, noise_std: float) -> Optimizer:
+        """Return the optimiser of a round whose mean has noise of this standard deviation per number; here the same."""
+        return self
 
     @duty
     def init(self, model: Model) -> State:
@@ -170,7 +182,7 @@ class ServerSgd(_Scheduled):
     momentum.
 
     Args:
-        learning_rate: eta > 0.
+        learning_rate: eta > 0, in mean updates.
         momentum: mu in [0, 1); 0 keeps no state.
         nesterov: look ahead; needs momentum.
 
@@ -184,7 +196,7 @@ class ServerSgd(_Scheduled):
     tensor([2.5000])
     """
 
-    learning_rate: Rate
+    learning_rate: Rate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1, description="mu, weight of the means before")] = 0.0
     nesterov: Annotated[bool, Field(description="look ahead along the momentum")] = False
 

@@ -1,0 +1,468 @@
+"""Statistics and regressions from Python: one release of noisy figures with intervals, within one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from fedveil.api.frame import Frame, Row
+from fedveil.api.training import data_section
+from fedveil.config_keys import plain_inside
+from fedveil.console import ends, epsilon_text, number
+from fedveil.data.records import Population
+from fedveil.errors import ConfigError
+from fedveil.files import as_path
+from fedveil.methods.capabilities import nominal_multiplier
+from fedveil.privacy.statement import Statement, show_at_least
+from fedveil.report.inference import p_text, write_inference
+from fedveil.report.statistics import write_statistics
+from fedveil.run.config.experiment import merge
+from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, TableDocument
+from fedveil.run.document_run import make_releases
+from fedveil.run.folder.documents import read_statement
+from fedveil.run.folder.run_folder import finite
+from fedveil.run.releases.inference import find_inference_folder, prepare_inference
+from fedveil.run.releases.series import Series
+from fedveil.run.releases.statistics import find_release_folder, prepare_release
+from fedveil.statistics import figures
+from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
+from fedveil.statistics.limits import TOO_FEW
+from fedveil.statistics.result import read_released
+from fedveil.validation import validate_document
+
+Family = Literal["logistic", "linear", "poisson", "survival"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class FigureFrame(Frame):
+    """Released figures: estimate, interval, and how much of the interval's width is the price of privacy.
+
+    Attributes:
+        figures: the figures as objects.
+        these_people: whether intervals are shown for these very people, without the variation of sampling people.
+    """
+
+    figures: tuple[figures.Row, ...]
+    these_people: bool = False
+
+    @property
+    def shown(self) -> Sequence[Row]:
+        """The figures in words; one with too few people is not shown."""
+        return [_figure_in_words(row, self.these_people) for row in self.figures]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class StatisticsFrame(FigureFrame):
+    """Released statistics.
+
+    Attributes:
+        statement: what the release guarantees.
+        folder: its run folder; :meth:`report` writes the page there.
+        counted: what is counted: people, or pairs of a person and a silo.
+    """
+
+    statement: Statement
+    folder: Path
+    counted: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The statement in sentences."""
+        return self.statement.sentences()
+
+    def report(self) -> Path:
+        """Write the page of the release into its folder."""
+        return write_statistics(self.folder)
+
+    def to_json(self) -> dict[str, Any]:
+        head = {"folder": self.folder, "counted": self.counted}
+        return head | super().to_json() | {"statement": self.statement.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class EffectFrame(Frame):
+    """Coefficients of a regression, with intervals and p-values that count the noise.
+
+    Attributes:
+        fitted: the regression.
+        statement: what its releases guarantee.
+        folder: its run folder.
+    """
+
+    fitted: FittedRegression
+    statement: Statement
+    folder: Path
+
+    @property
+    def shown(self) -> Sequence[Row]:
+        """The coefficients in words; none where no interval would hold."""
+        return effects_in_words(self.fitted)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Why no coefficient has an interval, if so; then the statement in sentences."""
+        reason = self.fitted.hidden_reason
+        hidden = () if reason is None else (f"no coefficient has an interval that holds: {reason}",)
+        return (*hidden, *self.statement.sentences())
+
+    def report(self) -> Path:
+        """Write the page of the regression into its folder."""
+        return write_inference(self.folder)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"folder": self.folder, **effects_json(self.fitted), "statement": self.statement.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ReleasePlanFrame(Frame):
+    """What a release would cost, and how large its errors would be; no record was read and nothing was charged.
+
+    Attributes:
+        epsilon: what the release would spend; None without a guarantee.
+        noise_multiplier: of the first release.
+        numbers: length of a release; None for a regression, whose ``releases`` say it.
+        delta: of the guarantee.
+        releases: the releases of a regression; empty for statistics.
+    """
+
+    epsilon: float | None
+    noise_multiplier: float
+    delta: float
+    numbers: int | None = None
+    releases: tuple[Row, ...] = field(default=())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Noise and cost, in a sentence."""
+        length = "" if self.numbers is None else f"{self.numbers} numbers, "
+        return (
+            f"{length}noise multiplier {show_at_least(self.noise_multiplier)}, epsilon {epsilon_text(self.epsilon)} "
+            f"at delta {self.delta:g}; no record was read and nothing was charged",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [dict(row) for row in self.rows]
+        if self.numbers is not None:
+            return {"epsilon": self.epsilon, "numbers": self.numbers, "blocks": rows}
+        return {"epsilon": self.epsilon, "releases": [dict(one) for one in self.releases], "effects": rows}
+
+
+def stats(
+    people: Population,
+    request: Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float = 1e-5,
+    plan: bool = False,
+    repeat: bool = False,
+    name: str = "statistics",
+    folder: str | Path = "runs",
+    settings: Mapping[str, Any] | None = None,
+) -> StatisticsFrame | ReleasePlanFrame:
+    """Count people across silos: one release of tables with intervals, within one budget.
+
+    Args:
+        people: a population of tables (:func:`fedveil.tables`): the schema declares bounds and categories.
+        request: the table ``[statistics]`` as a mapping, such as ``{"by": ["ward"], "release": {"age": {"show":
+            ["count", "mean"]}}}``; docs/reference/experiment.md has its keys.
+        epsilon: what the release spends.
+        delta: of the guarantee; well below 1 / n_users.
+        plan: predict every error bar; no record is read and nothing is charged.
+        repeat: pay again for cells that a stored release in ``folder`` already has.
+        name: of the release.
+        folder: parent of the run folder.
+        settings: further tables of the document, such as ``{"protection": {"name": "secure-aggregation"}}``.
+
+    Raises:
+        ConfigError: the population has no schema; a wrong request; a stored release has every cell already.
+        FedveilError: a budget that is too small for the request, or tables that do not fit the schema.
+    """
+    asked = {"name": name, "statistics": request}
+    document = _document(ReleaseDocument, "fedveil.stats", people, asked, (epsilon, delta, settings))
+    if plan:
+        return plan_statistics(document)
+    return release_statistics(document, as_path(folder, "fedveil.stats: folder"), repeat=repeat)
+
+
+def infer(
+    people: Population,
+    formula: str | None = None,
+    *,
+    family: Family,
+    epsilon: float,
+    delta: float = 1e-5,
+    plan: bool = False,
+    repeat: bool = False,
+    name: str = "regression",
+    folder: str | Path = "runs",
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> EffectFrame | ReleasePlanFrame:
+    """Estimate effects across silos: one regression with intervals and p-values, within one budget.
+
+    Args:
+        people: a population of tables (:func:`fedveil.tables`).
+        formula: ``"sick ~ age + ward"``: the column that is explained, and the features. Without a left side
+            (``"~ age"``) the schema's target is explained; None takes all features too.
+        family: ``"logistic"``, ``"linear"`` (with ``cut``), ``"poisson"`` (with ``cap``) or ``"survival"`` (with
+            ``grid``).
+        epsilon: what the regression spends.
+        delta: of the guarantee; well below 1 / n_users.
+        plan: predict every interval; no record is read and nothing is charged.
+        repeat: pay again for a regression that a folder already holds.
+        name: of the regression.
+        folder: parent of the run folder.
+        settings: further tables of the document.
+        options: other keys of the table ``[inference]``, such as ``cut``, ``grid`` or ``scale``.
+
+    Raises:
+        ConfigError: the population has no schema; a wrong formula or key; a stored regression is the same.
+        FedveilError: a budget that is too small, or tables that do not fit the schema.
+    """
+    asked = {"name": name, "inference": {"family": family, **_formula(formula, family), **options}}
+    document = _document(InferenceDocument, "fedveil.infer", people, asked, (epsilon, delta, settings))
+    if plan:
+        return plan_regression(document)
+    return release_regression(document, as_path(folder, "fedveil.infer: folder"), repeat=repeat)
+
+
+# --- documents: what the functions and the commands share -------------------------------------------------------------
+
+
+def plan_statistics(document: ReleaseDocument) -> ReleasePlanFrame:
+    """Predict the errors and the cost of a release of statistics."""
+    statistics = prepare_release(document)
+    rows = tuple(
+        {
+            "release": one.release,
+            "part": one.part,
+            "cells": one.cells,
+            "numbers": one.numbers,
+            "share": one.share,
+            "noise (sd)": one.noise,
+            "95 % half width": one.error,
+            "largest noise": one.allowed,
+        }
+        for one in statistics.plan
+    )
+    return ReleasePlanFrame(
+        rows=rows,
+        epsilon=_cost_of(statistics.series),
+        noise_multiplier=nominal_multiplier(statistics.release(()).method.channel),
+        delta=document.privacy.delta,
+        numbers=statistics.step.layout.length,
+    )
+
+
+def release_statistics(document: ReleaseDocument, folder: Path, *, repeat: bool = False) -> StatisticsFrame:
+    """Make a release of statistics in a new folder, unless a stored one has every cell already.
+
+    Raises:
+        ConfigError: a stored release has every cell of the same tables, and ``repeat`` is not given.
+    """
+    prepared = prepare_release(document)
+    stored = None if repeat else find_release_folder(document, prepared, folder)
+    if stored is not None:
+        raise ConfigError(
+            f"{document.name}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` "
+            "reads it again for nothing, --repeat (repeat=True in Python) pays for another"
+        )
+    return read_statistics(make_releases(prepared, folder))
+
+
+def read_statistics(folder: Path, *, these_people: bool = False) -> StatisticsFrame:
+    """Return the statistics that a run folder holds, with their statement.
+
+    Raises:
+        RunFolderError: the folder has no release, or a damaged one.
+    """
+    released = read_released(folder)
+    found = figure_frame(figures.rows(released), these_people=these_people)
+    return StatisticsFrame(
+        rows=found.rows,
+        figures=found.figures,
+        these_people=these_people,
+        statement=read_statement(folder / "privacy.json"),
+        folder=folder,
+        counted=released.counted_unit,
+    )
+
+
+def figure_frame(found: Sequence[figures.Row], *, these_people: bool = False) -> FigureFrame:
+    """Return figures as a frame."""
+    return FigureFrame(
+        rows=tuple(row.to_json() for row in found), figures=tuple(found), these_people=these_people
+    )
+
+
+def plan_regression(document: InferenceDocument) -> ReleasePlanFrame:
+    """Predict the intervals and the cost of a regression."""
+    inference = prepare_inference(document)
+    releases = tuple(
+        {
+            "release": place,
+            "numbers": one.step.length,
+            "share": part.share,
+            "multiplier": part.multiplier(inference.multiplier),
+        }
+        for place, (part, one) in enumerate(
+            zip(inference.fitted.parts, inference.series.releases, strict=True), start=1
+        )
+    )
+    effects = tuple(
+        {
+            "coefficient": one.name,
+            "95 % half width": one.error,
+            "width from privacy": one.privacy,
+            "curvature over noise": one.margin,
+        }
+        for one in inference.plan
+    )
+    return ReleasePlanFrame(
+        rows=effects,
+        epsilon=_cost_of(inference.series),
+        noise_multiplier=inference.multiplier,
+        delta=document.privacy.delta,
+        releases=releases,
+    )
+
+
+def release_regression(document: InferenceDocument, folder: Path, *, repeat: bool = False) -> EffectFrame:
+    """Make the releases of a regression in a new folder, unless a folder holds it already.
+
+    Raises:
+        ConfigError: a folder holds this regression of the same tables, and ``repeat`` is not given.
+    """
+    prepared = prepare_inference(document)
+    stored = None if repeat else find_inference_folder(document, folder)
+    if stored is not None:
+        raise ConfigError(
+            f"{document.name}: {stored} is this regression of the same tables; `fedveil show {stored}` reads it again "
+            f"for nothing, `fedveil resume {stored}` ends it if it was interrupted, --repeat (repeat=True in Python) "
+            "pays for another"
+        )
+    return read_regression(make_releases(prepared, folder))
+
+
+def read_regression(folder: Path) -> EffectFrame:
+    """Return the regression that a run folder holds, with its statement.
+
+    Raises:
+        RunFolderError: the folder has no regression, or a damaged or incomplete one.
+    """
+    fitted = read_fitted(folder)
+    return EffectFrame(
+        rows=tuple(asdict(one) for one in fitted.effects),
+        fitted=fitted,
+        statement=read_statement(folder / "privacy.json"),
+        folder=folder,
+    )
+
+
+def _cost_of(series: Series) -> float | None:
+    """Return the epsilon of releases; None if their noise comes from a known seed, which guarantees nothing."""
+    return finite(series.epsilon_of(series.event)) if series.secure else None
+
+
+def effects_json(fitted: FittedRegression) -> dict[str, Any]:
+    """Return what a regression found, as JSON."""
+    return {
+        "family": fitted.family.name,
+        "target": list(fitted.family.columns),
+        "shown": fitted.has_intervals,
+        "reason": fitted.hidden_reason,
+        "effects": [asdict(one) for one in fitted.effects],
+        "without_interval": list(fitted.lost),
+    }
+
+
+def effects_in_words(fitted: FittedRegression) -> list[dict[str, str]]:
+    """Return a regression's coefficients in words; none where no interval would hold."""
+    found = []
+    for one in fitted.effects:
+        cells = {
+            "coefficient": one.name,
+            "estimate": number(one.estimate),
+            "95 % interval": ends(one.low, one.high),
+        }
+        if one.ratio is not None:
+            value, low, high = one.ratio
+            cells |= {"e^coefficient": number(value), "its 95 % interval": ends(low, high)}
+        found.append(cells | {"z": f"{one.z:.2f}", "p": p_text(one.p), "width": f"privacy {one.privacy:.0%}"})
+    empty = dict.fromkeys(found[0] if found else (), "")
+    return [*found, *(empty | {"coefficient": name, "estimate": TOO_FEW_HERE} for name in fitted.lost)]
+
+
+_Kind = TypeVar("_Kind", bound=TableDocument)
+
+
+def _document(
+    kind: type[_Kind],
+    function: str,
+    people: Population,
+    asked: Mapping[str, Any],
+    privacy: tuple[float, float, Mapping[str, Any] | None],
+) -> _Kind:
+    """Return the document of a release.
+
+    Args:
+        kind: class of the document.
+        function: name of the function, for errors.
+        people: the population.
+        asked: name and request.
+        privacy: epsilon, delta, and further tables.
+
+    Raises:
+        ConfigError: the population has no schema, or a key is wrong.
+    """
+    if not isinstance(people, Population):
+        raise ConfigError(f"{function}: people: a population is needed, not {type(people).__name__}")
+    if people.source is None:
+        raise ConfigError(
+            f"{function}: people: bounds and categories are needed, and records in memory declare none; read tables "
+            "by a schema (fedveil.tables)"
+        )
+    epsilon, delta, settings = privacy
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"{function}: settings: tables by name are needed, not {type(settings).__name__}")
+    whole = {**asked, "data": data_section(people), "privacy": {"epsilon": epsilon, "delta": delta}}
+    return validate_document(kind, plain_inside(merge(whole, dict(settings or {}))), function)
+
+
+def _formula(formula: str | None, family: str) -> dict[str, Any]:
+    """Return the keys ``target`` and ``features`` of a formula.
+
+    Raises:
+        ConfigError: no formula of the form ``target ~ feature + feature``.
+    """
+    if formula is None:
+        return {}
+    left, tilde, right = formula.partition("~") if isinstance(formula, str) else ("", "", "")
+    features = [part.strip() for part in right.split("+")]
+    if not tilde or not all(features) or "~" in right:
+        raise ConfigError(
+            f"fedveil.infer: formula {formula!r}: expected 'target ~ feature + feature', such as 'sick ~ age + ward'; "
+            "interactions and transformations are not fitted"
+        )
+    target = left.strip()
+    if target and family == "survival":
+        raise ConfigError(
+            f"fedveil.infer: formula {formula!r}: survival explains the schema's target; leave the left side empty: "
+            "'~ age + ward'"
+        )
+    return {"features": features, **({"target": target} if target else {})}
+
+
+def _figure_in_words(row: figures.Row, these_people: bool) -> dict[str, str]:
+    """Return a figure in words: estimate, interval, and where its width comes from."""
+    cells = {"release": row.release, "group": row.group, "figure": f"{row.figure} {row.cell}".strip()}
+    interval = row.interval
+    if interval is None:
+        return cells | {"estimate": TOO_FEW, "95 % interval": "", "width": ""}
+    low, high = (interval.low_here, interval.high_here) if these_people else (interval.low, interval.high)
+    privacy = 1.0 if these_people else interval.privacy
+    width = f"privacy {privacy:.0%}, people {1 - privacy:.0%}"
+    estimate = interval.in_words(number(interval.estimate))
+    return cells | {"estimate": estimate, "95 % interval": ends(low, high), "width": width}

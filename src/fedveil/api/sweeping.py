@@ -1,0 +1,162 @@
+"""Sweeps from Python: train at every point of a grid, and say what all runs cost together."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedveil.api.frame import Frame
+from fedveil.api.training import TrainingArguments
+from fedveil.config_keys import whole_argument
+from fedveil.data.records import Population
+from fedveil.errors import ConfigError
+from fedveil.files import as_path
+from fedveil.report.tradeoff import write_tradeoff
+from fedveil.run.config.experiment import merge
+from fedveil.run.setup import Prepared
+from fedveil.run.sweep import Point, check_joint_accountant, joint_cost_of_points
+from fedveil.run.sweep import sweep as play_points
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SweepFrame(Frame):
+    """One row per run of a sweep, with its settings, test metrics and epsilon.
+
+    Attributes:
+        spent: joint cost of all runs in the folder: ``epsilon`` (None: nothing is guaranteed), ``delta``, ``runs``, and
+            ``told``, the sentence about them. Whoever chooses among the runs has looked at all of them.
+        folder: parent of the run folders.
+    """
+
+    spent: Mapping[str, Any]
+    folder: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"together": dict(self.spent)}
+
+    def write(self, path: str | Path, key: str) -> Path:
+        """Write a page that draws results and costs against a key of the experiments, such as ``rounds``.
+
+        Raises:
+            RunFolderError: the runs have no such key, or the file cannot be written.
+        """
+        folders = [self.folder / row["run"] for row in self.rows]
+        return write_tradeoff(folders, key, as_path(path, "write"), spent=self.spent["told"])
+
+
+def sweep(
+    model: nn.Module | str,
+    people: Population,
+    grid: Mapping[str, Iterable[Any]],
+    *,
+    seeds: int = 1,
+    folder: str | Path = "runs/sweep",
+    **arguments: Any,
+) -> SweepFrame:
+    """Train at every point of a grid, in this process; call it again to finish an interrupted sweep.
+
+    Every point is checked before the first one trains. A complete run is not run again. ``epsilon`` is that of ONE
+    run: :attr:`SweepFrame.spent` says what all of them cost together, because whoever chooses among runs has looked
+    at all of them. Settings that were chosen on public data cost nothing.
+
+    Args:
+        model: as of :func:`fedveil.train`.
+        people: as of :func:`fedveil.train`.
+        grid: values by key. A key is a keyword argument of :func:`fedveil.train`, such as ``rounds`` or ``method``, or
+            a dotted key of the experiment, such as ``method.clip``.
+        seeds: number of runs per point, with consecutive seeds.
+        folder: parent of the run folders.
+        arguments: the other keyword arguments of :func:`fedveil.train`, the same at all points.
+
+    Raises:
+        ConfigError: no key or value, a point that is not valid, two points of one name, or a run folder that holds
+            another experiment.
+        FedveilError: a run failed; the others are complete.
+    """
+    axes = _axes(grid)
+    seeds = whole_argument("fedveil.sweep: seeds", seeds, 1)
+    chosen: dict[str, TrainingArguments] = {}
+    found: list[Point] = []
+    for values in itertools.product(*axes.values()):
+        settings = dict(zip(axes, values, strict=True))
+        words = {key: _label(value) for key, value in settings.items()}
+        given = _with_settings(arguments, settings)
+        first = whole_argument("fedveil.sweep: seed", given.get("seed", 0))
+        for seed in range(first, first + seeds):
+            suffix = f"-seed{seed}" if seeds > 1 else ""
+            name = f"{given.get('name', 'run')}-{','.join(f'{k}={v}' for k, v in words.items())}{suffix}"
+            name = re.sub(r"[^A-Za-z0-9._+-]", "_", name)
+            if name in chosen:
+                raise ConfigError(
+                    f"fedveil.sweep: two points would both be the run {name}; give values whose texts differ"
+                )
+            chosen[name] = TrainingArguments.bind("fedveil.sweep", {**given, "seed": seed, "name": name})
+            experiment = chosen[name].prepare(model, people)[0].experiment
+            found.append(Point(experiment=experiment, settings=words))
+    check_joint_accountant(found)
+
+    def prepare_point(point: Point) -> Prepared:
+        return chosen[point.experiment.name].prepare(model, people)[0]
+
+    parent = as_path(folder, "fedveil.sweep: folder")
+    rows = tuple(
+        {"run": row["run"], **row["settings"], **(row["test"] or {})}
+        | {key: row[key] for key in ("epsilon", "rounds", "stopped", "seconds")}
+        for row in play_points(found, parent, prepare_point=prepare_point)
+    )
+    together = joint_cost_of_points(found, parent)
+    return SweepFrame(rows=rows, notes=(together["told"],), spent=together, folder=parent)
+
+
+def _axes(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
+    """Return the values of every key.
+
+    Raises:
+        ConfigError: no mapping of keys to lists of values, or a key that the sweep sets itself.
+    """
+    if not isinstance(grid, Mapping) or not grid or any(key in ("name", "seed") for key in grid):
+        raise ConfigError(
+            "fedveil.sweep: grid must have values by key, such as {'rounds': [10, 20]}; the sweep sets names and seeds"
+        )
+    axes = {}
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(
+                f"fedveil.sweep: grid: {key} needs a list of values, not {type(values).__name__}"
+            )
+        axes[key] = list(values)
+        if not axes[key]:
+            raise ConfigError(f"fedveil.sweep: grid: {key} has no value")
+    return axes
+
+
+def _with_settings(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments of :func:`fedveil.train` with the settings of one point.
+
+    Raises:
+        ConfigError: ``settings`` among the arguments is no mapping.
+    """
+    given = dict(arguments)
+    for key, value in settings.items():
+        if "." not in key:
+            given[key] = value
+            continue
+        laid_over = given.get("settings") or {}
+        if not isinstance(laid_over, Mapping):
+            raise ConfigError("fedveil.sweep: settings: tables by name are needed")
+        inner: Any = value
+        for part in reversed(key.split(".")):
+            inner = {part: inner}
+        given["settings"] = merge(dict(laid_over), inner)
+    return given
+
+
+def _label(value: Any) -> str:
+    """Return a value as text for the name of its run."""
+    return str(getattr(value, "name", value))

@@ -1,0 +1,124 @@
+"""Compose ``newton``: linear models by Newton steps on noisy sums of scores and curvatures, at user level.
+
+Round 1 releases sum_su w_su H_su and every later round sum_su w_su psi_su (:mod:`fedveil.training.newton`), each with
+N(0, sigma^2) on every number. A user's weights sum to at most 1 and every contribution has l2 norm at most 1, so a
+round is one Gaussian mechanism of multiplier sigma, as in ULDP-AVG. docs/theory/newton.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from fedveil.config_keys import Positive
+from fedveil.data.schema import Category, Schema
+from fedveil.errors import CompositionError
+from fedveil.methods.contributions import SiloUserContribution
+from fedveil.methods.gaussian_shares import GaussianShares
+from fedveil.methods.keys import (
+    Classes,
+    Colluding,
+    DeclaredSchema,
+    Inputs,
+    Noise,
+    TargetRange,
+    WeightPower,
+)
+from fedveil.methods.method import Method
+from fedveil.methods.weights import Weights
+from fedveil.privacy.bounds import Clip
+from fedveil.privacy.sampling import Everyone
+from fedveil.training.newton import LinearFamily, LocalNewton
+from fedveil.training.newton_steps import NewtonSteps
+from fedveil.training.server.averages import Ema
+
+RecordLength = Annotated[
+    float | None,
+    Field(
+        gt=1,
+        allow_inf_nan=False,
+        description="B, length of a record's features with the intercept, from which on it weighs less; default: the "
+        "length that the schema lets expect, sqrt(1 + categories + numbers / 3); without a schema "
+        "sqrt(1 + features / 3)",
+    ),
+]
+Residual = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="c, bound of a residual; default: 1/2 for two classes, sqrt(1 - 1/K) for K, and a quarter of the "
+        "range that the schema declares of a number to predict",
+    ),
+]
+Ridge = Annotated[
+    Positive,
+    Field(description="factor of the least eigenvalue of the curvature, in units of its noise"),
+]
+
+
+def newton(
+    *,
+    inputs: Inputs,
+    classes: Classes,
+    schema: DeclaredSchema,
+    target_range: TargetRange,
+    noise_multiplier: Noise,
+    record_length: RecordLength = None,
+    residual: Residual = None,
+    ridge: Ridge = 1.0,
+    power: WeightPower = "main",
+    colluding_silos: Colluding = 0,
+) -> Method:
+    """Newton steps for a linear model: one round of curvature, then rounds of scores.
+
+    Guarantee: in each round, readers of the models see one user through a Gaussian mechanism of multiplier sigma.
+    Linear, logistic and softmax regression; the model needs one linear layer with an intercept. 10 rounds suffice.
+
+    Raises:
+        CompositionError: a number to predict without declared bounds, and no ``residual``.
+    """
+    family = LinearFamily(
+        inputs=inputs,
+        classes=classes,
+        record_length=expected_length(schema, inputs) if record_length is None else record_length,
+        residual=residual if classes is not None or residual is not None else _quarter(target_range),
+    )
+    return Method(
+        name="newton",
+        contribution=SiloUserContribution(),
+        sampler=Everyone(),
+        local=LocalNewton(family=family),
+        bound=Clip(norm=1.0),
+        weights=Weights.by_power(power),
+        # |S| shares of variance sigma^2 / |S| add up to sigma^2, as in Algorithm 3 of ULDP-FL with C = 1.
+        channel=GaussianShares(noise_multiplier=noise_multiplier, scale=1.0, colluding_silos=colluding_silos),
+        server=NewtonSteps(family=family, ridge=ridge),
+        average=Ema(beta=0.8),
+    )
+
+
+def expected_length(schema: Schema | None, inputs: int) -> float:
+    """Return the length of (x, 1) that public facts let expect: a number has the mean square 1/3, as if uniform.
+
+    Args:
+        schema: the declared columns; a category column has one 1. None: all features count as numbers.
+        inputs: number of features.
+    """
+    if schema is None:
+        return math.sqrt(1 + inputs / 3)
+    categories = sum(isinstance(one, Category) for one in schema.features.values())
+    return math.sqrt(1 + categories + (len(schema.features) - categories) / 3)
+
+
+def _quarter(target_range: tuple[float, float] | None) -> float:
+    """Return a quarter of the declared range of a number to predict."""
+    if target_range is None:
+        raise CompositionError(
+            "newton: the residuals of a number to predict need a public bound: declare the target's bounds (lower and "
+            "upper in the schema, target_range in Python), or give method.residual, about twice the standard "
+            "deviation that you expect of them"
+        )
+    return (target_range[1] - target_range[0]) / 4

@@ -1,0 +1,160 @@
+"""Play what a run lacks: check, charge, play and release one step after another.
+
+    run  ─► parts: steps of one method under one protocol, such as all rounds of training, or one release
+    part ─► steps: each is charged, played by the parties and released
+
+:func:`play_part` plays a part if all parties are in this process. Between institutions
+:class:`~fedveil.federation.coordinator.CoordinatorParty` takes the same parts and exchanges messages instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from fedveil.protocols.errors import SiloVanished
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.release_document import TableDocument
+from fedveil.run.journal import Attempt, Step
+from fedveil.run.rounds.diagnostics import RoundDiagnostics
+from fedveil.statistics.stored import NoisySums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Played:
+    """Result of an attempt at a step.
+
+    Attributes:
+        total: (d,) float64 noisy sum; None if only the silos have it.
+        summed: number of silos in the sum.
+        drawn: number of sampled users or clients; None if contributions are whole silos.
+        diagnostics: diagnostics of a simulation; None if no process sees all silos.
+    """
+
+    total: Float64[np.ndarray, " d"] | None
+    summed: int
+    drawn: int | None = None
+    diagnostics: RoundDiagnostics | None = None
+
+
+class Part(Protocol):
+    """A part of a run, as the run folder has it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the part, as sent to the silos; empty for training."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Number of the next step within the part, from 1."""
+        ...
+
+    @property
+    def before(self) -> NoisySums:
+        """The releases of earlier parts, as sent to the silos."""
+        ...
+
+    @property
+    def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
+        """Model at the start of the next step (d = 0 without a model), and its clip; None if the clip is fixed."""
+        ...
+
+    @property
+    def step(self) -> Step | None:
+        """The next step; None if none is left."""
+        ...
+
+    @property
+    def stopped(self) -> str | None:
+        """Why no step is left although some are not released; None if it is not so."""
+        ...
+
+    def release(self, played: Played) -> None:
+        """Write the result of a step durably; the step counts as released after this call, and not before."""
+
+
+class Parties(Protocol):
+    """All parties of a part, in this process."""
+
+    def play(self, attempt: Attempt) -> Played:
+        """Play an attempt at the part's next step.
+
+        Raises:
+            SiloVanished: silos vanished, and the protocol cannot proceed without them.
+        """
+        ...
+
+    def prepare_retry(self, vanished: SiloVanished) -> None:
+        """Decide who takes part in the next attempt.
+
+        Raises:
+            FedveilError: no further attempt follows.
+        """
+
+
+def play_part(part: Part, parties: Parties) -> str | None:
+    """Play all steps that a part lacks; return why steps are left, or None if none is."""
+    while (step := part.step) is not None:
+        if (reason := step.refusal()) is not None:
+            return reason
+        attempt = step.begin()
+        try:
+            played = parties.play(attempt)
+        except SiloVanished as vanished:
+            step.fail(vanished)
+            parties.prepare_retry(vanished)
+        else:
+            part.release(played)
+    return part.stopped
+
+
+class Ending(Protocol):
+    """How a run, or a part of it, ended."""
+
+    @property
+    def stopped(self) -> str | None:
+        """Reason of an early end; None if it is complete."""
+        ...
+
+
+EndingT = TypeVar("EndingT", bound=Ending, covariant=True)
+
+
+class RunParts(Protocol[EndingT]):
+    """All parts of a run, read from its folder alone, so that a run continues wherever it was interrupted."""
+
+    @property
+    def document(self) -> Experiment | TableDocument:
+        """The document that the run is of."""
+        ...
+
+    def parts(self, *, again: bool = False) -> Iterator[Part]:
+        """Yield each part that the folder lacks, when the one before is released.
+
+        Args:
+            again: whether to yield the last part even if it is released, so that the silos can sign the end.
+        """
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to release, so that the silos may sign the end."""
+        ...
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of complete training rounds, and of their charges."""
+        ...
+
+    def conclude(self, reason: str | None) -> EndingT:
+        """Write the final files for everything that is released; ``reason`` says why the part ended early."""
+        ...
+
+    def close(self) -> None:
+        """Close the ledger; closing twice is harmless."""
+        ...

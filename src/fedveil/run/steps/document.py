@@ -1,0 +1,175 @@
+"""The releases of a document (statistics, or a regression) as parts of a run, and their statement.
+
+    1 ─► 2 ─► ... ─► statement
+
+The step of a release follows from the releases before it, which the run folder holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Self
+
+from fedveil.data.columns import ColumnTable
+from fedveil.data.records import empty_groups
+from fedveil.errors import RunFolderError
+from fedveil.files import read_json
+from fedveil.privacy.events import Event
+from fedveil.privacy.ledger import Entry
+from fedveil.run.config.release_document import TableDocument
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.journal import Journal, Step, StepKey, Witness
+from fedveil.run.releases.prepared_releases import STATEMENT, PreparedReleases, read_records
+from fedveil.run.steps.experiment import PartEnding
+from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
+from fedveil.statistics.stored import NoisySums
+
+
+class DocumentParts:
+    """The releases of a document; implements :class:`~fedveil.run.loop.RunParts`.
+
+    The document's ``privacy.epsilon`` is the cost of all releases, each charged once. In one process a release may be
+    charged again, and costs more; the statement names it.
+
+    Args:
+        prepared: the releases of the document.
+        folder: the run folder, new or of an interrupted run.
+        records: reads the records of all silos; None: from the document's tables, when the first release needs them.
+        witness: record of the releases that the parties sign; None if all parties are in this process.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedReleases,
+        folder: RunFolder,
+        *,
+        records: Callable[[], ColumnTable] | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        self.prepared, self.folder, self._witness = prepared, folder, witness
+        self._records = cache(records or (lambda: read_records(prepared)))
+        self._journal: Journal | None = None
+        self._unchanged = self.is_whole
+
+    def __enter__(self) -> Self:
+        """Return the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the ledger."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the ledger; closing twice is harmless."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    @property
+    def journal(self) -> Journal:
+        """The open journal of the run."""
+        if self._journal is None:
+            guarantee = self.prepared.series.releases[0].guarantee
+            self._journal = Journal(self.folder, guarantee, self._witness)
+        return self._journal
+
+    @property
+    def document(self) -> TableDocument:
+        """The document."""
+        return self.prepared.document
+
+    def parts(self, *, again: bool = False) -> Iterator[ReleasePart]:
+        """Yield each release that the folder lacks, when the one before is made.
+
+        Args:
+            again: whether to yield the last release even if it is made, so that the silos can sign the end.
+
+        Raises:
+            RunFolderError: a damaged folder, or a ledger of another document.
+        """
+        self._check_charged()
+        while again or not self.is_whole:
+            made = self.prepared.read(self.folder)
+            self.journal.mend(len(made))
+            part = self._part(made[: self.prepared.count - 1], whole=len(made) == self.prepared.count)
+            yield part
+            if part.step is not None:  # refused
+                return
+            again = False
+
+    def _part(self, made: NoisySums, *, whole: bool) -> ReleasePart:
+        """Return the release that follows ``made``; ``whole``: it is made already."""
+        prepared, journal, release = self.prepared, self.journal, self.prepared.release(made)
+        key, name = StepKey(prepared.document.name, release.number), prepared.part(len(made))
+        one_process = self._witness is None
+        step = Step(
+            journal,
+            key,
+            event=lambda _: prepared.series.releases[len(made)].guarantee.event,
+            refusal=lambda: refuse_repeat(journal, key, name),
+            repeatable=not prepared.series.secure
+            if one_process
+            else release.protocol_spec(empty_groups()).repeatable,
+        )
+        return ReleasePart(
+            name=name,
+            journal=journal,
+            planned=release,
+            step=None if whole else step,
+            before=made,
+            keep=lambda one: prepared.write(self.folder, (*made, one)),
+            records=self._records,
+            privacy=prepared.series.privacy.randomness(),
+            model=no_model(),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every release is made."""
+        return len(self.prepared.read(self.folder)) == self.prepared.count
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """A document has no training rounds."""
+        return 0, 0
+
+    def conclude(self, reason: str | None) -> PartEnding:
+        """Write the statement of the charges in the ledger, if there are any.
+
+        Raises:
+            RunFolderError: the document or the declared facts differ from those that were charged and stated.
+                Released numbers have one statement.
+        """
+        entries = self.journal.ledger.entries
+        if entries:
+            self._check_charged()
+            times = Counter(entry.round for entry in entries)
+            charged = [times[number] for number in range(1, self.prepared.count + 1)]
+            statement = self.prepared.series.statement(
+                self.prepared.document.name, charged, self.prepared.notes
+            ).to_json()
+            path = self.folder / STATEMENT
+            # Compare before writing: released numbers must not get another statement from a changed document.
+            if self._unchanged and path.exists() and read_json(path, RunFolderError) != statement:
+                raise RunFolderError(
+                    f"{self.folder.path}: another statement would follow than {STATEMENT} has; {self._remedy}"
+                )
+            self.folder.write_json(STATEMENT, statement)
+        return PartEnding(folder=self.folder.path, stopped=reason)
+
+    def _check_charged(self) -> None:
+        events = {one.number: one.guarantee.event for one in self.prepared.series.releases}
+
+        def event_of(entry: Entry) -> Event | None:
+            return events.get(entry.round)
+
+        self.journal.check_charged(event_of, self._remedy)
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"{self.prepared.document.file} or the schema was changed since, or fedveil is of another version; put "
+            "back what the releases were made with, or ask for others in a document of its own"
+        )

@@ -1,0 +1,270 @@
+"""The rounds of training as a part of a run: each round is charged, and its checkpoint is its release."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float32
+
+from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.files import read_json, reading
+from fedveil.privacy.claims import Role
+from fedveil.privacy.ledger import Ledger
+from fedveil.run.folder.documents import SCHEMA_VERSION
+from fedveil.run.folder.run_folder import Checkpoint, Row, RunFolder, finite
+from fedveil.run.journal import Journal, Step
+from fedveil.run.loop import Played
+from fedveil.run.movement import clip_at, movement
+from fedveil.run.observer import Observer, StopTraining
+from fedveil.run.releases.evaluation import read_partial_evaluation
+from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.side_releases import read_spent_budget
+from fedveil.run.remarks import remarks
+from fedveil.run.rounds.diagnostics import RoundDiagnostics
+from fedveil.run.rounds.next_model import next_model
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.setup import Prepared
+from fedveil.statistics.evaluation.result import read_evaluated
+from fedveil.statistics.stored import NoisySums
+from fedveil.training.server.optimizers import matching
+
+_STOPPED: Final = "stopped.json"
+
+
+class TrainingPart:
+    """The rounds of training that a run folder lacks.
+
+    Attributes:
+        name: empty, as sent to the silos.
+        prepared: the experiment that runs.
+        journal: journal of the run.
+        before: the releases before training.
+        privacy: source of noise and samples.
+        checkpoint: the last complete round.
+        step: the charge of the next round; None if no round is left.
+        turn: context of the next round; None if no round is left.
+        stopped: why training ended before its last round, other than by its budget; None if it did not.
+        ended: whether a callback stopped the run at this checkpoint.
+
+    Args:
+        prepared: the experiment that runs.
+        journal: journal of the run.
+        observer: receives the progress of the run.
+        round_step: returns the charge of a round.
+        n_senders: number of parties whose noise a sum has.
+        before: the releases before training.
+
+    Raises:
+        RunFolderError: the folder is damaged.
+        IntegrityError: the folder has the metrics of a round for which the ledger has no charge.
+    """
+
+    name = ""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        journal: Journal,
+        observer: Observer,
+        *,
+        round_step: Callable[[int], Step],
+        n_senders: int,
+        before: NoisySums,
+    ) -> None:
+        self.prepared, self.journal, self._observer, self.before = prepared, journal, observer, before
+        self._round_step, self._n_senders = round_step, n_senders
+        folder, experiment = journal.folder, prepared.experiment
+        # Announce a new run before code of a user's model runs in the evaluation of round 0, so that the observer can
+        # show how to resume it. The round of a resumed run is known only after its checkpoint is read.
+        if begins := not folder.has_begun:
+            observer.on_run_start(folder.path, experiment, 0)
+        self.checkpoint = _last_checkpoint(prepared, folder, journal.ledger)
+        folder.mend_metrics(self.checkpoint)
+        if not begins:
+            observer.on_run_start(folder.path, experiment, self.checkpoint.round)
+        self.privacy = experiment.privacy.randomness()
+        # A run whose model was already evaluated must not train on: its released metrics are of that model.
+        self.stopped = _evaluated_already(folder) if self.checkpoint.round < experiment.rounds else None
+        self.ended = self.stopped is not None and _ended_at(folder) == self.checkpoint.round
+        self._open_round()
+
+    def _open_round(self) -> None:
+        """Describe the next round, if one is left."""
+        last, number, asked = self.checkpoint, self.number, self.prepared.experiment
+        self.step: Step | None = None
+        self.turn: RoundContext | None = None
+        if self.stopped is None and number <= asked.rounds:
+            self.step = self._round_step(number)
+            self.turn = self.prepared.round_context(
+                number,
+                last.model,
+                last.state,
+                self.privacy,
+                progress=lambda done, total: self._observer.training(number, done, total),
+                measured=number % asked.evaluate_every == 0 or number == asked.rounds,
+            )
+
+    @property
+    def number(self) -> int:
+        """Number of the next round, from 1."""
+        return self.checkpoint.round + 1
+
+    @property
+    def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
+        """Model and clip at the start of the next round."""
+        last = self.checkpoint
+        return last.model.cpu().numpy(), self.prepared.method.clip_at(last.state)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last round is complete, or the budget allows no other."""
+        if self.step is None:
+            return self.number > self.prepared.experiment.rounds
+        return self.step.refusal() is not None
+
+    def release(self, played: Played) -> None:
+        """Compute the next model from a sum and write the checkpoint, which is the release of the round.
+
+        If only the silos have the sum, the model stays and the checkpoint marks the end of the round.
+
+        Raises:
+            ModelError: the sum or the model is not finite.
+        """
+        prepared, folder, last, number = self.prepared, self.journal.folder, self.checkpoint, self.number
+        step, turn, shown = self.step, self.turn, played.diagnostics
+        assert step is not None
+        assert turn is not None
+        model, state, test, moved = last.model, last.state, None, None
+        if played.total is not None:
+            model, state = next_model(
+                turn, played.total, n_silos=self._n_senders, summed=played.summed, drawn=played.drawn
+            )
+        seconds = step.seconds
+        if played.total is not None:
+            test = evaluate(prepared, prepared.method.model_of(model, state)) if turn.measured else None
+            moved = movement(prepared, last, model, played.summed if shown is None else shown.summed)
+        row = _row_of(prepared, number, test, self.journal.ledger, shown)
+        if shown is None:
+            row["summed"] = played.summed
+        row |= {"clip": clip_at(prepared.method.at_round(number, last.state)), "movement": moved}
+        row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
+        checkpoint = Checkpoint(
+            round=number, model=model, state=state, row=row, ledger=self.journal.ledger.head
+        )
+        self.journal.release(
+            lambda: hashlib.sha256(model.cpu().numpy().astype("<f4").tobytes()).digest(),
+            lambda: folder.write_checkpoint(checkpoint),
+        )
+        # A crash here loses the line of metrics only, which `mend_metrics` restores from the checkpoint.
+        self.checkpoint = checkpoint
+        folder.append("metrics.jsonl", row)
+        try:
+            self._observer.on_round_end(row)
+        except StopTraining as asked:
+            # Written before the evaluation, so that a resumed run states the callback as uncovered as well.
+            self.stopped, self.ended = str(asked), True
+            folder.write_json(_STOPPED, {"round": number})
+        self._open_round()
+
+
+def _evaluated_already(folder: RunFolder) -> str | None:
+    """Return the reason why a run may not train on; None if no release of its evaluation is made.
+
+    Raises:
+        RunFolderError: a damaged evaluation.
+    """
+    found = read_evaluated(folder.path)
+    if found is not None:
+        return (
+            f"the model after round {found.round} was evaluated; another evaluation would need another budget"
+        )
+    if read_partial_evaluation(folder):
+        return "the model was evaluated in part; an evaluation of another model would need another budget"
+    return None
+
+
+def _ended_at(folder: RunFolder) -> int | None:
+    """Return the round after which a callback ended the run; None if no callback did."""
+    path = folder / _STOPPED
+    if not path.exists():
+        return None
+    with reading(path, RunFolderError):
+        return int(read_json(path, RunFolderError)["round"])
+
+
+def _last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
+    """Return the last complete round of a folder; write and return round 0 if none is complete.
+
+    Raises:
+        RunFolderError: a damaged checkpoint, an optimiser state of another optimiser, or a ledger that ends before
+            the ledger head in the checkpoint.
+        IntegrityError: the folder has the metrics of a round for which the ledger has no charge.
+    """
+    found = folder.read_checkpoint()
+    # The metrics of a round are written after its charge. Without a checkpoint they are the only evidence of rounds
+    # that were released, and a ledger that lacks a charge for one would understate what was spent.
+    charged = {entry.round for entry in ledger.entries if entry.run == prepared.experiment.name}
+    if lost := sorted(folder.rounds_with_metrics() - charged):
+        raise IntegrityError(
+            f"{folder.path}: metrics.jsonl has round {lost[0]}, and ledger.jsonl has no charge for it; "
+            "charges were lost or replaced, so what was spent is unknown"
+        )
+    if found is None:
+        return _initial_checkpoint(prepared, folder, ledger)
+    # A ledger that is shorter than the checkpoint's has lost charges: the statement would be too small.
+    ledger.require_extends(found.ledger)
+    method = prepared.method
+    if not matching(method, found.model, found.state):
+        raise RunFolderError(
+            f"{folder.path}: the checkpoint has no state of server.optimizer ({type(method.server).__name__}) and "
+            f"server.average ({type(method.average).__name__}) for this model; it was put there by another run"
+        )
+    return found
+
+
+def _initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
+    """Write and return round 0, which holds the initial model."""
+    model = prepared.task.initial()
+    row = _row_of(prepared, 0, evaluate(prepared, model), ledger)
+    row |= {"seconds": 0.0, "elapsed": 0.0}
+    if said := remarks(prepared.task, prepared.population):
+        row["remarks"] = said
+    checkpoint = Checkpoint(
+        round=0, model=model, state=prepared.method.init(model), row=row, ledger=ledger.head
+    )
+    folder.write_checkpoint(checkpoint)
+    return checkpoint
+
+
+def _row_of(
+    prepared: Prepared,
+    number: int,
+    test: dict[str, float | None] | None,
+    ledger: Ledger,
+    diagnostics: RoundDiagnostics | None = None,
+) -> Row:
+    """Return one line of metrics.
+
+    Args:
+        prepared: the experiment that runs.
+        number: the round; 0 is the initial model.
+        test: value of every metric on the test records; None if the round is not evaluated.
+        ledger: the charges of the run.
+        diagnostics: diagnostics of a simulation; None if no process sees all silos.
+    """
+    epsilon = None
+    if prepared.secure:
+        spent = read_spent_budget(ledger, prepared.experiment.name, prepared.side_releases)
+        epsilon = prepared.epsilon_with(Role.READER, number, spent.beside, spent.charges - number)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "round": number,
+        "test": test,
+        "epsilon": None if epsilon is None else finite(epsilon),
+        "clip": clip_at(prepared.method),
+        **(asdict(diagnostics) if diagnostics else {}),
+    }
