@@ -342,7 +342,7 @@ def compose(raw: Sum, t: float, fine: float, most: float) -> tuple[Callable[[flo
     n = sum(count for count, _ in raw.parts)
     # Rounding every loss up by h raises epsilon, which is below ``most``, by n h: a grid finer than that is of no use.
     spread = raw.tilted(t)[1] / math.sqrt(n)
-    h = fine * max(min(spread, most / 20), spread / 50, 1e-3 * most / n)
+    h = fine * max(min(spread, most / 20 if most > 0 else spread / 50), 1e-3 * most / n)
     h = max(h, *(float(np.ptp(one.losses)) / MOST_POINTS for _, one in raw.parts), 1e-290)
     gridded = Sum([(count, on_grid(one, h)) for count, one in raw.parts])
     log_moment, spread, laws = gridded.tilted(t)
@@ -417,14 +417,14 @@ def composed_epsilon(raw: Callable[[float], Sum], distance: float, target: float
             return 0.0
         t = best_tilt(losses, target)
         for _ in range(40):
-            most = (renyi(losses, t) - math.log(target)) / t
+            most = min((renyi(losses, t) - math.log(target)) / t, 4 * best)
             shown, least, guess = compose(losses, t, fine, most)
             start = max(0.0, least)
             if start == 0 or shown(start) + apart(start, distance) > target:
                 break
             t /= 2  # epsilon lies below the window: tilt less
         found = smallest(shown, target, distance, start, guess - math.log(target) / t)
-        if found > best * (1 - CLOSE) and fine <= 0.05:
+        if found == 0 or (found > best * (1 - CLOSE) and fine <= 0.05):
             return min(found, best)
         best, step, fine = min(found, best), step / 2, fine / 2
     return best
