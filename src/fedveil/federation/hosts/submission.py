@@ -172,7 +172,7 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     found = read_preprocessed(folder.path)
     own = own if found is None else own.with_refined_schema(found.schema, found.clip)
     share = own.share()
-    return prepare(experiment, FixedPopulation(share, of=share.declared))
+    return prepare(experiment, FixedPopulation(share, of=share.declared), trains=False)
 
 
 @dataclass(frozen=True)
