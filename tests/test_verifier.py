@@ -50,9 +50,12 @@ from tests.pins import presets
 from tests.runs import Silent, experiment
 
 VERIFIER = Path(__file__).parents[1] / "verifier"
-verifier = SourceFileLoader(
-    "epsilon_verifier", str(VERIFIER / "epsilon.py")
-).load_module()  # nothing installs it
+# Nothing installs the program, so its file is loaded.
+SPEC = spec_from_file_location("epsilon_verifier", VERIFIER / "epsilon.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+verifier = sys.modules["epsilon_verifier"] = module_from_spec(SPEC)
+SPEC.loader.exec_module(verifier)
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
 DELTA = 1e-5
