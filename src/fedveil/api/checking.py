@@ -15,6 +15,7 @@ from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
 from fedveil.privacy.claims import Role
+from fedveil.run.people import people_warnings
 from fedveil.run.remarks import remarks
 from fedveil.run.setup import Prepared
 
@@ -78,7 +79,11 @@ def check(model: nn.Module | str, people: Population, **arguments: Any) -> Check
     source = people.source
     return CheckFrame(
         rows=(check_row(prepared),),
-        notes=remarks(prepared.task, people),
+        notes=(
+            *map(str, people_warnings(prepared)),
+            *prepared.experiment.unused_tables(),
+            *remarks(prepared.task, people),
+        ),
         private=True,
         budgets=(prepared.experiment.privacy.budget,),
         data=() if source is None else (data_report(read_schema(source.schema_file), source.files),),
