@@ -85,7 +85,7 @@ def train(
         people: the records, with the user and the silo of each record, from :func:`fedveil.data`.
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
-            recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local training,
+            recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local steps,
             rounds, server, average, denoiser, protection and delta (docs/theory/recommended.md). Other arguments replace
             single ones.
         rounds: T, the number of rounds; None: 30.
