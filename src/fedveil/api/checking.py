@@ -40,7 +40,10 @@ class CheckFrame(Frame):
     def shown(self) -> Sequence[Row]:
         """The figures in words, without what no experiment asked for."""
         noises = ("noise of bounds", "noise of test metric (sd)")
-        unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {"not read"}
+        unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {
+            "warnings",
+            "not read",
+        }
         within = {None: "nothing is guaranteed", True: "yes", False: "no"}
         told = [
             dict(row)
@@ -118,6 +121,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
+        "warnings": [str(one) for one in people_warnings(prepared)],
         "not read": list(experiment.unused_tables()),
     }
 

@@ -86,8 +86,8 @@ def train(
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
             recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local steps,
-            rounds, server, average, denoiser, protection and delta (docs/theory/recommended.md). Other arguments replace
-            single ones.
+            rounds, server, average, denoiser, protection and delta (docs/theory/recommended.md). Other arguments
+            replace single ones.
         rounds: T, the number of rounds; None: 30.
         epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
             it. None if the method has a ``noise_multiplier``, or adds no noise. There is no default.

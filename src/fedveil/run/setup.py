@@ -223,6 +223,11 @@ def prepare(
     clip = None if preprocessing is None else preprocessing.clip
     composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
+    if method.weights.linked and not population.complete:
+        raise ConfigError(
+            "method.power: 'linked' has a simulation write the file of main silos; between institutions the silos "
+            "share one: give power = { main_silos = its sha256 }"
+        )
     if preprocessing is not None:
         preprocessing.check(method)
     records = _kept(method, population.train)
