@@ -41,6 +41,7 @@ _TUTORIAL: Final = {
     "method": {"name": "uldp-avg-w", "clip": 1.0, "noise_multiplier": "calibrated"},
     "local": {"learning_rate": 0.5, "epochs": 5, "batch_size": 16},
 }
+HALF: Final = "recommended in 15 rounds"
 Setting = str | tuple[float, float]
 
 
@@ -82,6 +83,8 @@ class DefaultsCell:
             # Masks change no bit of a model, and take time.
             "protection": {"name": "none"},
         }
+        if self.setting == HALF:
+            found["rounds"] = 15
         if self.setting == "tutorial":
             return merge(found, _TUTORIAL)
         if isinstance(self.setting, tuple):
@@ -127,6 +130,8 @@ def cells(quick: bool = False) -> Iterator[DefaultsCell]:
     for epsilon in EPSILONS[:1] if quick else EPSILONS:
         for case, setting in product(cases, ("recommended", "tutorial")):
             yield DefaultsCell(case=case, setting=setting, epsilon=epsilon)
+    for case in () if quick else (CASES[0], CASES[6]):
+        yield DefaultsCell(case=case, setting=HALF, epsilon=EPSILONS[0])
     for case, point in product(() if quick else cases, GRID):
         yield DefaultsCell(case=case, setting=point, epsilon=EPSILONS[0])
 

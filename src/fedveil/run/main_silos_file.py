@@ -25,7 +25,7 @@ FILE = "main_silos.csv"
 def write_main_silos(prepared: Prepared, folder: RunFolder) -> Prepared:
     """Return the run with the digest of its file of main silos; write the file if the folder has none yet.
 
-    A run without ``power = "linked"`` is returned as it is.
+    A run without ``power = "linked"`` is returned as it is; so is one whose population brings the file that it names.
 
     Raises:
         ConfigError: the run names a file by its digest, which a simulation does not read.
@@ -33,6 +33,9 @@ def write_main_silos(prepared: Prepared, folder: RunFolder) -> Prepared:
     """
     weights = prepared.method.weights
     if weights.law != "declared" or not prepared.population.complete:
+        return prepared
+    declared = prepared.population.main_silos
+    if declared is not None and declared.digest == weights.digest:
         return prepared
     if not weights.linked:
         raise ConfigError(
