@@ -103,8 +103,8 @@ def test_the_figures_of_the_first_run_are_those_of_its_runs(monkeypatch: pytest.
     runs = [run.values["accuracy"] or 0.0 for run in first_run.read().runs_of("recommended")]
     assert len(runs) == 16
     shown = f"{np.mean(runs):.3f} ± {np.std(runs, ddof=1) / 4:.3f}".replace("0.", ".")
-    for page in ("README.md", "docs/tutorial/first-run.md"):
-        assert shown in (root / page).read_text(encoding="utf-8"), page
+    for place in ("README.md", "docs/tutorial/first-run.md"):
+        assert shown in (root / place).read_text(encoding="utf-8"), place
 
 
 def test_every_cell_of_the_price_is_an_experiment_of_its_own() -> None:

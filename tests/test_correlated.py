@@ -16,6 +16,7 @@ import torch
 
 from fedveil.data.records import Affine, Records
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
+from fedveil.methods.capabilities import memory_of
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.correlated import CorrelatedNoise, CorrelatedShares
 from fedveil.methods.derive import derive
@@ -276,7 +277,7 @@ def sent(method: Method, records: Records, models: list[torch.Tensor], units: li
             privacy=PrivacyRandomness.insecure(1),
         )
         job = turn.sum_job(None)
-        past = [turn.trainer.sums(job).with_clip_marks(job).total, *past][: now.channel.memory + 1]
+        past = [turn.trainer.sums(job).with_clip_marks(job).total, *past][: memory_of(now.channel) + 1]
         found.append(sum(now.channel.encode_sums([one[silo].numpy() for one in past]) for silo in range(3)))
     return np.array(found)
 

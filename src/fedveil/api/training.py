@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,16 +24,19 @@ from fedveil.methods.method import Method
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
-from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod
+from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
+from fedveil.stage import answers
+from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.averages import Average
 from fedveil.training.server.denoise import Denoiser
 from fedveil.training.server.optimizers import Optimizer
+from fedveil.training.steps import LocalSgd
 
 Table: TypeAlias = str | Mapping[str, Any]
 """A stage by its name, or by its table as in a TOML document."""
@@ -55,6 +58,7 @@ def train(
     delta: float | None = None,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    local: LocalAlgorithm | None = None,
     local_learning_rate: float | None = None,
     local_epochs: int | None = None,
     batch_size: int | None = None,
@@ -98,6 +102,8 @@ def train(
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
             noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
+        local: local algorithm, such as ``fedveil.FedProx(mu=0.1)`` or one of your own; None takes plain gradient
+            steps.
         local_learning_rate: rate of local training; also a parameter of the method, given once.
         local_epochs: passes of local training over a contribution's records; the method's ``epochs``.
         batch_size: records of a local step; None takes all records of a contribution.
@@ -137,6 +143,7 @@ def train(
         delta=delta,
         loss=loss,
         metrics=metrics,
+        local=local,
         local_learning_rate=local_learning_rate,
         local_epochs=local_epochs,
         batch_size=batch_size,
@@ -153,8 +160,18 @@ def train(
     )
     parent = as_path(folder, "fedveil.train: folder")
     prepared, learned = given.prepare(model, people)
+    return play(prepared, learned, parent, callbacks)
+
+
+def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
+    """Play a run that is ready, in a new folder under ``parent``, and return its result.
+
+    Warns:
+        TooFewPeopleWarning, LargeDeltaWarning: as :func:`train`.
+    """
+    people = prepared.population
     for warning in people_warnings(prepared):
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
     return Result.from_outcome(outcome, prepared.experiment, learned, people)
@@ -170,6 +187,7 @@ class TrainingArguments:
     delta: float | None
     loss: LossLike | None
     metrics: Sequence[MetricLike] | None
+    local: LocalAlgorithm | None
     local_learning_rate: float | None
     local_epochs: int | None
     batch_size: int | None
@@ -243,6 +261,8 @@ class TrainingArguments:
         elif method is not None:
             document["method"] = InMemoryMethod.from_method(method)
         experiment = parse(_laid_over(document, self.settings), "fedveil.train")
+        if self.local is not None:
+            experiment = _with_algorithm(experiment, self.local)
         return _prepared(experiment, people, learned), learned
 
     def _objective(self, model: nn.Module | str, people: Population, seed: int) -> Objective:
@@ -274,6 +294,7 @@ def resume(
     metrics: Sequence[MetricLike] | None = None,
     callbacks: Sequence[Callback] = (),
     method: Method | None = None,
+    local: LocalAlgorithm | None = None,
 ) -> Result:
     """Resume a run after its last complete round, with the objects with which it began.
 
@@ -287,6 +308,7 @@ def resume(
         metrics: the metrics that were passed to :func:`train`.
         callbacks: callbacks that receive public numbers after every further round.
         method: the composed ``Method`` with which the run began; None if the run began with a named method.
+        local: the local algorithm that was passed to :func:`train`; None if an experiment's document can name it.
 
     Returns:
         The result of the whole run.
@@ -300,6 +322,8 @@ def resume(
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     begun = Beginning(experiment.model.start, experiment.model.class_weights)
+    if local is not None:
+        experiment = _with_same_algorithm(opened, experiment, local)
     learned = objective(model, people, experiment.seed, loss, metrics, begun)
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
@@ -381,6 +405,45 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
     return now
 
 
+def _with_algorithm(experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment with a local algorithm that was handed over.
+
+    Raises:
+        ConfigError: no local algorithm, a method without local training, or a name in ``settings`` too.
+    """
+    if not answers(algorithm, "slope"):
+        raise ConfigError(
+            f"local: a local algorithm is needed, such as fedveil.FedProx(mu=0.1), not {type(algorithm).__name__}"
+        )
+    if experiment.local is None:
+        raise ConfigError(f"local: {experiment.method.name} takes no local steps; leave local out")
+    if experiment.local.algorithm != PLAIN:
+        raise ConfigError("local: settings name a local algorithm too; leave one of the two out")
+    return experiment.model_copy(update={"local": replace(experiment.local, algorithm=algorithm)})
+
+
+def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment of a run with its local algorithm, which must equal the one that it began with.
+
+    Raises:
+        RunFolderError: the run began with another local algorithm.
+    """
+    began = PLAIN if experiment.local is None else experiment.local.algorithm
+    plain = experiment if experiment.local is None else _without_algorithm(experiment, experiment.local)
+    now = _with_algorithm(plain, algorithm)
+    before, here = (describe_algorithm(one) for one in (began, algorithm))
+    if before != here:
+        raise RunFolderError(
+            f"{folder.path}: the run began with another local algorithm: {before}, and now it is {here}; hand over "
+            "what it began with, or train in a folder of its own"
+        )
+    return now
+
+
+def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
+    return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
+
+
 def data_section(people: Population) -> dict[str, Any]:
     """Return the table ``[data]``: the table files if the population has them, else its public facts."""
     source = people.source
@@ -423,7 +486,15 @@ def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
 
 
 _OF_A_METHOD: Final = (
-    *("epsilon", "local_learning_rate", "local_epochs", "batch_size", "server_learning_rate", "server"),
+    *(
+        "epsilon",
+        "local",
+        "local_learning_rate",
+        "local_epochs",
+        "batch_size",
+        "server_learning_rate",
+        "server",
+    ),
     *("average", "denoiser", "protection"),
 )
 """Arguments that a composed method already determines."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedveil.config_keys import is_number, make_plain
 from fedveil.data.records import Groups, Population
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import StatefulNoise
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.no_protection import NO_PROTECTION
@@ -190,7 +191,8 @@ class Method:
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
         # sigma_t = sigma_1 noise_decay^(t-1)
-        return replace(self, bound=bound, channel=self.channel.scaled_noise(self.noise_decay ** (number - 1)))
+        channel: Any = self.channel  # it supports noise decay, or the composition was refused
+        return replace(self, bound=bound, channel=channel.scaled_noise(self.noise_decay ** (number - 1)))
 
     def clip_at(self, state: State) -> float | None:
         """Return the clip C_t of the next round, given the server's state; None if the clip is constant."""
@@ -243,7 +245,7 @@ class Method:
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return the server's state before the first round: the states of its stages, by stage and name."""
         average, bound = self.average.init(model), self.bound.init()
-        stream = self.channel.init(model, self.message_length(len(model)))
+        stream = _reader_state(self.channel, model, self.message_length(len(model)))
         return {
             **self.server.init(model),
             **_named(_AVERAGE, average),
@@ -253,7 +255,7 @@ class Method:
 
     def initial_reader_state(self, model: Float32[Tensor, " d"]) -> State:
         """Return a silo's state before the first round; it decodes no sums, so they have length 0."""
-        return _named(_STREAM, self.channel.init(model, 0))
+        return _named(_STREAM, _reader_state(self.channel, model, 0))
 
     def decode_sum(
         self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State
@@ -265,6 +267,8 @@ class Method:
             model: (d,) float32 model at the start of the round.
             state: the server's state before the round.
         """
+        if not isinstance(self.channel, StatefulNoise):
+            return total, {}
         found, kept = self.channel.decode_sum(total, self.stream_of(state), model, self.bound.unit)
         return found, _named(_STREAM, kept)
 
@@ -305,6 +309,10 @@ _STREAM: Final = "stream."
 
 def _named(stage: str, state: Mapping[str, Tensor]) -> State:
     return {stage + name: value for name, value in state.items()}
+
+
+def _reader_state(channel: Channel, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
+    return channel.init(model, length) if isinstance(channel, StatefulNoise) else {}
 
 
 def _unnamed(stage: str, state: State) -> State:

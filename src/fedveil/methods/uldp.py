@@ -93,10 +93,11 @@ def uldp_group(
     """
     check_computed(local)
     plain = not (local.momentum or local.weight_decay) and local.decay == 1 and local.steps is None
+    plain = plain and not local.algorithm.changes
     if local.batch_size is None or not plain:
         raise CompositionError(
             "uldp-group: DP-SGD takes Poisson batches and plain steps at one rate; "
-            "give local.batch_size, and neither momentum, weight_decay, decay nor steps"
+            "give local.batch_size, and neither momentum, weight_decay, decay, steps nor another local algorithm"
         )
     return Method(
         name=f"uldp-group-{group_size}",

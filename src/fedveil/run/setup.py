@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records, limit_records_per_user
 from fedveil.errors import CompositionError, ConfigError, DataError
+from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
@@ -315,7 +316,7 @@ def _senders(method: Method, population: Population, summed: int) -> int:
     """
     if not population.complete:
         return population.n_silos
-    return population.n_users if method.channel.by_clients else summed
+    return population.n_users if isinstance(method.channel, ClientSender) else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -423,7 +424,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort,
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
     if local.sums_records:
-        local.vectors(task, cohort)  # checks the model, before anything is charged
+        local.vectors(task)  # checks the model, before anything is charged
         return RecordSumsTrainer(task=task, local=local)
     if local.own_noise:
         records = RECORD_MEMORY if memory is None else memory

@@ -24,7 +24,7 @@ from fedveil.files import parse_toml
 from fedveil.privacy.accountant import explain_large_delta, is_large_delta
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_error
-from fedveil.run.config.in_memory_method import SESSION, ChosenMethod
+from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.version_1 import explain_old_rate, move_rates
 from fedveil.statistics.limits import (
@@ -386,7 +386,7 @@ class Experiment(Section):
     evaluate_every: Count = Field(1, description="rounds between evaluations on the test set")
     data: DataSection
     model: ModelSection = ModelSection()
-    local: Annotated[LocalSgd, StageField(LocalSgd)] | None = None
+    local: Annotated[LocalSgd, LocalField()] | None = None
     trainer: TrainerSection = TrainerSection()
     method: Annotated[Choice, ChosenMethod()]
     sampler: Annotated[Choice, ChoiceField("samplers")] | None = Field(
@@ -637,7 +637,7 @@ def _slots(table: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tup
     """Yield the path and the kind of every choice."""
     for name, section in table.model_fields.items():
         mark = _mark_of(section)
-        if isinstance(mark, ChoiceField):
+        if mark is not None and mark.kind:
             yield (*above, name), mark.kind
         elif isinstance(section.annotation, type) and issubclass(section.annotation, BaseModel):
             yield from _slots(section.annotation, (*above, name))
