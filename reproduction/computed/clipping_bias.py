@@ -60,14 +60,14 @@ class Pairs:
             logits = np.einsum("nrp,np->nr", self.features, local)
             slopes = np.where(self.there, 1 / (1 + np.exp(-logits)) - self.labels, 0.0) / count
             local -= rate * np.einsum("nr,nrp->np", slopes, self.features)
-        return local - model
+        return local - model  # type: ignore[no-any-return]
 
     def weights(self, *, by_records: bool) -> Float64[np.ndarray, " pairs"]:
         """Return w: 1 / |S|, or a pair's share of its user's records (equation 3)."""
         if not by_records:
             return np.full(len(self.user), 1 / self.silos)
         count = self.there.sum(axis=1).astype(np.float64)
-        return count / np.bincount(self.user, weights=count, minlength=self.users)[self.user]
+        return count / np.bincount(self.user, weights=count, minlength=self.users)[self.user]  # type: ignore[no-any-return]
 
 
 def clipping_bias(seed: int) -> Iterator[tuple[str, Values]]:
