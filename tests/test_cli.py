@@ -272,8 +272,9 @@ def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pyte
 def test_a_full_disk_is_one_line_wherever_it_is_met(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"))
     monkeypatch.setattr("fedveil.cli.training.prepare", full)
-    said = ended("check", str(toml)).mistake
-    assert said.endswith("/media/usb/model cannot be written: No space left on device")
+    found = ended("check", str(toml))
+    assert found.code == 74
+    assert found.err.strip().endswith("/media/usb/model cannot be written: No space left on device")
 
 
 def test_check_shows_every_seed_and_a_study_loads_each_population_once(

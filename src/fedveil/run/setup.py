@@ -190,7 +190,11 @@ class Prepared:
 
 
 def prepare(
-    experiment: Experiment, populations: PopulationCache | None = None, task: Task | None = None
+    experiment: Experiment,
+    populations: PopulationCache | None = None,
+    task: Task | None = None,
+    *,
+    trains: bool = True,
 ) -> Prepared:
     """Load the data, build the model, compose the method and derive its guarantee.
 
@@ -198,6 +202,8 @@ def prepare(
         experiment: the experiment to run.
         populations: populations of the study that the experiment belongs to; None loads the experiment's own.
         task: model, loss and metrics that were passed in Python; None builds the ones that the experiment names.
+        trains: whether this process trains. A coordinator does not: it tries no kernels of its machine, and leaves
+            the choice of a trainer to each silo.
 
     Raises:
         FedveilError: any mistake; the message names the file, key, silo or row.
@@ -244,7 +250,7 @@ def prepare(
         lambda device: Cohort.from_records(
             records, groups=groups, n_silos=n_silos, scale=population.scale, device=device
         ),
-        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users),
+        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users, tried=trains),
     )
     setting = TrainingSetup(
         method=method,
@@ -256,7 +262,7 @@ def prepare(
     )
     senders = _senders(method, population, n_silos)
     prepared = Prepared(
-        experiment=_resolved(experiment, trainer),
+        experiment=_resolved(experiment, trainer) if trains else experiment,
         population=population,
         task=task,
         guarantee=guarantee,
@@ -416,7 +422,9 @@ def check_dealt_out(method: Method) -> None:
         raise ConfigError(f"trainer.processes: {method.name} {alone} and runs in one process")
 
 
-def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int) -> AnyTrainer:
+def _trainer(
+    experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int, *, tried: bool
+) -> AnyTrainer:
     """Return the trainer of the method's local step, with the memory limit of the experiment."""
     local: Any = method.local  # `own_noise` decides its type, which a type checker cannot follow
     megabytes = experiment.trainer.memory_mb
@@ -434,10 +442,10 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort,
             noise=grid_gaussian,
             privacy=experiment.privacy.randomness(),
             memory=records,
-            together=can_vectorise_records(task, cohort, records),
+            together=can_vectorise_records(task, cohort, records, tried=tried),
         )
     asked = experiment.trainer
-    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile)
+    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile, tried=tried)
     return choose_trainer(task, local, options, cohort=cohort, bound=method.bound, users=n_users)
 
 

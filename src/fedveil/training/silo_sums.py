@@ -54,7 +54,8 @@ class SiloSums:
         for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
             present, local = torch.unique(owners, return_inverse=True)
             if len(present) == 1:
-                self._units[present] += rows.sum(0)
+                # In place: `self._units[present] +=` would copy the d numbers of that row twice.
+                self._units[int(present)].add_(rows[0] if len(rows) == 1 else rows.sum(0))
             else:
                 sums = torch.zeros(len(present), rows.shape[1], dtype=torch.float32, device=rows.device)
                 self._units[present] += sums.index_add_(0, local, rows)
