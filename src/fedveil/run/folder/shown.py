@@ -106,7 +106,8 @@ FILES: Final[Mapping[str, Kind]] = MappingProxyType(
         Kind.COVERED,
     )
     | dict.fromkeys(
-        ("diagnostics.json", "transcript.jsonl", "audit.json", "report.html", "checkpoint"), Kind.PRIVATE
+        ("diagnostics.json", "main_silos.csv", "transcript.jsonl", "audit.json", "report.html", "checkpoint"),
+        Kind.PRIVATE,
     )
 )
 """All other files.
