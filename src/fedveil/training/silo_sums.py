@@ -61,7 +61,7 @@ class SiloSums:
                 # In place and in blocks: an index by a tensor, and a sum of two types, would each copy d numbers.
                 row = rows[0] if len(rows) == 1 else rows.sum(0)
                 for block, part in zip(
-                    self._units[int(present)].split(_BLOCK), row.split(_BLOCK), strict=True
+                    torch.split(self._units[int(present)], _BLOCK), torch.split(row, _BLOCK), strict=True
                 ):
                     block.add_(part)
             else:
