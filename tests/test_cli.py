@@ -139,7 +139,7 @@ def test_lists(command: str) -> None:
 
 
 def test_a_preset_is_printed_as_toml() -> None:
-    assert "[variants.uldp-avg-w]" in output("presets", "digits")
+    assert "[variants.recommended]" in output("presets", "digits")
 
 
 def test_schema_is_drafted_from_a_public_sample(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
         (("check", "digits", "--variant", "uldp-navie"), "did you mean 'uldp-naive'?"),
         (("check", "digits", "--set", "method.name=uldp-agv"), "did you mean 'uldp-avg'?"),
         (
-            ("check", "digits", "--variant", "uldp-avg-w", "--set", "method.noise=1"),
+            ("check", "digits", "--variant", "uldp-naive", "--set", "method.noise=1"),
             "did you mean 'noise_multiplier'?",
         ),
     ],

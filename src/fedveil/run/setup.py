@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.task_choice import beginning, task_of
 from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
@@ -210,12 +212,14 @@ def prepare(
     # Side releases are planned from public numbers first, so that a refusal depends on no record.
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
+    experiment = _with_delta(experiment, population.n_users)
     experiment.privacy.check_delta(population.n_users)
     if experiment.schema_version == 1:
         experiment = in_mean_updates(experiment, population.n_silos)
     if task is None:
         experiment, begin = beginning(experiment)
         task = task_of(experiment, population, begin)
+    experiment = _with_local_rate(experiment, population, task)
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
     beside = (
@@ -226,6 +230,11 @@ def prepare(
     clip = None if preprocessing is None else preprocessing.clip
     composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
+    if method.weights.linked and not population.complete:
+        raise ConfigError(
+            "method.power: 'linked' has a simulation write the file of main silos; between institutions the silos "
+            "share one: give power = { main_silos = its sha256 }"
+        )
     if preprocessing is not None:
         preprocessing.check(method)
     records = _kept(method, population.train)
@@ -275,6 +284,24 @@ def prepare(
     prepared.check_countable()
     _check_budget(prepared)
     return prepared
+
+
+def _with_delta(experiment: Experiment, n_users: int) -> Experiment:
+    """Return the experiment with the recommended delta if its document gives none."""
+    if "delta" in experiment.privacy.model_fields_set:
+        return experiment
+    privacy = experiment.privacy.model_copy(update={"delta": RECOMMENDED.delta_for(n_users)})
+    return experiment.model_copy(update={"privacy": privacy})
+
+
+def _with_local_rate(experiment: Experiment, population: Population, task: Task) -> Experiment:
+    """Return the experiment with a number for the local rate by rule, from public facts of data and model."""
+    local = experiment.local
+    if local is None or local.has_rate:
+        return experiment
+    outputs, features = population.n_classes or 1, math.prod(population.feature_shape)
+    rate = RECOMMENDED.local_rate(task.loss, outputs, features)
+    return experiment.model_copy(update={"local": replace(local, learning_rate=rate)})
 
 
 def _beside(
