@@ -26,6 +26,7 @@ from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
 from fedveil.federation.transport.https.silo_client import SiloClient
+from tests.fuzz import Decoder, Requests, play
 from tests.mailboxes import Place, ServedMailbox, certify, make_place
 
 LONGEST = 1 << 20
@@ -455,6 +456,12 @@ def test_a_member_whose_certificate_has_the_node_key_of_another_is_not_made(tmp_
     (stolen / "client.crt").write_bytes((made.silo(0) / "client.crt").read_bytes())
     with pytest.raises(ssl.SSLError, match=r"(?i)mismatch"):
         context(made, "stolen")
+
+
+def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
+    """``python -m tests.fuzz`` tries as many as are asked for."""
+    decoder = Decoder(name="requests to a mailbox", read=Requests(), good=Requests.good)
+    assert play((decoder,), 2000).inputs == 2000
 
 
 # --- behind nginx ---------------------------------------------------------------------------------------------------
