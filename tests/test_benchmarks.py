@@ -20,7 +20,6 @@ from benchmarks.price_page import page, plot
 from fedveil.run.config.experiment import parse
 
 MISSES = {
-    "4 idle silos, 1 kB: an exchange, median",  # this and the next: two cores, load 8 and 13
     "50 rounds of it, from submission to the signed end",
     "9,845,610 parameters, 20 users: a round; peer: plain loop",
     "49,532,010 parameters, 4 users: a round; peer: plain loop",
