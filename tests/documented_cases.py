@@ -78,7 +78,7 @@ class Case:
         """The experiment, its paths relative to the folder of the made-up files."""
         base = dict(BASE)
         for table, key in (("method", "name"), ("data", "name"), ("data", "table")):
-            if key in self.changes.get(table, {}):
+            if key in (self.changes.get(table) or {}):
                 base[table] = {}
         return parse(merge(base, self.changes), self.name)
 
