@@ -257,6 +257,30 @@ def test_the_model_predicts_what_training_predicted(kind: str) -> None:
         assert predicted[i] == pytest.approx(expected, abs=1e-4)
 
 
+@every_kind
+def test_importances_are_the_squared_steps_across_the_cuts(kind: str) -> None:
+    described = task(kind)
+    model = described.model
+    assert isinstance(model, BoostedTrees)
+    assert model.importances().tolist() == [0.0] * INPUTS
+    trained = played(kind, records(kind), 4)[-1]
+    model.load_state_dict(described.layout.unflatten(trained), strict=False)
+    expected = np.zeros(INPUTS)
+    for number in range(3):
+        for tree in range(TREES):
+            leaves = model.leaves[number, tree].tolist()
+            for level in range(DEPTH):
+                bit = 2 ** (DEPTH - 1 - level)
+                steps = [
+                    (high - low) ** 2
+                    for cell in range(LEAVES)
+                    if not cell & bit
+                    for low, high in zip(leaves[cell], leaves[cell | bit], strict=True)
+                ]
+                expected[int(model.feature[number, tree, level])] += np.mean(steps)
+    assert model.importances().numpy() == pytest.approx(expected / expected.sum(), rel=1e-4)
+
+
 # --- one user --------------------------------------------------------------------------------------------------------
 
 
