@@ -451,8 +451,7 @@ def test_what_cannot_be_grown_is_refused_before_a_charge(
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
-def test_trees_are_not_trained_by_updates(tmp_path: Path) -> None:
-    """Another method would find no gradient of a cut, and leave all leaves but those reached at zero."""
+def test_the_guarantee_is_that_of_a_gaussian_sum() -> None:
     method = boosted_trees(inputs=3, classes=2, target_range=None, noise_multiplier=2.0, rounds=5)
     guarantee = derive(method, PublicFacts(n_silos=SILOS, n_users=150, dimension=384))
     assert guarantee.event == GaussianEvent(noise_multiplier=2.0)
