@@ -79,7 +79,7 @@ def test_a_preset_runs_all_variants_and_compares_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     document = as_json("run", "digits", "--quick", "--set", "rounds=1", "--set", "local.epochs=1")
-    assert [Path(run["folder"]).name for run in document["runs"]] == ["fedavg", "uldp-naive", "uldp-avg-w"]
+    assert [Path(run["folder"]).name for run in document["runs"]] == ["fedavg", "uldp-naive", "recommended"]
     assert Path(document["report"]).name == "comparison.html"
     epsilons = [run["statement"]["epsilon"] for run in document["runs"]]
     assert epsilons[0] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import warnings
 from collections import Counter
@@ -272,6 +273,32 @@ def test_a_budget_leaves_the_process_with_its_file_alone(tmp_path: Path) -> None
         stream.write(b'{"event": ')
     with pytest.raises(RunFolderError, match="its last line is not complete, and may be a charge"):
         budget.used  # noqa: B018
+
+
+def test_a_budget_whose_file_is_gone_or_replaced_admits_no_fit(tmp_path: Path) -> None:
+    file = tmp_path / "budget.jsonl"
+    budget = fv.Budget(2.0, fits=2, file=file)
+    bits, before = pickle.dumps(budget), file.read_bytes()
+    fitted(epsilon=budget)
+    for put_back in (None, before):
+        file.unlink() if put_back is None else file.write_bytes(put_back)
+        with pytest.raises(RunFolderError, match="charges that this process has seen are gone"):
+            fitted(epsilon=budget)
+        file.unlink()
+        with pytest.raises(RunFolderError, match="is gone, and with it what was spent"):
+            pickle.loads(bits)
+
+
+def test_a_forked_process_cannot_spend_a_budget_without_a_file() -> None:
+    budget = fv.Budget(2.0)
+    child = os.fork()
+    if not child:
+        try:
+            assert budget.used == 0
+        except ConfigError as error:
+            os._exit(7 if "forked process" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 @pytest.mark.parametrize(

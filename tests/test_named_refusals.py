@@ -27,7 +27,7 @@ from tests.source import parsed, walked
 
 SOURCE = Path(fv.__file__).parent
 ERRORS = {"DataError", "LackingColumnsError", "MainSilosError"}
-HELPERS = {"refuse_rows", "_refuse_rows", "_refuse_first", "_refuse", "_count", "_refuse_line"}
+HELPERS = {"refuse_rows", "refuse", "_refuse_rows", "_refuse_first", "_refuse", "_count", "_refuse_line"}
 """Functions that raise a DataError whose problem the caller words."""
 
 PACKAGES = (
@@ -138,6 +138,7 @@ NAMED: dict[str, dict[str, str]] = {
         "survival needs (records, 2)": ARGUMENT,
         "the target is outside of target_range": VALUE,
         "two columns are called": ARGUMENT,
+        "a structured array for survival needs two fields": ARGUMENT,
         "the value is missing, NaN or infinite": VALUE,
         "one entry a record is needed": ARGUMENT,
     },

@@ -116,6 +116,7 @@ class Budget:
         self.file = None if file is None else as_path(file, "fedveil.Budget: file").absolute()
         self._charges: list[Charge] = []
         self._lock = threading.Lock()
+        self._process, self._seen = os.getpid(), b""
         if self.file is not None:
             with self._charged():
                 pass  # writes the head of a new file, or checks that of an existing one
@@ -205,6 +206,12 @@ class Budget:
         """Hold the lock of the budget, and yield the charges so far."""
         with self._lock:
             if self.file is None:
+                # A forked process has a copy that nobody pickled: it would be a second budget.
+                if os.getpid() != self._process:
+                    raise ConfigError(
+                        "fedveil.Budget: a budget without a file cannot be spent in a forked process: its copy would "
+                        "be a second budget over the same people. Give file="
+                    )
                 yield self._charges
                 return
             with writing(self.file, RunFolderError):
@@ -212,7 +219,14 @@ class Budget:
                 portalocker.lock(self._stream, portalocker.LOCK_EX)
             with closing(self._stream):
                 self._stream.seek(0)
-                lines = self._stream.read().split(b"\n")
+                content = self._stream.read()
+                if not content.startswith(self._seen):
+                    raise RunFolderError(
+                        f"{self.file} (fedveil.Budget): charges that this process has seen are gone from the file; put "
+                        "it back, or begin a budget of other people with another file"
+                    )
+                self._seen = content
+                lines = content.split(b"\n")
                 if lines == [b""]:
                     self._append(self._head())
                 yield [] if lines == [b""] else self._read(lines)
@@ -244,13 +258,21 @@ class Budget:
 
     def _append(self, document: dict[str, Any]) -> None:
         with writing(self.file, RunFolderError):
-            self._stream.write(json.dumps(document).encode() + b"\n")
+            line = json.dumps(document).encode() + b"\n"
+            self._stream.write(line)
             self._stream.flush()
             os.fsync(self._stream.fileno())
+            self._seen += line
 
 
 def _open_budget(epsilon: float, fits: int, delta: float, file: Path) -> Budget:
-    """Return the budget of a file in another process."""
+    """Return the budget of a file in another process.
+
+    Raises:
+        RunFolderError: the file is gone, and with it what was spent.
+    """
+    if not file.exists():
+        raise RunFolderError(f"{file} (fedveil.Budget) is gone, and with it what was spent; put it back")
     return Budget(epsilon, fits=fits, delta=delta, file=file)
 
 
