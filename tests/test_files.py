@@ -68,7 +68,7 @@ from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.releases.evaluation import read_partial_evaluation
+from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.preprocessing import read_preprocessed
 from fedveil.run.setup import prepare
@@ -342,9 +342,7 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
         "evaluation.json": FileKind(
             path=here / "evaluation.json", read=lambda at: told(read_evaluated(at.parent))
         ),
-        "evaluation.json, begun": FileKind(
-            path=begun, read=lambda _: read_partial_evaluation(RunFolder(here))
-        ),
+        "evaluation.json, begun": FileKind(path=begun, read=lambda _: read_evaluation(RunFolder(here))),
         "preprocessing.json": FileKind(
             path=here / "preprocessing.json", read=lambda at: told(read_preprocessed(at.parent))
         ),

@@ -368,7 +368,7 @@ class CoordinatorParty(Generic[EndingT]):
         attempt, number = step.begin(), part.number
         self._draw = draw = draw_sample(self._record.folder, self._plan, number, attempt.charge)
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        model, clip = part.start
+        model, clip = part.start()
         start, kinds = RoundStartState(model=model, clip=clip), self._plan.method.kinds
         told = {
             silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present
