@@ -40,6 +40,7 @@ from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
 from fedveil.federation.audit.run_record import STATE, identify
 from fedveil.federation.charter import Charter
+from fedveil.federation.cpu_quota import CpuQuota
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -129,6 +130,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
     path = world.run_folder.path
     (folder / "membership.toml").write_text(world.membership.to_toml())
     (folder / "policy.toml").write_text(POLICY)
+    (folder / "cpu.json").write_text('{"481234": 1.5}')
     prepared = prepare(experiment, FixedPopulation(population()))
 
     plan = training_plan(prepared)
@@ -211,6 +213,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "ledger.jsonl, sealed": FileKind(path=silo_ledger, read=ledger, seal=lines_of),
         "audit.json": FileKind(path=export, read=audited, sealed=True),
         "audit.json, signed": FileKind(path=export, read=audited, seal=export_of),
+        "uncharged_cpu.json": FileKind(path=folder / "cpu.json", read=CpuQuota),
         "heads.jsonl": FileKind(path=folder / HEADS, read=lambda at: SeenHeads(at, bytes(32)).last("silo-0")),
         "answer": FileKind(path=kept, read=answer, sealed=True),
         "answer, sealed": FileKind(path=kept, read=answer, seal=answer_of),

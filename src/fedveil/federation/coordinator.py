@@ -272,7 +272,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._heads.keep()
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
-        except (IntegrityError, ModelError, ProtocolError) as error:
+        except (IntegrityError, ModelError, ProtocolError, RefusalError) as error:
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
