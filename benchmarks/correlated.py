@@ -31,7 +31,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
 
 def document(data: str, kind: str, seed: int, rounds: int = ROUNDS, users: int = 1000) -> dict[str, Any]:
     """Return the experiment of one run."""
-    method = {"name": "uldp-sgd-w", "clip": 1.0, "power": "main", "learning_rate": 1.5}
+    method = {"name": "uldp-sgd-w", "clip": 1.0, "power": "main"}
     return {
         "name": "correlated",
         "seed": seed,

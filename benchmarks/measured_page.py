@@ -66,8 +66,8 @@ BENCHMARKS: Final = Page(
         "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",
-        "Letters and exchanges of a federation": "federation",
-        "Carriers": "carriers",
+        "Messages and rounds of a federation": "federation",
+        "The transport": "exchanges",
     },
 )
 

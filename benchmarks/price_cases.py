@@ -42,7 +42,6 @@ class DataCase:
         rounds, multiplier: T and z of the published setting.
         published: (clip, server's rate, local) of the paper's method, or of the preset that stands for it.
         local: full-batch training near to convergence, of recipe U.
-        silos: |S|.
         longer: rounds of recipe U by target epsilon where the rule's step is capped at 3 mean updates of a user: T
             times 0.25 / (3 rho), so that the way is the one that 0.25 / rho would go.
         best: changes that the best declared setting makes to recipe U.
@@ -59,7 +58,6 @@ class DataCase:
     published: tuple[float, float, dict[str, Any]]
     local: dict[str, Any]
     best: dict[str, Any]
-    silos: int = 5
     longer: Mapping[float | None, int] = field(default_factory=dict)
     goals: tuple[tuple[float | None, float], ...] = ()
     cheap: bool = False
@@ -71,7 +69,7 @@ def _data(name: str, users: int, silos: int | None = 5, law: str = "zipf") -> di
 
 
 _MEDICAL: Final = {"learning_rate": 0.001, "epochs": 50}
-_LAST: Final = {"server": {"average": {"name": "last"}}}
+_LAST: Final = {"average": {"name": "last"}}
 _DIGITS: Final = DataCase(
     name="digits, 100 users, zipf",
     goals=((None, 0.938), (2.0, 0.86)),
@@ -80,9 +78,9 @@ _DIGITS: Final = DataCase(
     metric="accuracy",
     rounds=30,
     multiplier=5.0,
-    published=(1.0, 2.5, {"learning_rate": 0.5, "epochs": 10, "batch_size": 16}),
+    published=(1.0, 0.5, {"learning_rate": 0.5, "epochs": 10, "batch_size": 16}),
     local={"learning_rate": 0.5, "epochs": 40},
-    best={**_LAST, "method": {"learning_rate": 5.0}},
+    best={"server": {"learning_rate": 1.0, **_LAST}},
     cheap=True,
 )
 
@@ -92,12 +90,11 @@ DATA: Final = (
         name="TcgaBrca, 50 users, zipf",
         goals=((None, 0.838), (2.0, 0.78)),
         data=_data("tcga_brca", 50, None),
-        silos=6,
         model=None,
         metric="c_index",
         rounds=50,
         multiplier=5.0,
-        published=(0.1, 10.0, {**_MEDICAL, "batch_size": 8}),
+        published=(0.1, 10 / 6, {**_MEDICAL, "batch_size": 8}),
         local={"learning_rate": 0.03, "epochs": 30},
         best={},
         cheap=True,
@@ -112,13 +109,12 @@ DATA: Final = (
     DataCase(
         name="HeartDisease, 50 users, zipf",
         data=_data("heart_disease", 50, None),
-        silos=4,
         longer={None: 74},
         model=None,
         metric="accuracy",
         rounds=50,
         multiplier=5.0,
-        published=(0.1, 10.0, {**_MEDICAL, "batch_size": 4}),
+        published=(0.1, 2.5, {**_MEDICAL, "batch_size": 4}),
         local={"learning_rate": 0.01, "epochs": 50},
         best={},
     ),
@@ -138,13 +134,13 @@ DATA: Final = (
         metric="accuracy",
         rounds=20,
         multiplier=5.0,
-        published=(1.0, 15.0, {"learning_rate": 0.1, "epochs": 10, "batch_size": 64}),
+        published=(1.0, 3.0, {"learning_rate": 0.1, "epochs": 10, "batch_size": 64}),
         local={"learning_rate": 0.5, "epochs": 20},
         best={
-            **_LAST,
+            "server": {"learning_rate": 0.3, **_LAST},
             "rounds": 100,
             "local": None,
-            "method": {"name": "uldp-sgd-w", "clip": 1.0, "learning_rate": 1.5},
+            "method": {"name": "uldp-sgd-w", "clip": 1.0},
         },
     ),
     DataCase(
@@ -155,13 +151,13 @@ DATA: Final = (
         metric="accuracy",
         rounds=20,
         multiplier=5.0,
-        published=(1.0, 5.0, {"learning_rate": 0.1, "epochs": 2, "batch_size": 64}),
+        published=(1.0, 1.0, {"learning_rate": 0.1, "epochs": 2, "batch_size": 64}),
         local={"learning_rate": 0.5, "epochs": 20},
         best={
-            "server": {"average": {"name": "last"}, "denoiser": {"name": "laplacian", "smoothing": 1.0}},
+            "server": {"learning_rate": 0.1, **_LAST, "denoiser": {"name": "laplacian", "smoothing": 1.0}},
             "rounds": 60,
             "local": None,
-            "method": {"name": "uldp-sgd-w", "clip": 1.0, "learning_rate": 0.5},
+            "method": {"name": "uldp-sgd-w", "clip": 1.0},
         },
     ),
     DataCase(
@@ -172,13 +168,13 @@ DATA: Final = (
         metric="balanced_accuracy",
         rounds=20,
         multiplier=5.0,
-        published=(0.1, 10.0, {"learning_rate": 0.01, "epochs": 30, "batch_size": 64}),
+        published=(0.1, 2.0, {"learning_rate": 0.01, "epochs": 30, "batch_size": 64}),
         local={"learning_rate": 0.1, "epochs": 5, "batch_size": 64},
         best={
-            **_LAST,
+            "server": {"learning_rate": 3.0, **_LAST},
             "rounds": 60,
             "local": None,
-            "method": {"name": "uldp-sgd-w", "clip": 1.0, "learning_rate": 15.0},
+            "method": {"name": "uldp-sgd-w", "clip": 1.0},
         },
     ),
 )
@@ -268,16 +264,17 @@ class PriceCell:
         case = self.case
         clip, rate, local = case.published
         model = {} if case.model is None else {"name": case.model}
-        method: dict[str, Any] = {"name": "uldp-avg-w", "clip": clip, "learning_rate": rate}
+        method: dict[str, Any] = {"name": "uldp-avg-w", "clip": clip}
         found: dict[str, Any] = {"rounds": case.rounds, "model": model, "method": method, "local": local}
         if self.column in ("pooled", "fedavg"):
             found |= {"local": case.local, "method": {"name": "fedavg"}, "model": {**model, **_start(case)}}
             return found
+        found["server"] = {"learning_rate": rate}
         if self.column == "transferred" or self.column in GRID:
             method["clip"], step = (
                 TRANSFERRED[case.data["name"]] if self.column == "transferred" else self.column
             )
-            method["learning_rate"] = step * case.silos
+            found["server"] = {"learning_rate": step}
         if self.column in ("+ weights", "+ clip"):
             method["power"] = "main"
         if self.column == "+ clip":
@@ -290,9 +287,12 @@ class PriceCell:
                     "name": "uldp-avg-w",
                     "power": "main",
                     "clip": {"start": 0.1},
-                    "learning_rate": "by-rule",
                 },
-                "server": {"average": {"name": "ema", "beta": 0.8}, "denoiser": {"name": "by-rule"}},
+                "server": {
+                    "learning_rate": "by-rule",
+                    "average": {"name": "ema", "beta": 0.8},
+                    "denoiser": {"name": "by-rule"},
+                },
             }
         if self.column == "longer":
             found["rounds"] = case.longer[self.epsilon]

@@ -23,19 +23,21 @@ from typing import Final
 from benchmarks.harness import Row
 
 _LIMIT: Final = 1.05
-_PUBLISHED: Final = 'method = { name = "uldp-avg-w", clip = %s, noise_multiplier = 5.0, learning_rate = %s }'
+_PUBLISHED: Final = (
+    'method = { name = "uldp-avg-w", clip = %s, noise_multiplier = 5.0 }\nserver.learning_rate = %s'
+)
 CASES: Final = {
     "digits, 100 users": f"""
 rounds = 30
 model = {{ name = "linear" }}
-{_PUBLISHED % (1.0, 2.5)}
+{_PUBLISHED % (1.0, 0.5)}
 local = {{ learning_rate = 0.5, epochs = 10, batch_size = 16 }}
 privacy = {{ delta = 1e-5 }}
 data = {{ name = "digits", n_users = 100, n_silos = 5, allocation = {{ law = "zipf" }} }}
 """,
     "HeartDisease, 50 users, Q = 50": f"""
 rounds = 30
-{_PUBLISHED % (0.1, 10.0)}
+{_PUBLISHED % (0.1, 2.5)}
 local = {{ learning_rate = 0.001, epochs = 50, batch_size = 4 }}
 privacy = {{ delta = 1e-5 }}
 data = {{ name = "heart_disease", n_users = 50, allocation = {{ law = "zipf" }} }}

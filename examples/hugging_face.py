@@ -68,7 +68,7 @@ def people() -> fv.Population:
 
 def train(model: torch.nn.Module, rounds: int = 3, folder: str = "runs") -> fv.Result:
     """Train a model for a few rounds."""
-    method = fv.uldp_avg(clip=0.5, noise_multiplier=2.0, learning_rate=0.1)
+    method = fv.uldp_avg(clip=0.5, noise_multiplier=2.0, local_learning_rate=0.1)
     return fv.train(model, people(), method=method, rounds=rounds, delta=1e-3, folder=folder)
 
 

@@ -191,10 +191,8 @@ def _of_methods() -> list[Case]:
             "clip": {"start": 0.5, "quantile": 0.4, "share": 1.0, "least": 0.01, "most": 10.0}
         }
         add(name, "moving clip", method={**adaptive, "user_sampling_rate": 0.5, **weighted})
-        rule = (
-            FOUND | {"clip": {"most": 10.0}, "learning_rate": "by-rule"} | ({"power": 64} if weighted else {})
-        )
-        add(name, "rate by rule", method=rule, privacy={"epsilon": 3.0})
+        rule = FOUND | {"clip": {"most": 10.0}} | ({"power": 64} if weighted else {})
+        add(name, "rate by rule", method=rule, privacy={"epsilon": 3.0}, server={"learning_rate": "by-rule"})
         if name.startswith("uldp-sgd"):
             add(
                 name, "a clip without an end", "method: uldp-sgd: gradients grow", method=NOISY | {"clip": {}}

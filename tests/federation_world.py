@@ -89,9 +89,9 @@ def clients(number: int = 3) -> Population:
 
 
 ADAPTIVE: dict[str, Any] = {
-    "method": {"learning_rate": None},
     "server": {
-        "optimizer": {"name": "fedadam", "learning_rate": 0.5, "beta2": 0.9, "schedule": "linear"},
+        "learning_rate": 0.5,
+        "optimizer": {"name": "fedadam", "beta2": 0.9, "schedule": "linear"},
         "average": {"name": "ema"},
     },
 }
@@ -110,7 +110,8 @@ def asked(**changes: Any) -> Experiment:
         "model": {"name": "linear", "loss": "binary_cross_entropy"},
         "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "trainer": {"name": "loop"},
-        "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
+        "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0},
+        "server": {"learning_rate": 20 / 3},
         "privacy": {"insecure_seed": 11},
     }
     if changes.get("method", {}).get("name") in (
@@ -120,6 +121,9 @@ def asked(**changes: Any) -> Experiment:
         "ckks-fedavg",
     ):  # no noise, no bound
         base["method"] = {}
+        del base["server"]
+    if changes.get("method", {}).get("name") == "newton":  # its steps have no rate
+        del base["server"]
     if changes.get("method", {}).get("name") in ("uldp-sgd", "uldp-sgd-w"):
         del base["local"]
     return parse(merge(base, changes), "test")

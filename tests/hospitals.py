@@ -31,7 +31,8 @@ def prepared_run(folder: Path, *asked: dict[str, Any]) -> Prepared:
         "rounds": 2,
         "data": table_in(folder),
         "local": {"learning_rate": 0.5},
-        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated", "learning_rate": 60.0},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": "calibrated"},
+        "server": {"learning_rate": 20.0},
         "protection": {"name": "secure-aggregation"},
     }
     for changes in asked:

@@ -53,7 +53,8 @@ SILOS, USERS = 3, 6
 
 
 def asked(**changes: Any) -> Experiment:
-    changes["method"] = {"clip": None} | {"learning_rate": 3.0} | changes.get("method", {})
+    changes["method"] = {"clip": None} | changes.get("method", {})
+    changes["server"] = {"learning_rate": 1.0} | changes.get("server", {})
     document = experiment(**changes).model_dump(mode="json", exclude_none=True)
     return parse(document, "test")
 

@@ -73,7 +73,7 @@ PLAIN: dict[str, Any] = {
     "data": {"name": "digits", "n_users": 20, "n_silos": 3},
     "local": {"learning_rate": 0.1, "batch_size": 8},
     "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0},
-    "server": {"optimizer": {"name": "sgd", "learning_rate": 4.0}},
+    "server": {"learning_rate": 4 / 3},
 }
 
 
@@ -81,9 +81,9 @@ PLAIN: dict[str, Any] = {
     ("changes", "known"),
     [
         ({}, True),
-        ({"server": {"optimizer": {"name": "sgd", "learning_rate": 4.0, "momentum": 0.5}}}, False),
-        ({"server": {"optimizer": {"name": "sgd", "learning_rate": 4.0, "schedule": "cosine"}}}, False),
-        ({"server": {"optimizer": {"name": "fedadam", "learning_rate": 0.1}}}, False),
+        ({"server": {"optimizer": {"name": "sgd", "momentum": 0.5}}}, False),
+        ({"server": {"optimizer": {"name": "sgd", "schedule": "cosine"}}}, False),
+        ({"server": {"optimizer": {"name": "fedadam"}}}, False),
         ({"server": {"denoiser": {"name": "laplacian", "smoothing": 1.0}}}, False),
         ({"method": {"name": "uldp-group", "clip": 0.5, "noise_multiplier": 5.0, "group_size": 2}}, False),
     ],
@@ -131,7 +131,7 @@ def made(folder: Path, *, steps: float, flip: bool = False, **changes: Any) -> f
         silos=[0, 1],
     )
     torch.manual_seed(0)
-    method = fv.uldp_avg(clip=0.5, noise_multiplier=5.0, learning_rate=steps)
+    method = fv.uldp_avg(clip=0.5, noise_multiplier=5.0, local_learning_rate=steps)
     return fv.train(
         torch.nn.Linear(1500, 2),
         people,
@@ -139,7 +139,7 @@ def made(folder: Path, *, steps: float, flip: bool = False, **changes: Any) -> f
         rounds=3,
         delta=1e-3,
         folder=folder,
-        server=fv.Sgd(40.0),
+        server_learning_rate=20.0,
         **changes,
     )
 

@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 import fedveil
 from fedveil.data.schema import Schema
 from fedveil.errors import CompositionError, ConfigError
+from fedveil.federation.hosts.folders import CoordinatorSettings
+from fedveil.federation.hosts.link_folder import LinkSettings
 from fedveil.federation.policy import Policy
-from fedveil.flower.coordinator_host.link_folder import LinkSettings
-from fedveil.flower.folders import CoordinatorSettings
 from fedveil.registry import BUILTINS
 from fedveil.run.config.choice import section_of
 from fedveil.run.config.experiment import EvaluationSection, Experiment
@@ -41,7 +41,7 @@ EXPERIMENT: dict[str, Any] = {
     "trainer": {"memory_mb": 64, "processes": 1, "compile": False},
     "method": {"name": "uldp-avg", "clip": {"start": 0.1}, "noise_multiplier": 1.0},
     "protection": {"name": "secure-aggregation", "max_dropouts": 1},
-    "server": {"optimizer": {"name": "sgd", "learning_rate": 1.0, "momentum": 0.5, "nesterov": True}},
+    "server": {"optimizer": {"name": "sgd", "momentum": 0.5, "nesterov": True}},
     "privacy": {"delta": 1e-5, "budget": 3.0, "colluding_silos": 0, "insecure_seed": 4},
 }
 SCHEMA = {

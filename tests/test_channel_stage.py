@@ -155,7 +155,8 @@ def experiment(**changes: Any) -> Experiment:
         "data": {"name": "digits", "n_users": 20, "n_silos": 3},
         "model": {"name": "linear"},
         "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 8},
-        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0},
+        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0},
+        "server": {"learning_rate": 20 / 3},
         "channel": {"name": "lrsuq"},
     }
     return parse(merge(base, changes), "test")

@@ -16,6 +16,7 @@ import torch
 
 from fedveil.data.records import Affine, Records
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
+from fedveil.methods.capabilities import memory_of
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.correlated import CorrelatedNoise, CorrelatedShares
 from fedveil.methods.derive import derive
@@ -275,7 +276,7 @@ def sent(method: Method, records: Records, models: list[torch.Tensor], units: li
             privacy=PrivacyRandomness.insecure(1),
         )
         job = turn.sum_job(None)
-        past = [turn.trainer.sums(job).with_clip_marks(job).total, *past][: now.channel.memory + 1]
+        past = [turn.trainer.sums(job).with_clip_marks(job).total, *past][: memory_of(now.channel) + 1]
         found.append(sum(now.channel.encode_sums([one[silo].numpy() for one in past]) for silo in range(3)))
     return np.array(found)
 
@@ -315,8 +316,11 @@ def test_one_user_moves_what_is_sent_by_at_most_the_claim(seed: int) -> None:
 
 
 def asked(**changes: Any) -> Experiment:
-    method = {"correlated": {"period": 3}, "learning_rate": 3.0} | changes.pop("method", {})
-    document = experiment(method=method, rounds=7, **changes).model_dump(mode="json", exclude_none=True)
+    method = {"correlated": {"period": 3}} | changes.pop("method", {})
+    server = {"learning_rate": 1.0} | changes.pop("server", {})
+    document = experiment(method=method, server=server, rounds=7, **changes).model_dump(
+        mode="json", exclude_none=True
+    )
     return parse(document | {"evaluate_every": 7}, "test")
 
 
@@ -435,7 +439,7 @@ def test_what_would_break_the_stream_is_refused_with_the_reason(changes: dict[st
         ({"method": {"correlated": {"period": 0}}}, r"method\.correlated\.period: must be >= 1"),
         ({"method": {"user_sampling_rate": 0.5}}, "leave user_sampling_rate at 1"),
         ({"channel": {"name": "lrsuq"}}, "sums of several rounds in one"),
-        ({"method": {"learning_rate": "by-rule"}}, "one size of the noise"),
+        ({"server": {"learning_rate": "by-rule"}}, "one size of the noise"),
     ],
 )
 def test_a_mistake_in_an_experiment_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 import re
 import shlex
@@ -22,17 +21,17 @@ import tomlkit
 from fedveil.cli import app
 from fedveil.config_keys import ComposedField, keys_of
 from fedveil.data.schema import Schema
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.policy import Policy
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
 from fedveil.privacy.events import Adjacency
 from fedveil.registry import find, names
 from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.release_document import InferenceDocument
-from fedveil.run.config.study import Selection, load_study, presets
+from fedveil.run.config.study import Selection, load_study, presets, study_documents
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
@@ -224,13 +223,19 @@ def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> N
         assert words(stopped) == f"hospitals: stopped: {run._round_step(12).refusal()}"
 
 
-def test_fragments_of_documents_are_valid() -> None:
+def test_fragments_of_documents_are_valid(here: Path) -> None:
     for name in ("docs/how-to/choose-noise-and-rounds.md:5", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
+    for name in ("choose-clip", "imbalanced-classes", "train-on-a-gpu"):
+        laid = merge(BASE, {"privacy": {"epsilon": 2.0}, "method": {"noise_multiplier": "calibrated"}})
+        parse(merge(laid, tomllib.loads(BLOCKS[f"docs/how-to/{name}.md:0"].text)), name)
+    Path("study.toml").write_text(BLOCKS["docs/how-to/compare-methods.md:1"].text)
+    compared = study_documents("study.toml", Selection(overrides=()))
+    assert [parse(one, "compared").name for one in compared] == ["by-records", "main-silo"]
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
     for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
-        laid = merge(merge(BASE, {"method": {"learning_rate": None}}), tomllib.loads(BLOCKS[name].text))
+        laid = merge(BASE, tomllib.loads(BLOCKS[name].text))
         laid |= {"privacy": {"epsilon": 2.0}} if laid["method"]["noise_multiplier"] == "calibrated" else {}
         assert parse(laid, name).server.average is not None
     stream = tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:1"].text) | {"privacy": {"epsilon": 2.0}}
@@ -364,6 +369,7 @@ def test_plans_are_made(here: Path) -> None:
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
     assert "rho" in fedveil(only(page, 3))
+    assert "rho" in fedveil(only("docs/how-to/choose-epsilon.md", 0))
     assert "error left" in fedveil(only(page, 4))
 
 
@@ -434,21 +440,8 @@ def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
 
 
 def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
-    from fedveil.flower import mods
+    from fedveil.federation.transport.flower import mods
 
     orders = [re.findall(r"(clip|quantise)\(", line) for line in (mods.__doc__ or "").splitlines()]
     assert ["quantise", "clip"] in orders  # the first mod is the outermost: it sees what the others return
     assert ["clip", "quantise"] not in orders
-
-
-def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
-    from fedveil.flower.coordinator_host import link
-
-    assert "state in memory" in words(inspect.getdoc(link.make_app) or "")
-    for page, where in (
-        ("docs/reference/commands.md", "kept in memory"),
-        ("docs/deployment.md", "state in memory"),
-    ):
-        said = words((ROOT / page).read_text(encoding="utf-8"))
-        assert where in said, page
-        assert not re.search(r"state on the disk", said), page

@@ -120,7 +120,7 @@ def test_exactly_the_sample_trains_and_the_expectation_divides(seed: int) -> Non
     prepared = prepare(
         experiment(method={"noise_multiplier": 0.0, "smoothing": 0.0, "client_sampling": "poisson"})
     )
-    assert prepared.method.divisor(1, 40) == 10.0
+    assert prepared.method.divisor(40, 1) == 10.0
     moved, shown = one_round(prepared, seed)
     assert float(moved.norm()) <= shown.participants / 10 * 0.3 * (1 + 1e-5)
 
@@ -166,7 +166,7 @@ def test_the_noise_of_the_mean_is_what_denoisers_are_told() -> None:
     for prepared in (prepare(client), prepare(parse(document, "test"))):
         moved, _ = one_round(prepared)
         method, n_silos = prepared.method, prepared.setting.cohort.n_silos
-        stated = method.noise_std(n_silos) / method.divisor(n_silos, prepared.population.n_users)
+        stated = method.noise_std(n_silos) / method.divisor(prepared.population.n_users, n_silos)
         measured = float(moved.square().mean().sqrt())
         assert measured == pytest.approx(stated, rel=5.5 * math.sqrt(1 / (2 * len(moved))))
     assert isinstance(prepared.method.channel, GaussianShares)

@@ -40,7 +40,7 @@ from tests.test_protected_run import asked
 from tests.test_weighted_run import asked as weighted
 
 EARLY, LATE = Dropouts(before_input=frozenset({1})), Dropouts(before_reveal=frozenset({1}))
-AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 20.0}
+AVG = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 5.0}
 
 
 @pytest.fixture(autouse=True)
@@ -460,7 +460,7 @@ def test_a_round_without_a_silo_is_the_mean_over_the_others(
         privacy=PrivacyRandomness.insecure(11),
     )
     sums = turn.trainer.sums(replace(turn, setting=setting).sum_job(None))
-    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=2, summed=2)
+    expected, _ = next_model(turn, sums.total.numpy().sum(0), n_silos=3, summed=2)
     for rule in ("retry", "recover"):
         protection = {
             "name": "secure-aggregation",
@@ -479,7 +479,7 @@ def test_weights_by_records_wait_for_the_silo_and_change_no_bit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     protection = {"name": "secure-aggregation", "on_dropout": "retry", "dropout_rate": 0.5}
-    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0, "learning_rate": 20.0}
+    quiet = {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}
     plain = files(run(prepare(asked(method=quiet)), tmp_path, Silent()).folder)[1]
     scripted(monkeypatch, {(1, 0): EARLY, (1, 1): LATE})
     outcome = run(prepare(asked(method=quiet, protection=protection)), tmp_path, Silent())

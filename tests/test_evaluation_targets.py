@@ -441,7 +441,7 @@ def test_a_run_from_python_pays_for_its_metrics_as_the_commands_do(tmp_path: Pat
     result = fv.train(
         "linear",
         held,
-        method=fv.uldp_avg(clip=1.0, learning_rate=0.1),
+        method=fv.uldp_avg(clip=1.0, local_learning_rate=0.1),
         epsilon=30.0,
         rounds=1,
         name="study",
@@ -479,7 +479,7 @@ def test_the_command_goes_on_with_a_run_over_tables_from_python(
     tables(tmp_path, "amounts")
     monkeypatch.chdir(tmp_path)
     held = fv.tables("schema.toml", ["north.csv", "south.csv"], seed=3)
-    method = fv.uldp_avg(clip=1.0, learning_rate=0.1)
+    method = fv.uldp_avg(clip=1.0, local_learning_rate=0.1)
     for name, loss in (("named", None), ("own", lambda outputs, targets: (outputs[:, 0] - targets) ** 2)):
         with pytest.raises(KeyboardInterrupt):
             fv.train(

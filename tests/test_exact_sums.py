@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import gain_of
 from fedveil.methods.client_messages import ClientMessages, Dithered, Numbers
 from fedveil.methods.correlated import CorrelatedShares
 from fedveil.methods.derive import derive
@@ -42,7 +43,7 @@ def test_the_longest_sum_of_a_silo_and_its_share_are_added_exactly(shares: str, 
     at = Sender(
         round=1, attempt=0, number=0, senders=SILOS, grid=CLIP.grid, privacy=PrivacyRandomness.insecure(3)
     )
-    longest = sign * (USERS * CLIP.norm * channel.gain - CLIP.grid / 64 * 64 ** (shares == "independent"))
+    longest = sign * (USERS * CLIP.norm * gain_of(channel) - CLIP.grid / 64 * 64 ** (shares == "independent"))
     together, alone = (channel.send(np.full(300, bare), at).values for bare in (longest, 0.0))
     assert together is not None
     assert alone is not None

@@ -60,7 +60,7 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"rounds": 10**17}, r"rounds: must be <= 1e\+09, not 1"),
         ({"data": {"n_users": 10**10}}, r"data\.n_users: must be <= 1e\+08, not 1"),
         (
-            {"method": {"name": "uldp-group", "learning_rate": None, "group_size": 10**9}},
+            {"method": {"name": "uldp-group", "group_size": 10**9}},
             r"method\.group_size: must be <= 1e\+06, not 1",
         ),
         ({"data": {"n_silos": 2**63}}, r"data\.n_silos: must be <= 1e\+06, not 9"),
@@ -81,7 +81,7 @@ def test_the_written_document_reads_back_equal() -> None:
         ({"method": {"name": "uldp"}}, r"method\.name: no method 'uldp'; there are: fedavg.* \(of fedveil\)"),
         (
             {"method": {"group_size": 2}},
-            r"method\.group_size: no such key; known here: clip, correlated, learning_rate, name, ",
+            r"method\.group_size: no such key; known here: clip, correlated, name, ",
         ),
         ({"data": {"n_users": 0}}, r"data\.n_users"),
         ({"data": {"table": {"schema_file": "s.toml", "files": ["a.csv"]}}}, r"data: give either name"),
@@ -109,13 +109,19 @@ def test_the_table_local_is_the_stage() -> None:
     assert local == LocalSgd(learning_rate=0.1, epochs=2, batch_size=4)
 
 
-def test_local_training_is_asked_for_where_it_happens_and_only_there() -> None:
+def test_local_training_is_asked_for_where_it_happens() -> None:
     without = document()
     del without["local"]
     with pytest.raises(ConfigError, match=r"local: uldp-avg-w trains locally"):
         parse(without, "test.toml")
-    with pytest.raises(ConfigError, match=r"local: uldp-sgd sends one gradient"):
-        parse(document(method={"name": "uldp-sgd"}), "test.toml")
+    (said,) = parse(document(method={"name": "uldp-sgd"}), "test.toml").unused_tables()
+    assert said.startswith("[local]: uldp-sgd sends one gradient per contribution")
+    assert parse(document(), "test.toml").unused_tables() == ()
+
+
+def test_a_gradient_method_trains_the_same_with_and_without_the_table_local() -> None:
+    with_table = parse(document(method={"name": "uldp-sgd"}), "test.toml")
+    assert prepare(with_table).method == prepare(with_table.model_copy(update={"local": None})).method
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ def test_presets_cover_figures_4_to_9() -> None:
 def test_published_settings_of_a_scenario_reach_the_variant() -> None:
     study = load_study("figure-5-mnist", Selection(scenarios=("users10000-zipf",), variants=("uldp-avg-w",)))
     (experiment,) = study.experiments
-    assert experiment.method.get("learning_rate") == 100.0
+    assert experiment.server.learning_rate == 20.0
     assert experiment.data.n_users == 10000
 
 

@@ -48,7 +48,7 @@ from tests.federation_world import (
 from tests.runs import files, same_model
 
 LRSUQ = {"channel": {"name": "lrsuq"}}
-GAUSSIAN = {"clip": 0.5, "noise_multiplier": 2.0, "learning_rate": 20.0}
+GAUSSIAN = {"clip": 0.5, "noise_multiplier": 2.0}
 THREE = {"data": {"n_users": 3}}
 
 

@@ -224,14 +224,15 @@ def test_under_oblivious_transfer_every_session_draws_and_pays_anew(
 
 
 def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows(tmp_path: Path) -> None:
-    experiment = weighted({**SAMPLED, "noise_multiplier": 0.0, "learning_rate": 1.0}, TRANSFER, rounds=1)
+    quiet = {**SAMPLED, "noise_multiplier": 0.0}
+    experiment = weighted(quiet, TRANSFER, rounds=1, server={"learning_rate": 1.0})
     held = population()
     world = World(tmp_path, experiment, held, POLICY)
     world.play()
     complete(world)
     prepared = prepare(experiment, FixedPopulation(held))
     moved = _vector(files(world.run_folder.path)[1]) - prepared.task.initial().numpy()
-    moved *= prepared.method.divisor(3, held.n_users)
+    moved *= prepared.method.divisor(held.n_users, 3)
     turn = RoundContext(
         setting=prepared.setting,
         model=prepared.task.initial(),

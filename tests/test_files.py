@@ -41,6 +41,7 @@ from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_
 from fedveil.federation.audit.run_record import STATE, identify
 from fedveil.federation.charter import Charter
 from fedveil.federation.cpu_quota import CpuQuota
+from fedveil.federation.enrollment.requests import Request
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -58,7 +59,6 @@ from fedveil.files import (
     read_text,
     replace_file,
 )
-from fedveil.flower.enrollment.requests import Request
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.weighting.inputs import WeightedInputs

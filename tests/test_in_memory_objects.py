@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> fv.Result:
 
 
 def test_a_composition_is_stated_as_the_method_that_it_is(trained: fv.Result, tmp_path: Path) -> None:
-    named = fv.uldp_avg(clip=0.5, noise_multiplier=1.0, learning_rate=0.5, epochs=2, batch_size=4)
+    named = fv.uldp_avg(clip=0.5, noise_multiplier=1.0, local_learning_rate=0.5, epochs=2, batch_size=4)
     same = train(tmp_path, method=named)
     assert trained.statement.epsilon == same.statement.epsilon
     assert trained.statement.line_for(Role.SERVER) == same.statement.line_for(Role.SERVER)

@@ -19,9 +19,9 @@ import pytest
 from fedveil.errors import RunFolderError
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.flower.coordinator_host.submission import due_parts
-from fedveil.flower.folders import SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
+from fedveil.federation.hosts.folders import SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import due_parts
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.run.config.experiment import Experiment, merge, parse

@@ -323,8 +323,9 @@ def test_a_drawn_client_is_the_one_that_sends(tmp_path: Path) -> None:
     others = replace(held.train, silo=held.train.silo + np.int32(1))
     moved = replace(held, train=others)
     asked = document("dp-fed", "partial", privacy={"insecure_seed": 11}, rounds=1)
-    asked["method"] |= {"clip": 1e-3, "noise_multiplier": 1e-6, "learning_rate": 1.0}
+    asked["method"] |= {"clip": 1e-3, "noise_multiplier": 1e-6}
     asked["protection"]["ratio"] = 1.0
+    asked["server"] = {"learning_rate": 1.0}
     prepared = prepare(parse(asked, "test"), FixedPopulation(moved))
     groups = prepared.setting.cohort.groups
     assert groups.user.tolist() == groups.silo.tolist() == [1, 2, 3]

@@ -179,7 +179,7 @@ def test_builders_and_choices_take_numbers_of_every_library(library: str) -> Non
     number, count = other(library), WHOLE.get(library, int)
     local = LocalSgd(batch_size=4)
     for builder, keys in (
-        (uldp_avg, {"user_sampling_rate": number(0.5), "learning_rate": number(0.5)}),
+        (uldp_avg, {"user_sampling_rate": number(0.5)}),
         (uldp_naive, {"n_silos": 3}),
         (uldp_group, {"group_size": count(2)}),
     ):
@@ -226,7 +226,7 @@ def test_what_is_no_number_is_refused_where_a_stage_or_an_argument_is_written(wr
         lambda: PoissonUsers(rate=wrong),
         lambda: UniformClients(population=9, sample=wrong),
         lambda: fv.uldp_avg(clip=wrong),
-        lambda: fv.uldp_avg(clip=0.5, learning_rate=wrong),
+        lambda: fv.uldp_avg(clip=0.5, local_learning_rate=wrong),
         lambda: fv.EarlyStop("loss", patience=wrong),
         lambda: fv.EarlyStop("loss", least=wrong),
         lambda: fv.Checkpoints("x", every=wrong),
@@ -270,7 +270,7 @@ def test_a_number_is_read_as_it_is() -> None:
     [
         (lambda: fv.uldp_avg_w(), "method uldp-avg-w: clip: is required"),
         (lambda: fv.uldp_avg_w(clip=0), "method uldp-avg-w: clip: must be > 0, not 0"),
-        (lambda: fv.uldp_avg_w(clip=1.0, learning_rate=-1), "learning_rate: must be > 0, not -1"),
+        (lambda: fv.uldp_avg_w(clip=1.0, local_learning_rate=-1), "local_learning_rate: must be > 0, not -1"),
         (lambda: fv.uldp_avg(clip=1.0, epochs=0), "epochs: must be >= 1, not 0"),
         (lambda: fv.uldp_avg(clip=1.0, epochs=2, steps=3), "epochs must be 1, not 2"),
         (lambda: fv.uldp_avg(clip="1"), "clip: must be a number, not '1'"),
@@ -280,7 +280,7 @@ def test_a_number_is_read_as_it_is() -> None:
         (lambda: fv.uldp_avg(clip=1.0, noise_multiplier=-1), "noise_multiplier: must be >= 0, not -1"),
         (lambda: fv.uldp_group(clip=1.0), "group_size: is required"),
         (lambda: fv.dp_fed(clip=1.0, client_sampling_rate=2), "client_sampling_rate: must be <= 1, not 2"),
-        (lambda: fv.fedavg(learning_rate=0), "method fedavg: learning_rate: must be > 0, not 0"),
+        (lambda: fv.fedavg(local_learning_rate=0), "method fedavg: local_learning_rate: must be > 0, not 0"),
         (lambda: fv.method("serial"), "method serial: clip: is required"),
         (lambda: fv.Sgd(0), "learning_rate = 0: a finite number > 0 is needed"),
     ],

@@ -18,6 +18,7 @@ pytest.importorskip("tenseal")
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import BudgetError, CompositionError, ConfigError, PrivacyError
+from fedveil.methods.capabilities import count_senders
 from fedveil.methods.derive import compute_sensitivity, derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
@@ -252,7 +253,7 @@ def test_noise_under_encryption_is_as_fine_as_it_is_accounted_for(
     assert isinstance(agreed, PartialEncryptionSpec)
     assert agreed.hidden.limit <= agreed.plan.ckks.limit
     assert agreed.hidden.grid <= agreed.hidden.noise_grid
-    senders = prepared.setting.method.channel.n_senders(silos)
+    senders = count_senders(prepared.setting.method.channel, silos)
     laws = [law for law in (agreed.clear.law, agreed.hidden.law) if law is not None]
     drawn = 2 * senders * max(law.log_ratio_to_gaussian for law in laws)
     assert drawn <= prepared.guarantee.grid_loss <= 4.1 * drawn

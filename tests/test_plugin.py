@@ -60,7 +60,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
 
 def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> None:
     files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
-    assert sum(len(path.read_text().splitlines()) for path in files) < 340
+    assert sum(len(path.read_text().splitlines()) for path in files) < 370
     # The accounting rule of the example is in the file of its sampler, whose name is the type of its event.
     for kind in KINDS.keys() - {"accounting_rules"}:
         (one,) = [entry for entry in entries(kind) if entry.package == PROJECT["name"]]
@@ -70,7 +70,7 @@ def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> N
 def test_the_pages_show_the_files_of_the_example() -> None:
     files = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
     shown = [block for name, block in BLOCKS.items() if TRIED[name] == PLUGIN]
-    assert len(shown) == 11
+    assert len(shown) == 13
     for block in shown:
         assert any(block.text in text + "\n" for text in files), block.name
 
@@ -89,11 +89,20 @@ def test_it_runs_from_toml_and_its_state_survives_a_resume(installed: None, tmp_
     assert "messages are rounded to 8 binary digits" in " ".join(outcome.statement.mechanisms)
     named, version = PROJECT["name"], "0.1"
     told = [line for line in outcome.statement.uncovered if f"from the package {named}" in line]
-    assert len(told) == len(KINDS) - 1
+    assert len(told) == len(KINDS.keys() - {"accounting_rules", "local_algorithms"})
     assert not any(version in line for line in told)  # silos that have another one sign the same statement
     environment = json.loads((outcome.folder / "environment.json").read_text())
     assert environment["packages"][named] == version
     assert (outcome.folder / "transcript.jsonl").read_text().count('"a vector in the open"') == 5 * 4
+    assert resume(outcome.folder, NullObserver()).rounds == 5
+
+
+def test_its_local_algorithm_runs_from_toml(installed: None, tmp_path: Path) -> None:
+    method = {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 2.0}
+    local = {"name": "normalised", "least": 0.01, "learning_rate": 0.1}
+    outcome = run(prepare(parse(experiment(method=method, local=local), "t")), tmp_path, NullObserver())
+    told = " ".join(outcome.statement.uncovered)
+    assert "the local algorithm normalised comes from the package fedveil-example" in told
     assert resume(outcome.folder, NullObserver()).rounds == 5
 
 

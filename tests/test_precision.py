@@ -108,7 +108,7 @@ def test_a_run_in_bfloat16_has_the_guarantee_of_one_in_float32(tmp_path: Path) -
         fv.train(
             model,
             people,
-            method=fv.uldp_avg(clip=0.5, noise_multiplier=2.0, learning_rate=0.5),
+            method=fv.uldp_avg(clip=0.5, noise_multiplier=2.0, local_learning_rate=0.5),
             rounds=1,
             delta=1e-3,
             folder=tmp_path,

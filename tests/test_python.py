@@ -64,7 +64,7 @@ def network() -> nn.Module:
 
 
 def train(folder: Path, model: Any = None, held: Any = None, **changes: Any) -> fv.Result:
-    given = {"method": fv.uldp_avg_w(**METHOD), "rounds": 2, "server": fv.Sgd(5.0), "delta": 1e-3}
+    given = {"method": fv.uldp_avg_w(**METHOD), "rounds": 2, "server": fv.Sgd(2.5), "delta": 1e-3}
     return fv.train(
         network() if model is None else model,
         people() if held is None else held,
@@ -109,13 +109,13 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
     listed = [name for name in fv.__all__ if name.replace("_", "-") in names("methods")]
-    assert len(listed) == 13
+    assert len(listed) == 14
     for name in listed:
         shown = set(fv.__getattr__(name).__signature__.parameters)
         own = {key.name for key in own_keys(find("methods", name.replace("_", "-")).load())}
-        assert own - {"learning_rate"} <= shown
-        assert (name in ("uldp_sgd", "uldp_sgd_w", "newton")) == ("epochs" not in shown)
-    chosen = fv.uldp_avg_w(clip=0.5, learning_rate=0.3, epochs=2)
+        assert own <= shown
+        assert (name in ("uldp_sgd", "uldp_sgd_w", "newton", "boosted_trees")) == ("epochs" not in shown)
+    chosen = fv.uldp_avg_w(clip=0.5, local_learning_rate=0.3, epochs=2)
     assert (chosen.parameters, chosen.local) == ({"clip": 0.5}, {"learning_rate": 0.3, "epochs": 2})
     assert method("uldp-sgd", clip=1.0).local is None
 
@@ -846,7 +846,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "the server's rate with the method": (
         lambda folder: fv.uldp_sgd(learning_rate=1.0),
-        r"server=fedveil.Sgd",
+        r"the server's rate is server_learning_rate of fedveil.train",
     ),
     "a method that is none": (lambda folder: method("uldp"), "no method 'uldp'; there are: fedavg"),
     "a clip of zero": (
@@ -998,7 +998,7 @@ def test_a_summed_loss_and_an_unregistered_optimiser_are_refused_for_what_they_a
         train(tmp_path, loss=nn.CrossEntropyLoss(reduction="sum"))
     with pytest.raises(
         ConfigError,
-        match=r"registers, such as fedveil\.Sgd\(1\.0\), not Own.*entry points fedveil\.optimizers",
+        match=r"registers, such as fedveil\.Sgd\(0\.5\), not Own.*entry points fedveil\.optimizers",
     ):
         train(tmp_path, server=Own(1.0))
 

@@ -63,7 +63,7 @@ def asked(dice: Dice) -> dict[str, Any]:
         "data": {"name": "digits", "n_users": USERS, "n_silos": SILOS},
         "model": {"name": dice.one_of("linear", "mlp"), "loss": dice.one_of("cross_entropy", "focal")},
         "trainer": {"name": dice.one_of("auto", "loop", "vmap")},
-        "server": {"optimizer": {"name": dice.one_of("sgd", "fedadam"), "learning_rate": 0.1}},
+        "server": {"learning_rate": 0.1, "optimizer": {"name": dice.one_of("sgd", "fedadam")}},
         "privacy": {"insecure_seed": 1, "colluding_silos": dice.one_of(0, 0, 1)},
         "method": method,
         "local": local,

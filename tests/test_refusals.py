@@ -218,7 +218,7 @@ def test_private_sampling_says_which_method_has_no_such_rate() -> None:
 
 def test_every_contribution_says_what_the_sum_is_divided_by() -> None:
     rate, silos, users = 0.25, 4, 40
-    assert SiloContribution().divisor(rate, silos, users) == silos
-    assert RecordContribution(per_user=1).divisor(rate, silos, users) == silos
-    assert AVG.contribution.divisor(rate, silos, users) == rate * silos * users
-    assert ClientContribution().divisor(rate, silos, users) == rate * users
+    assert SiloContribution().divisor(rate, users, silos, silos) == silos
+    assert RecordContribution(per_user=1).divisor(rate, users, silos, silos) == silos
+    assert AVG.contribution.divisor(rate, users, silos, silos) == pytest.approx(rate * users)
+    assert ClientContribution().divisor(rate, users, silos, silos) == rate * users

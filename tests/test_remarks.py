@@ -99,7 +99,7 @@ def test_targets_of_absurd_size_are_told() -> None:
 def test_a_run_says_it_in_its_folder_its_report_and_while_it_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    method = fv.uldp_avg(clip=0.5, noise_multiplier=0.5, learning_rate=0.1)
+    method = fv.uldp_avg(clip=0.5, noise_multiplier=0.5, local_learning_rate=0.1)
     result = fv.train(
         model(nn.Softmax(dim=1)),
         people(1e6),

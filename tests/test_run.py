@@ -297,8 +297,8 @@ def test_nan_updates_become_zero_are_counted_and_reach_nothing(tmp_path: Path) -
 def test_another_versions_folder_is_refused(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
     path = outcome.folder / "experiment.toml"
-    path.write_text(path.read_text().replace("schema_version = 1", "schema_version = 2"))
-    with pytest.raises(RunFolderError, match="schema_version 2"):
+    path.write_text(path.read_text().replace("schema_version = 2", "schema_version = 3"))
+    with pytest.raises(RunFolderError, match="schema_version 3"):
         resume(outcome.folder, Silent())
     with pytest.raises(RunFolderError, match="not a run folder"):
         resume(tmp_path, Silent())
@@ -382,7 +382,7 @@ def test_what_is_wrong_is_found_before_training(changes: dict[str, Any], error: 
 def test_noise_that_is_not_sized_for_clients_who_pool_is_not_said_to_be(name: str) -> None:
     """The key promises the stated noise against so many; each client's own is sized for one that knows its share."""
     clients = {"data": {"n_users": 6, "n_silos": 6, "allocation": {"law": "clients"}}}
-    method = {"method": {"name": name, "learning_rate": 1.0}}
+    method = {"method": {"name": name}}
     assert prepare(experiment(**clients, **method)).method.channel.message_std(6) > 0
     with pytest.raises(CompositionError, match=f"colluding_silos = 2: the noise of {name} is not sized for"):
         prepare(experiment(**clients, **method, privacy={"colluding_silos": 2}))
@@ -392,7 +392,7 @@ def test_noise_that_is_not_sized_for_clients_who_pool_is_not_said_to_be(name: st
 def test_noise_that_no_client_knows_of_may_be_asked_to_hold_against_several(name: str) -> None:
     """Of Laplace noise one message's alone counts, and a trusted server adds its own: any number may pool."""
     clients = {"data": {"n_users": 6, "n_silos": 6, "allocation": {"law": "clients"}}}
-    method = {"method": {"name": name, "learning_rate": 1.0}}
+    method = {"method": {"name": name}}
     several = prepare(experiment(**clients, **method, privacy={"colluding_silos": 2}))
     assert several.guarantee.views == prepare(experiment(**clients, **method)).guarantee.views
 

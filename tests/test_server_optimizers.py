@@ -30,10 +30,10 @@ from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, Serv
 from tests.pins.compositions import compositions, public
 from tests.runs import Silent, experiment, files, same_model
 
-ADAM = {"name": "fedadam", "learning_rate": 0.05}
-YOGI = {"name": "fedyogi", "learning_rate": 0.05}
-MOMENTUM = {"name": "sgd", "learning_rate": 20.0, "momentum": 0.9}
-FALLING = {"name": "sgd", "learning_rate": 20.0, "schedule": "linear"}
+ADAM = {"name": "fedadam"}
+YOGI = {"name": "fedyogi"}
+MOMENTUM = {"name": "sgd", "momentum": 0.9}
+FALLING = {"name": "sgd", "schedule": "linear"}
 EMA, TAIL = {"name": "ema", "beta": 0.8}, {"name": "tail", "share": 0.6}
 SERVERS = {
     "fedadam": {"optimizer": ADAM},
@@ -45,7 +45,13 @@ SERVERS = {
 
 
 def asked(optimizer: dict[str, Any], **changes: Any) -> Any:
-    return experiment(method={"learning_rate": None}, server={"optimizer": optimizer}, **changes)
+    return experiment(server=served(optimizer), **changes)
+
+
+def served(optimizer: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the table [server] of an optimizer; the rate of an adaptive one is in the unit of a parameter."""
+    rate = 0.05 if optimizer.get("name") in ("fedadam", "fedyogi") else 20 / 3
+    return {"learning_rate": rate, "optimizer": optimizer, **more}
 
 
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS.keys())
@@ -53,7 +59,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
     server: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed once right after a release, and once right before the next: what lives in memory alone is lost."""
-    wanted = experiment(method={"learning_rate": None}, server=server)
+    wanted = experiment(server=served(**server))
     whole = run(prepare(wanted), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
         run(prepare(wanted), tmp_path / "cut", Silent(interrupt_after=2))
@@ -92,9 +98,7 @@ def test_a_run_without_its_state_would_end_elsewhere(tmp_path: Path, monkeypatch
 
 def test_the_plain_step_by_either_key_is_the_same_run(tmp_path: Path) -> None:
     one = run(prepare(experiment(rounds=2)), tmp_path / "method", Silent())
-    two = run(
-        prepare(asked({"name": "sgd", "learning_rate": 20.0}, rounds=2)), tmp_path / "optimizer", Silent()
-    )
+    two = run(prepare(asked({"name": "sgd"}, rounds=2)), tmp_path / "optimizer", Silent())
     assert same_model(files(one.folder)[1], files(two.folder)[1])
 
 
@@ -140,7 +144,7 @@ def test_a_state_beyond_all_numbers_releases_nothing() -> None:
         experiment=ExperimentRandomness(0),
         privacy=PrivacyRandomness.insecure(1),
     )
-    with pytest.raises(ModelError, match="the server's learning rate"):
+    with pytest.raises(ModelError, match=r"lower server\.learning_rate"):
         next_model(turn, np.full(prepared.task.dimension, 1e200), n_silos=3, summed=3)
 
 
@@ -210,7 +214,7 @@ def test_an_optimizer_is_refused_where_no_model_is_trained() -> None:
     [
         (ADAM, FedAdam(learning_rate=0.05)),
         (YOGI | {"tau": 0.1, "beta1": 0.0}, FedYogi(learning_rate=0.05, tau=0.1, beta1=0.0)),
-        (MOMENTUM | {"nesterov": True}, ServerSgd(20.0, momentum=0.9, nesterov=True)),
+        (MOMENTUM | {"nesterov": True}, ServerSgd(20 / 3, momentum=0.9, nesterov=True)),
     ],
 )
 def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
@@ -218,7 +222,7 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
 ) -> None:
     read = asked(optimizer)
     assert read.server.optimizer is not None
-    assert read.server.optimizer.build() == expected
+    assert read.server.optimizer.build({"learning_rate": expected.learning_rate}) == expected
     assert parse(tomllib.loads(read.to_toml()), "again") == read
     assert prepare(read).method.server == expected
 
@@ -226,21 +230,20 @@ def test_an_optimizer_is_asked_for_by_name_and_reads_back_equal(
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ({"learning_rate": 1.0}, r"server\.optimizer\.name: is required"),
+        ({"tau": 1.0}, r"server\.optimizer\.name: is required"),
         (
-            {"name": "adam", "learning_rate": 1.0},
+            {"name": "adam"},
             r"server\.optimizer\.name: no server optimizer 'adam'; there are: sgd, fedadam, fedyogi",
         ),
-        ({"name": "fedadam"}, r"server\.optimizer\.learning_rate: is required"),
         (ADAM | {"beta2": 1.0}, r"server\.optimizer\.beta2: must be < 1, not 1\.0"),
         (ADAM | {"tau": 0}, r"server\.optimizer\.tau: must be > 0, not 0"),
-        (YOGI | {"learning_rate": float("inf")}, r"server\.optimizer\.learning_rate: must be a finite"),
+        (YOGI | {"tau": float("inf")}, r"server\.optimizer\.tau: must be a finite"),
         (
             ADAM | {"momentum": 0.9},
-            r"server\.optimizer\.momentum: no such key; known here: beta1, beta2, learning_rate, name, schedule, tau",
+            r"server\.optimizer\.momentum: no such key; known here: beta1, beta2, name, schedule, tau",
         ),
         (
-            {"name": "sgd", "learning_rate": 1.0, "nesterov": True},
+            {"name": "sgd", "nesterov": True},
             r"server\.optimizer: nesterov: looks along",
         ),
     ],
@@ -250,9 +253,13 @@ def test_a_mistake_is_named_by_its_path(optimizer: dict[str, Any], message: str)
         asked(optimizer)
 
 
-def test_two_learning_rates_of_the_server_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.learning_rate: server\.optimizer has a learning rate"):
-        experiment(server={"optimizer": ADAM})
+def test_an_optimizer_and_the_rate_of_the_server_fit_together() -> None:
+    with pytest.raises(ConfigError, match=r"server\.learning_rate: the optimizer 'fedadam' needs a number"):
+        experiment(server={"learning_rate": None, "optimizer": ADAM})
+    with pytest.raises(ConfigError, match=r"server\.learning_rate: 'by-rule' is the rule of a plain step"):
+        experiment(server={"learning_rate": "by-rule", "optimizer": ADAM})
+    default = experiment(server={"learning_rate": None, "optimizer": {"name": "sgd", "momentum": 0.5}})
+    assert prepare(default).method.server == ServerSgd(1.0, momentum=0.5)
 
 
 def test_the_statement_names_the_optimizer(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def asked(**changes: Any) -> Experiment:
         "data": {"name": "heart_disease", "n_users": 12},
         "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 4},
         "trainer": {"name": "loop"},
-        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0, "learning_rate": 10.0},
+        "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0},
+        "server": {"learning_rate": 2.5},
         "protection": QUICK,
         "privacy": {"insecure_seed": 11},
     } | changes

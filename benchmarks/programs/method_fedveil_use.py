@@ -9,5 +9,5 @@ people = fv.population(
 )
 model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
 method = fv.method("by-records", clip=0.5, epochs=5)
-result = fv.train(model, people, method=method, epsilon=4.0, delta=1e-4, rounds=10, server=fv.Sgd(6.0))
+result = fv.train(model, people, method=method, epsilon=4.0, delta=1e-4, rounds=10, server_learning_rate=2.0)
 print(result.statement.sentences()[0], result.metrics)

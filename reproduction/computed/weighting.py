@@ -56,7 +56,8 @@ def _artificial(parameters: int, users: int, seed: int) -> Values:
         "evaluate_every": _ROUNDS,
         "data": {"name": "digits", "n_users": users},
         "model": {"name": "linear"},
-        "method": {"name": "uldp-avg-w", "learning_rate": 1.0, "clip": 1.0, "noise_multiplier": 5.0},
+        "method": {"name": "uldp-avg-w", "clip": 1.0, "noise_multiplier": 5.0},
+        "server": {"learning_rate": 1 / _SILOS},
         "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 64},
         "privacy": {"delta": 1e-5},
     }

@@ -19,11 +19,15 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
+    from fedveil import sklearn
+    from fedveil.api.budget import Budget
     from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
     from fedveil.api.checking import check
+    from fedveil.api.cross_validation import cross_validate
     from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
+        boosted_trees,
         cepam_gaussian,
         cepam_laplace,
         dp_fed,
@@ -54,6 +58,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.data.tables import tables
     from fedveil.errors import FedveilError
     from fedveil.privacy.statement import Statement
+    from fedveil.training.local_algorithms import FedProx
     from fedveil.training.server.optimizers import FedAdam as Adam
     from fedveil.training.server.optimizers import FedYogi as Yogi
     from fedveil.training.server.optimizers import ServerSgd as Sgd
@@ -74,10 +79,13 @@ _PLACES: _typing.Final = {
     **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
     **dict.fromkeys(("infer", "stats"), "fedveil.api.releases"),
     **dict.fromkeys(("audit", "compare", "spent"), "fedveil.api.run_folders"),
+    "Budget": "fedveil.api.budget",
     "Frame": "fedveil.api.frame",
+    "cross_validate": "fedveil.api.cross_validation",
     "check": "fedveil.api.checking",
     "plan": "fedveil.api.planning",
     "sweep": "fedveil.api.sweeping",
+    "sklearn": "fedveil.sklearn",
     "Result": "fedveil.api.result",
     "Population": "fedveil.data.records",
     "population": "fedveil.data.arrays",
@@ -89,16 +97,19 @@ _PLACES: _typing.Final = {
     "Adam": "fedveil.training.server.optimizers:FedAdam",
     "Sgd": "fedveil.training.server.optimizers:ServerSgd",
     "Yogi": "fedveil.training.server.optimizers:FedYogi",
+    "FedProx": "fedveil.training.local_algorithms",
     "FedveilError": "fedveil.errors",
 }
 """Module, or ``module:attribute``, of each public name; methods are in ``fedveil.api.methods``."""
 
 __all__ = [
     "Adam",
+    "Budget",
     "Bundle",
     "Callback",
     "Checkpoints",
     "EarlyStop",
+    "FedProx",
     "FedveilError",
     "Frame",
     "MLflow",
@@ -113,10 +124,12 @@ __all__ = [
     "WandB",
     "Yogi",
     "audit",
+    "boosted_trees",
     "cepam_gaussian",
     "cepam_laplace",
     "check",
     "compare",
+    "cross_validate",
     "dp_fed",
     "dp_fed_ls",
     "fedavg",
@@ -128,6 +141,7 @@ __all__ = [
     "plan",
     "population",
     "resume",
+    "sklearn",
     "spent",
     "stats",
     "sweep",
@@ -149,7 +163,8 @@ def __getattr__(name: str) -> _typing.Any:
             f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"
         )
     place, _, attribute = _PLACES.get(name, "fedveil.api.methods").partition(":")
-    found = getattr(_import_module(place), attribute or name)
+    module = _import_module(place)
+    found = module if place == f"fedveil.{name}" else getattr(module, attribute or name)
     globals()[name] = found
     return found
 

@@ -84,6 +84,12 @@ class BusyError(ConfigError):
     exit_code = 75
 
 
+class HostError(FedveilError):
+    """Fault of this host: a full disk, no memory, a process that was killed; the same command may succeed later."""
+
+    exit_code = 74
+
+
 class IntegrityError(RunFolderError):
     """Stored data that was changed: ledger lines are missing, or a signature or digest does not match."""
 

@@ -27,6 +27,10 @@ SECTIONS: Final = {
     ),
     "optimizers": ("[server.optimizer]", "What the server does with the mean: post-processing."),
     "averages": ("[server.average]", "Which model the run releases: post-processing of its models."),
+    "local_algorithms": (
+        "[local]",
+        "The direction of a local step, named beside the keys of local training; without a name, plain gradient steps.",
+    ),
     "samplers": (
         "[sampler]",
         "Which users take part in a round, where the method has no sampling of its own; it amplifies the guarantee.",

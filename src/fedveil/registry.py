@@ -2,6 +2,7 @@
 
 A package provides a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
 ``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.samplers``,
+``fedveil.local_algorithms``,
 ``fedveil.accounting_rules``, ``fedveil.data_sets``.
 The built-in members are in :data:`BUILTINS` and have no entry points, because the metadata of an editable
 installation stays that of the day of its installation.
@@ -29,6 +30,7 @@ KINDS: Final = {
     "denoisers": "denoiser",
     "optimizers": "server optimizer",
     "averages": "average",
+    "local_algorithms": "local algorithm",
     "samplers": "sampler",
     "accounting_rules": "accounting rule",
     "data_sets": "data set",
@@ -55,6 +57,7 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "uldp-avg": "fedveil.methods.uldp:uldp_avg",
         "uldp-avg-w": "fedveil.methods.uldp:uldp_avg_w",
         "newton": "fedveil.methods.newton:newton",
+        "boosted-trees": "fedveil.methods.boosted_trees:boosted_trees",
         "dp-fed": "fedveil.methods.dp_fed_ls:dp_fed",
         "dp-fed-ls": "fedveil.methods.dp_fed_ls:dp_fed_ls",
         "cepam-gaussian": "fedveil.methods.cepam:cepam_gaussian",
@@ -98,6 +101,10 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "last": "fedveil.training.server.averages:Last",
         "tail": "fedveil.training.server.averages:Tail",
         "ema": "fedveil.training.server.averages:Ema",
+    },
+    "local_algorithms": {
+        "sgd": "fedveil.training.local_algorithms:PlainSgd",
+        "fedprox": "fedveil.training.local_algorithms:FedProx",
     },
     "samplers": {
         "everyone": "fedveil.privacy.sampling:Everyone",

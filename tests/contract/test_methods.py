@@ -17,6 +17,7 @@ from scipy import stats
 
 from fedveil.data.records import Affine, Groups, Records, limit_records_per_user
 from fedveil.errors import CompositionError
+from fedveil.methods.boosted_trees import boosted_trees
 from fedveil.methods.cepam import (
     cepam_gaussian,
     cepam_laplace,
@@ -99,6 +100,9 @@ METHOD_CASES |= {
 }
 METHOD_CASES["newton"] = lambda sigma: newton(
     inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=sigma
+)
+METHOD_CASES["boosted-trees"] = lambda sigma: boosted_trees(
+    inputs=3, classes=2, target_range=None, noise_multiplier=sigma
 )
 NOISE_BY_COMPRESSION = ("cepam-gaussian", "cepam-laplace")
 every_method = pytest.mark.parametrize("name", METHOD_CASES)
@@ -412,7 +416,7 @@ def test_sampled_users_are_accounted_as_sampled_and_divided_by_the_expectation()
     event = derive(method, PublicFacts(n_silos=SILOS, n_users=USERS)).event
     assert isinstance(event, PoissonSampledEvent)
     assert event.rate == 0.25
-    assert method.divisor(SILOS, USERS) == 0.25 * USERS * SILOS
+    assert method.divisor(USERS, SILOS) == 0.25 * USERS
 
 
 def test_naive_is_accounted_at_twice_the_published_sensitivity_and_names_the_publication() -> None:

@@ -31,14 +31,12 @@ from fedveil.run.training_run import run
 
 FALSE_ALARM = 1e-7
 ROUNDS, USERS = 8_000, 250
-_EXAMPLE = (
-    Path(__file__).resolve().parents[2] / "examples" / "plugin" / "src" / "fedveil_example" / "sampler.py"
-)
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin" / "src" / "fedveil_example"
 
 
-def _example() -> Any:
-    """Return the module of the example package, which is not installed."""
-    spec = importlib.util.spec_from_file_location("fedveil_example.sampler", _EXAMPLE)
+def load_example(name: str) -> Any:
+    """Return a module of the example package, which is not installed."""
+    spec = importlib.util.spec_from_file_location(f"fedveil_example.{name}", _EXAMPLE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,7 +44,7 @@ def _example() -> Any:
     return module
 
 
-OneOfTwo = _example().OneOfTwo
+OneOfTwo = load_example("sampler").OneOfTwo
 SAMPLERS: dict[str, Sampler] = {
     "everyone": Everyone(),
     "poisson 0.01": PoissonUsers(rate=0.01),

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId, derive
 from fedveil.run.config.experiment import merge, parse
+from fedveil.run.config.version_1 import PAIRS
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
@@ -38,7 +39,7 @@ BASE: dict[str, Any] = {
     "model": {"name": "linear"},
     "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 16},
     "trainer": {"name": "loop", "device": "cpu"},
-    "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 2.0, "learning_rate": 5.0},
+    "method": {"name": "uldp-avg", "clip": 0.5, "noise_multiplier": 2.0},
     "privacy": {"insecure_seed": 3},
 }
 FIVE = {"name": "digits", "n_users": 20, "n_silos": 5}
@@ -47,7 +48,7 @@ CLIENTS = {"name": "digits", "n_users": 8, "n_silos": 8, "allocation": {"law": "
 
 def method(name: str, **parameters: Any) -> dict[str, Any]:
     """Return the section of a method, in place of the base's."""
-    return {"name": name, "clip": 0.5, "noise_multiplier": 2.0, "learning_rate": 5.0} | parameters
+    return {"name": name, "clip": 0.5, "noise_multiplier": 2.0} | parameters
 
 
 def of_clients(name: str, **parameters: Any) -> dict[str, Any]:
@@ -187,6 +188,9 @@ def prepared(name: str, *, whole: bool) -> Prepared:
             document[section] = {
                 key: value for key, value in CASES[name][section].items() if value is not None
             }
+    # The models were pinned while sums of pairs were divided by q |U| |S|, at the rate of 5.
+    divided = document["data"]["n_silos"] if document["method"]["name"] in PAIRS else 1
+    document["server"] = {"learning_rate": 1.0 if name == "fedavg" else 5 / divided}
     found = prepare(parse(document, name))
     if whole:
         return replace(found, setting=replace(found.setting, trainer=WholeTrainer()))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.methods.capabilities import ClientSender, count_colluding
 from fedveil.methods.derive import derive
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
@@ -46,7 +47,7 @@ INTENDED = {
         methods=lambda method: (
             method.protection.divides
             and method.protection.vote_noise > 0
-            and method.channel.colluding_silos > 1
+            and count_colluding(method.channel) > 1
         ),
     ),
     "ciphertexts are seen at a statistical distance": Intended(
@@ -72,7 +73,9 @@ INTENDED = {
     "a client is told who else is in its round": Intended(
         why="under partial encryption drawn clients play the protocol, whose start names all of them to each",
         lines=frozenset({"silo"}),
-        methods=lambda method: method.draws and method.channel.by_clients and method.protection.agrees,
+        methods=lambda method: (
+            method.draws and isinstance(method.channel, ClientSender) and method.protection.agrees
+        ),
     ),
     "what a user holds elsewhere": Intended(
         why="a silo that knows its share of the noise carries its share of the weight too: the rest moves less",
@@ -82,7 +85,7 @@ INTENDED = {
     "who knows more is not promised more": Intended(
         why="noise that is sized for silos which collude hid single messages better than the sum is stated to be",
         lines=frozenset({"server"}),
-        methods=lambda method: method.channel.colluding_silos > 0,
+        methods=lambda method: count_colluding(method.channel) > 0,
     ),
     "every line is printed": Intended(
         why="a method without a guarantee names the silo too, where it named the server alone",

@@ -39,7 +39,7 @@ class CheckFrame(Frame):
     def shown(self) -> Sequence[Row]:
         """The figures in words, without what no experiment asked for."""
         noises = ("noise of bounds", "noise of test metric (sd)")
-        unasked = {key for key in noises if all(row[key] is None for row in self.rows)}
+        unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {"not read"}
         within = {None: "nothing is guaranteed", True: "yes", False: "no"}
         told = [
             dict(row)
@@ -113,6 +113,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
+        "not read": list(experiment.unused_tables()),
     }
 
 

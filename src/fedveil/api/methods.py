@@ -1,8 +1,8 @@
 """Choice of a method for :func:`fedveil.train`: name, own parameters and those of local training.
 
 Each main method has a function; :func:`method` takes any name. The parameters of a function are those of the method's
-builder and of local training, read from their definitions. ``learning_rate`` is the rate of local training; the
-server's rate belongs to the server's optimiser (``server=fedveil.Sgd(...)``).
+builder and of local training, read from their definitions. ``local_learning_rate`` is the rate of local training; the
+server's rate is ``fedveil.train(server_learning_rate=...)``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fedveil.run.config.choice import Choice, ChoiceField, StageField, own_keys
 from fedveil.training.steps import LocalSgd
 from fedveil.validation import WrongSectionError, explain_errors
 
-_SERVER: Final = "learning_rate"
+_RATE: Final = "local_learning_rate"
+"""Name of the table ``[local]``'s ``learning_rate`` in Python, where no table gives the prefix."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
 
     Args:
         name: name of the method in the list of ``fedveil methods``.
-        parameters: parameters of the method itself, and those of local training: ``learning_rate`` (eta_l),
-            ``epochs``, ``steps``, ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
+        parameters: parameters of the method itself, and those of local training: ``local_learning_rate``
+            (eta_l), ``epochs``, ``steps``, ``batch_size``, ``momentum``, ``weight_decay``, ``decay``.
 
     Raises:
         ConfigError: the method does not exist; a parameter does not exist (the error lists the known ones), is
@@ -69,22 +70,22 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     """
     own = {key.name for key in _keys(name)}
     trains = _trains(name)
-    local = {key.name for key in own_keys(LocalSgd)} if trains else set()
-    unknown = [key for key in parameters if key not in own | local]
+    local = {shown: key.name for shown, key in _local_keys().items()} if trains else {}
+    unknown = [key for key in parameters if key not in own | local.keys()]
     if unknown:
         hint = (
-            "; the server's learning rate is server=fedveil.Sgd(...)"
-            if unknown[0].startswith("learning")
+            f"; the rate of local training is {_RATE}, and the server's rate is server_learning_rate of fedveil.train, "
+            "in mean updates"
+            if unknown[0].endswith("learning_rate")
             else ""
         )
-        raise ConfigError(
-            f"method {name}: no parameter '{unknown[0]}'; known here: {', '.join(sorted(own | local))}{hint}"
-        )
+        known = ", ".join(sorted(own | local.keys()))
+        raise ConfigError(f"method {name}: no parameter '{unknown[0]}'; known here: {known}{hint}")
     given = plain_inside(parameters)
     chosen = MethodChoice(
         name=name,
         parameters={key: value for key, value in given.items() if key in own},
-        local={key: value for key, value in given.items() if key in local} if trains else None,
+        local={local[key]: value for key, value in given.items() if key in local} if trains else None,
     )
     _check(chosen)
     return chosen
@@ -105,15 +106,18 @@ def _check(chosen: MethodChoice) -> None:
             if table is not None:
                 mark.read(dict(table))
         except WrongSectionError as error:
-            raise ConfigError(f"method {chosen.name}: {explain_errors(error, error.section)}") from None
+            said = explain_errors(error, error.section).replace("learning_rate", _RATE)
+            raise ConfigError(f"method {chosen.name}: {said}") from None
 
 
 def _keys(name: str) -> tuple[Key, ...]:
-    """Return the configuration keys of a method, without the server's learning rate.
+    """Return the configuration keys of a method."""
+    return own_keys(find("methods", name).load())
 
-    The argument ``server=`` sets the server's learning rate.
-    """
-    return tuple(key for key in own_keys(find("methods", name).load()) if key.name != _SERVER)
+
+def _local_keys() -> dict[str, Key]:
+    """Return the configuration keys of local training by their names in Python."""
+    return {_RATE if key.name == "learning_rate" else key.name: key for key in own_keys(LocalSgd)}
 
 
 def _trains(name: str) -> bool:
@@ -137,7 +141,7 @@ def _signature(name: str) -> inspect.Signature:
     """Return the signature of a method's function: the builder's parameters and those of local training."""
     found = {key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)}
     if _trains(name):
-        found |= {key.name: key.default for key in own_keys(LocalSgd) if key.name not in found}
+        found |= {shown: key.default for shown, key in _local_keys().items() if shown not in found}
     keyword = inspect.Parameter.KEYWORD_ONLY
     given = [inspect.Parameter(key, keyword, default=default) for key, default in found.items()]
     return inspect.Signature(given, return_annotation=MethodChoice)
@@ -152,8 +156,8 @@ def _described(name: str) -> str:
 
 def _parameters(name: str) -> str:
     """Return the Args section, from the documented types of the builder and of local training."""
-    keys = [*_keys(name), *(own_keys(LocalSgd) if _trains(name) else ())]
-    lines = {key.name: _plain(f"{key.name}: {key.meaning}") for key in keys}
+    keys = {key.name: key for key in _keys(name)} | (_local_keys() if _trains(name) else {})
+    lines = {shown: _plain(f"{shown}: {key.meaning}") for shown, key in keys.items()}
     return "Args:\n" + "\n".join(
         fill(line, 100, initial_indent="    ", subsequent_indent=" " * 8) for line in lines.values()
     )
@@ -173,6 +177,7 @@ uldp_sgd_w = _chooser("uldp-sgd-w")
 uldp_avg = _chooser("uldp-avg")
 uldp_avg_w = _chooser("uldp-avg-w")
 newton = _chooser("newton")
+boosted_trees = _chooser("boosted-trees")
 dp_fed = _chooser("dp-fed")
 dp_fed_ls = _chooser("dp-fed-ls")
 cepam_gaussian = _chooser("cepam-gaussian")

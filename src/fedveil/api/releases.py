@@ -14,6 +14,7 @@ from fedveil.console import ends, epsilon_text, number
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError
 from fedveil.files import as_path
+from fedveil.methods.capabilities import nominal_multiplier
 from fedveil.privacy.statement import Statement, show_at_least
 from fedveil.report.inference import p_text, write_inference
 from fedveil.report.statistics import write_statistics
@@ -249,7 +250,7 @@ def plan_statistics(document: ReleaseDocument) -> ReleasePlanFrame:
     return ReleasePlanFrame(
         rows=rows,
         epsilon=_cost_of(statistics.series),
-        noise_multiplier=statistics.release(()).method.channel.nominal(),
+        noise_multiplier=nominal_multiplier(statistics.release(()).method.channel),
         delta=document.privacy.delta,
         numbers=statistics.step.layout.length,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from torch import nn
 
@@ -22,12 +22,19 @@ from fedveil.files import as_path
 from fedveil.methods.method import Method
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
-from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod
+from fedveil.run.config.in_memory_method import (
+    SESSION,
+    InMemoryMethod,
+    describe_algorithm,
+)
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
+from fedveil.stage import answers
+from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.optimizers import Optimizer
+from fedveil.training.steps import LocalSgd
 
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
@@ -46,6 +53,11 @@ def train(
     delta: float = 1e-5,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    local: LocalAlgorithm | None = None,
+    local_learning_rate: float | None = None,
+    local_epochs: int | None = None,
+    batch_size: int | None = None,
+    server_learning_rate: float | Literal["by-rule"] | None = None,
     server: Optimizer | None = None,
     callbacks: Sequence[Callback] = (),
     seed: int = 0,
@@ -77,7 +89,16 @@ def train(
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
         metrics: names, or functions (outputs, targets, weights) -> number, computed on the test records. They carry no
             noise, and epsilon does not cover them, unless ``settings`` request ``[evaluation]``.
-        server: optimiser of the server, such as ``fedveil.Sgd(20.0)``; None is ``Sgd(1.0)``.
+        local: local algorithm, such as ``fedveil.FedProx(mu=0.1)`` or one of your own; None takes plain gradient
+            steps.
+        local_learning_rate: rate of local training; also a parameter of the method, given once.
+        local_epochs: passes of local training over a contribution's records; the method's ``epochs``.
+        batch_size: records of a local step; None takes all records of a contribution.
+        server_learning_rate: step of the server in mean updates: 1 adds the mean of the users' updates (of the silos',
+            where a contribution is a silo). "by-rule" takes min(3, 0.25 / rho), rho the noise-to-travel ratio. None is
+            the method's own, which is 1.
+        server: optimiser of the server, such as ``fedveil.Sgd(0.5, momentum=0.9)``, with its own rate; None is a plain
+            step at ``server_learning_rate``.
         callbacks: callbacks that receive public numbers after every round.
         seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
             depend on it.
@@ -99,6 +120,11 @@ def train(
         delta=delta,
         loss=loss,
         metrics=metrics,
+        local=local,
+        local_learning_rate=local_learning_rate,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        server_learning_rate=server_learning_rate,
         server=server,
         seed=seed,
         name=name,
@@ -106,6 +132,12 @@ def train(
     )
     parent = as_path(folder, "fedveil.train: folder")
     prepared, learned = given.prepare(model, people)
+    return play(prepared, learned, parent, callbacks)
+
+
+def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
+    """Play a run that is ready, in a new folder under ``parent``, and return its result."""
+    people = prepared.population
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
     return Result.from_outcome(outcome, prepared.experiment, learned, people)
@@ -121,6 +153,11 @@ class TrainingArguments:
     delta: float
     loss: LossLike | None
     metrics: Sequence[MetricLike] | None
+    local: LocalAlgorithm | None
+    local_learning_rate: float | None
+    local_epochs: int | None
+    batch_size: int | None
+    server_learning_rate: float | Literal["by-rule"] | None
     server: Optimizer | None
     seed: int
     name: str
@@ -158,8 +195,13 @@ class TrainingArguments:
         """
         method, epsilon = self.method, self.epsilon
         _check(people, method)
+        local = {name: getattr(self, name) for name in _LOCAL}
         if isinstance(method, Method):
-            _check_whole({"epsilon": epsilon, "server": self.server}, self.settings)
+            rate = {"server_learning_rate": self.server_learning_rate}
+            _check_whole(
+                {"epsilon": epsilon, "local": self.local, "server": self.server, **rate, **local},
+                self.settings,
+            )
         # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
         seed = whole_argument("fedveil.train: seed", self.seed)
         learned = objective(model, people, seed, self.loss, self.metrics)
@@ -172,12 +214,14 @@ class TrainingArguments:
             "method": _method(method, epsilon)
             if isinstance(method, MethodChoice)
             else InMemoryMethod.from_method(method),
-            "server": _server(self.server),
+            "server": _server(self.server, self.server_learning_rate),
             "privacy": {"delta": self.delta} | ({} if epsilon is None else {"epsilon": epsilon}),
         }
         if isinstance(method, MethodChoice) and method.local is not None:
-            document["local"] = dict(method.local)
+            document["local"] = _local(method, local)
         experiment = parse(_laid_over(document, self.settings), "fedveil.train")
+        if self.local is not None:
+            experiment = _with_algorithm(experiment, self.local)
         return _prepared(experiment, people, learned), learned
 
 
@@ -193,6 +237,7 @@ def resume(
     metrics: Sequence[MetricLike] | None = None,
     callbacks: Sequence[Callback] = (),
     method: Method | None = None,
+    local: LocalAlgorithm | None = None,
 ) -> Result:
     """Resume a run after its last complete round, with the objects with which it began.
 
@@ -206,6 +251,7 @@ def resume(
         metrics: the metrics that were passed to :func:`train`.
         callbacks: callbacks that receive public numbers after every further round.
         method: the composed ``Method`` with which the run began; None if the run began with a named method.
+        local: the local algorithm that was passed to :func:`train`; None if an experiment's document can name it.
 
     Returns:
         The result of the whole run.
@@ -218,6 +264,8 @@ def resume(
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
+    if local is not None:
+        experiment = _with_same_algorithm(opened, experiment, local)
     learned = objective(model, people, experiment.seed, loss, metrics)
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
@@ -292,6 +340,45 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
     return now
 
 
+def _with_algorithm(experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment with a local algorithm that was handed over.
+
+    Raises:
+        ConfigError: no local algorithm, a method without local training, or a name in ``settings`` too.
+    """
+    if not answers(algorithm, "slope"):
+        raise ConfigError(
+            f"local: a local algorithm is needed, such as fedveil.FedProx(mu=0.1), not {type(algorithm).__name__}"
+        )
+    if experiment.local is None:
+        raise ConfigError(f"local: {experiment.method.name} takes no local steps; leave local out")
+    if experiment.local.algorithm != PLAIN:
+        raise ConfigError("local: settings name a local algorithm too; leave one of the two out")
+    return experiment.model_copy(update={"local": replace(experiment.local, algorithm=algorithm)})
+
+
+def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
+    """Return the experiment of a run with its local algorithm, which must equal the one that it began with.
+
+    Raises:
+        RunFolderError: the run began with another local algorithm.
+    """
+    began = PLAIN if experiment.local is None else experiment.local.algorithm
+    plain = experiment if experiment.local is None else _without_algorithm(experiment, experiment.local)
+    now = _with_algorithm(plain, algorithm)
+    before, here = (describe_algorithm(one) for one in (began, algorithm))
+    if before != here:
+        raise RunFolderError(
+            f"{folder.path}: the run began with another local algorithm: {before}, and now it is {here}; hand over "
+            "what it began with, or train in a folder of its own"
+        )
+    return now
+
+
+def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
+    return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
+
+
 def data_section(people: Population) -> dict[str, Any]:
     """Return the table ``[data]``: the table files if the population has them, else its public facts."""
     source = people.source
@@ -333,17 +420,46 @@ def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
     return section
 
 
-def _server(server: Optimizer | None) -> dict[str, Any]:
+_LOCAL: Final = {
+    "local_learning_rate": "learning_rate",
+    "local_epochs": "epochs",
+    "batch_size": "batch_size",
+}
+"""Keys of the table ``[local]`` by the arguments that set them."""
+
+
+def _local(method: MethodChoice, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table ``[local]`` of a method and of the arguments of local training.
+
+    Raises:
+        ConfigError: the method and an argument set the same key.
+    """
+    section = dict(method.local or {})
+    for argument, value in given.items():
+        if value is not None and section.setdefault(_LOCAL[argument], value) is not value:
+            raise ConfigError(f"{argument}: the method has it too; give it once")
+    return section
+
+
+def _server(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:
+    """Return the table ``[server]``.
+
+    Raises:
+        ConfigError: an optimiser that nobody registers, or two learning rates.
+    """
     if server is None:
-        return {}
+        return {} if learning_rate is None else {"learning_rate": learning_rate}
+    if learning_rate is not None:
+        raise ConfigError("server_learning_rate: server= has a learning rate of its own; give one of the two")
     chosen = choice_of("optimizers", server)
     if chosen is None:
         raise ConfigError(
             "server: a server optimiser is needed that fedveil or an installed package registers, such as "
-            f"fedveil.Sgd(1.0), not {type(server).__name__}; an own class is registered under the entry points "
+            f"fedveil.Sgd(0.5), not {type(server).__name__}; an own class is registered under the entry points "
             "fedveil.optimizers"
         )
-    return {"optimizer": chosen.document()}
+    rate = {"learning_rate": getattr(server, "learning_rate", None)} if chosen.needs("learning_rate") else {}
+    return {"optimizer": chosen.document(), **rate}
 
 
 def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _STAGES: Final = (
     "denoisers",
     "optimizers",
     "averages",
+    "local_algorithms",
     "samplers",
     "accounting_rules",
 )

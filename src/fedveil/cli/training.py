@@ -142,6 +142,9 @@ def check_command(
     else:
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
+        for row in found.rows:
+            for said in row["not read"]:
+                OUT.print(f"{row['experiment']}: {said}")
 
 
 @expand_option_groups

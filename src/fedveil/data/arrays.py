@@ -92,8 +92,8 @@ def population(
         silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
             records, and the statement says that no guarantee covers this choice.
         test: PUBLIC (features, targets) to test on. None holds out some of the records instead.
-        test_share: probability with which each record is held out. With a public ``test``, only the default is
-            accepted, because no record is held out.
+        test_share: probability with which each record is held out; 0 holds none out. With a public ``test``, only the
+            default is accepted, because no record is held out.
         seed: seed of the hold-out.
         name: name of these data in reports.
 
@@ -122,6 +122,7 @@ def population(
     """
     n_users, test_share, seed = whole(n_users), plain(test_share), whole_argument("population: seed", seed)
     _check_arguments(task, n_users, test_share, test)
+    test_share = float(test_share)
     assert task is not None
     within = _range(task, target_range)
     assert n_users is not None
@@ -222,7 +223,9 @@ def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"
         features=table.values[marked],
         targets=labels[marked],
         note=f"A share of {share} of the records, drawn at random, is held out for testing: a user may have "
-        "records on both sides, and no guarantee covers the held-out ones.",
+        "records on both sides, and no guarantee covers the held-out ones."
+        if share
+        else "No record is held out for testing.",
     )
 
 
@@ -242,7 +245,7 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
         raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
-    check_share("population", test_share, test)
+    check_share("population", test_share, test, least=0)
 
 
 def _range(task: Task, given: Any) -> tuple[float, float] | None:

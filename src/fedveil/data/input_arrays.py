@@ -182,6 +182,8 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
     Raises:
         DataError: another shape or type, NaN or infinity; a table whose column names say that the time comes first.
     """
+    if task == "survival":
+        given = _event_and_time(given, where)
     names = _names(given, where)
     if names is not None:
         values = _columns(given, names, where)
@@ -202,6 +204,27 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
     if task == "survival" and names is not None:
         refuse_time_before_event(names, where)
     return to_float32(values, where).astype(np.float32)
+
+
+def _event_and_time(given: Any, where: str) -> Any:
+    """Return a structured array of an event and a time, as of scikit-survival, as (n, 2) of (event, time).
+
+    The event is the field of truth values; the other field is the time. Anything else is returned unchanged.
+
+    Raises:
+        DataError: a structured array with other fields; the error says which are needed.
+    """
+    kind = getattr(given, "dtype", None)
+    if not isinstance(given, np.ndarray) or kind is None or kind.names is None:
+        return given
+    events = [name for name in kind.names if kind[name].kind == "b"]
+    times = [name for name in kind.names if kind[name].kind in "iuf"]
+    if len(kind.names) != 2 or len(events) != 1 or len(times) != 1:
+        raise DataError(
+            f"{where}: a structured array for survival needs two fields: the event, of truth values, and the time, a "
+            "number, as scikit-survival's Surv.from_arrays makes it"
+        )
+    return np.stack([given[events[0]].astype(np.float64), given[times[0]].astype(np.float64)], axis=1)
 
 
 def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: str) -> None:

@@ -18,13 +18,14 @@ LOCAL_TEST_ABOVE = 500
 """Number of records above which a silo of the ULDP-FL experiments sets records aside."""
 
 
-def check_share(where: str, share: Any, test: Any) -> None:
+def check_share(where: str, share: Any, test: Any, *, least: float | None = None) -> None:
     """Check that the share to hold out is in (0, 1), and is not combined with a public test table.
 
     Args:
         where: name of the calling function in errors.
         share: the argument ``test_share``; the default counts as left out.
         test: public records to test on; None if there are none.
+        least: 0 if a share of 0 is accepted, which holds no record out.
 
     Raises:
         ConfigError: the share is invalid, or is combined with ``test``.
@@ -34,7 +35,7 @@ def check_share(where: str, share: Any, test: Any) -> None:
             f"{where}: test_share is of the records that are held out, and beside test= none are; leave test_share or "
             "test out"
         )
-    if not (is_number(share) and 0 < share < 1):
+    if not (is_number(share) and (0 < share < 1 or share == least)):
         raise ConfigError(
             f"{where}: test_share must be between 0 and 1, not {share!r}; public records to test on go into test="
         )
@@ -52,7 +53,7 @@ def holdout_by_user(
     Args:
         user: (n,) integer that identifies the user, or the pair (user, silo), of each record.
         key: (n,) seed key of the user, equal for all records of the user.
-        share: probability, between 0 and 1.
+        share: probability, at least 0 and below 1.
         seed: seed of the choice.
 
     Returns:
@@ -65,6 +66,20 @@ def holdout_by_user(
     # A uniform 64-bit word is below share * 2^64 with probability `share`.
     words = _mixed(_mixed(_mixed(np.uint64(seed)) ^ key.astype(np.uint64)) ^ place.astype(np.uint64))
     return words < np.uint64(share * 2.0**64)
+
+
+def fold_of_user(key: Int64[np.ndarray, "n"], folds: int, seed: int) -> Int64[np.ndarray, "n"]:
+    """Return the fold of each record's user, from 0: a hash of the seed and of the user's own key.
+
+    A fold does not depend on which other users have records.
+
+    Args:
+        key: (n,) seed key of the user of each record.
+        folds: number of folds.
+        seed: seed of the choice.
+    """
+    words = _mixed(_mixed(np.uint64(seed)) ^ key.astype(np.uint64))
+    return (words % np.uint64(folds)).astype(np.int64)
 
 
 def _mixed(words: np.ndarray | np.uint64) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import ClientSender, count_dropouts
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.events import Adjacency
 from fedveil.protocols.errors import OwnRecordsError
@@ -45,9 +46,9 @@ def check_deployable(prepared: Prepared) -> None:
             f"{method.name}: a sample without replacement is guaranteed against replacing a {unit}, and a silo's "
             f"ledger counts {unit}s that come or go; between institutions take Poisson sampling, or everyone"
         )
-    if method.channel.max_dropouts and not method.protection.tolerates_dropout:
+    if count_dropouts(method.channel) and not method.protection.tolerates_dropout:
         raise CompositionError(
-            f'{method.name}: protection.on_dropout = "retry" with max_dropouts = {method.channel.max_dropouts}: '
+            f'{method.name}: protection.on_dropout = "retry" with max_dropouts = {count_dropouts(method.channel)}: '
             'between institutions a round goes on without silos by on_dropout = "recover"; "end" waits for all of them'
         )
     if method.protection.dropout_rate:
@@ -75,7 +76,7 @@ def _check_clients(prepared: Prepared) -> None:
             f'{method.name}: calibration = "as-published" needs the records of the largest client, which no '
             "institution tells"
         )
-    if method.channel.by_clients and not method.channel.noise_known:
+    if isinstance(method.channel, ClientSender) and not method.channel.noise_known:
         raise CompositionError(
             f'{method.name}: scale = "norm" measures the noise in a private number; between institutions take "clip"'
         )

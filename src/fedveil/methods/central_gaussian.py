@@ -29,7 +29,6 @@ class CentralGaussian(Channel):
         scale: unit of the noise, same unit as the update: the bound of one contribution.
     """
 
-    by_server: ClassVar[bool] = True
     content: ClassVar[Reveals] = Reveals.EXACT
     noise_known: ClassVar[bool] = True
 

@@ -31,7 +31,7 @@ from fedveil.methods.client_messages import (
     Numbers,
 )
 from fedveil.methods.contributions import ClientContribution
-from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, Scale, ServerRate, Step, Users
+from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, Scale, Step, Users
 from fedveil.methods.method import Method
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
@@ -45,10 +45,10 @@ _SMALLEST_COUNTED = (
 )
 
 
-def fl(*, local: Local, n_users: Users, learning_rate: ServerRate = 1.0) -> Method:
+def fl(*, local: Local, n_users: Users) -> Method:
     """FL: clients send their updates unchanged, at 32 bits per parameter. No privacy guarantee."""
     sent = _messages(n_users, None, 0.0, Unbounded(), Numbers())
-    return _clients("fl", local, Unbounded(), sent, learning_rate)
+    return _clients("fl", local, Unbounded(), sent)
 
 
 def fl_sdq(
@@ -58,12 +58,11 @@ def fl_sdq(
     step: Step,
     scale: Scale = "clip",
     clip: ClipNorm | None = None,
-    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """FL+SDQ: updates are quantised with subtractive dither, step in units of s. No noise, no guarantee."""
     bound = _bound(scale, clip, None)
     sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
-    return _clients("fl-sdq", local, bound, sent, learning_rate)
+    return _clients("fl-sdq", local, bound, sent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +74,12 @@ class _Noisy:
     noise_multiplier: Noise
     scale: Scale = "clip"
     clip: ClipNorm | None = None
-    learning_rate: ServerRate = 1.0
 
     def sending(self, name: str, noise: NoiseName, form: Form) -> Method:
         """Return the method in which the clients send noise of one law in one form."""
         bound = _bound(self.scale, self.clip, noise)
         sent = _messages(self.n_users, noise, self.noise_multiplier, bound, form)
-        return _clients(name, self.local, bound, sent, self.learning_rate)
+        return _clients(name, self.local, bound, sent)
 
 
 @variant_of(_Noisy)
@@ -143,7 +141,7 @@ def _messages(
     )
 
 
-def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, learning_rate: float) -> Method:
+def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages) -> Method:
     """Compose the method of clients that all send a message in every round."""
     # With s = ||X_k||, the statement cites the theorems of CEPAM, which depend on the smallest client's records.
     by_norm = not bound.bounded and (sent.noise is not None or sent.sends_bytes)
@@ -155,7 +153,7 @@ def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, lea
         bound=bound,
         weights=Weights.ONE,
         channel=sent,
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
         public_counts=(_SMALLEST_COUNTED,) if by_norm else (),
     )
 

@@ -27,7 +27,7 @@ from jaxtyping import Float64
 from fedveil.config_keys import NonNegative, is_number, make_plain
 from fedveil.errors import CompositionError
 from fedveil.methods.cepam_profile import one_round
-from fedveil.methods.channels import Channel
+from fedveil.methods.channels import Channel, refuses_decay
 from fedveil.methods.message_encoding import (
     KEY_REASON,
     OF_DITHERS,
@@ -122,8 +122,6 @@ class ClientMessages(Channel):
         form: encoding of an update.
     """
 
-    by_clients: ClassVar[bool] = True
-
     senders: int
     noise: NoiseName | None
     noise_multiplier: NonNegative
@@ -150,7 +148,7 @@ class ClientMessages(Channel):
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse senders other than a fixed number of clients, and noise measured in another bound."""
-        yield from self.refuses_decay(method)
+        yield from refuses_decay(self, method)
         if method.contribution.per != "client":
             yield "only clients send messages of their own (ClientContribution); silos send sums"
         if not method.sampler.fixed_size:
@@ -200,10 +198,6 @@ class ClientMessages(Channel):
     @property
     def sends_bytes(self) -> bool:
         return not isinstance(self.form, Numbers)
-
-    def n_senders(self, n_silos: int) -> int:
-        """Return K, the number of clients."""
-        return self.senders
 
     def message_std(self, n: int) -> float:
         """Return the standard deviation of one message's Gaussian noise; 0 for other noise or none."""

@@ -15,6 +15,13 @@ from torch import Tensor
 from fedveil.config_keys import Count
 from fedveil.data.records import Groups
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import (
+    ClientSender,
+    count_colluding,
+    count_senders,
+    nominal_multiplier,
+    sends_bytes,
+)
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent, SelfComposedEvent
@@ -48,7 +55,7 @@ class Contribution(Stage):
         """Refuse a divisor "actual" without clients, and records unless they are contributions of DP-SGD."""
         if method.denominator == "actual" and self.per != "client":
             yield "only a mean over clients can be divided by how many took part"
-        if self.per == "record" and method.channel.sends_bytes:
+        if self.per == "record" and sends_bytes(method.channel):
             yield "DP-SGD has its noise inside the silos; the noise of a channel would come on top of it"
         if (self.per == "record") != method.local.own_noise:
             yield "records are contributions of DP-SGD, and of DP-SGD only (LocalDpSgd)"
@@ -86,7 +93,7 @@ class Contribution(Stage):
             bound=method.bound,
             group=self.group,
             records=public.silo_records,
-            together=max(1, method.channel.colluding_silos),
+            together=max(1, count_colluding(method.channel)),
             divided=method.protection.divides,
         )
 
@@ -97,7 +104,7 @@ class Contribution(Stage):
 
     def n_senders(self, method: Any, public: Any) -> int:
         """Return the number of messages in a round."""
-        found: int = method.channel.n_senders(public.n_silos)
+        found: int = count_senders(method.channel, public.n_silos)
         return found
 
     @duty
@@ -121,15 +128,16 @@ class Contribution(Stage):
         """
         return found.double().nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
-    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
-        """Return the divisor of the sum: the expected number of contributions of weight 1; here |S|.
+    def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
+        """Return the divisor that makes a mean update of the sum; here the number of silos in the sum.
 
         Args:
             rate: probability that a user takes part.
-            n_silos: |S|, the silos that are present.
             n_users: |U|.
+            n_silos: |S|.
+            summed: number of silos in the sum.
         """
-        return float(n_silos)
+        return float(summed)
 
     def spread_evenly(self, weights: Weights) -> bool:
         """Return whether every sender carries at most the same share of one unit's change."""
@@ -165,7 +173,7 @@ class SiloContribution(Contribution):
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the figure of Theorem 1 of ULDP-FL."""
-        multiplier = method.channel.nominal()
+        multiplier = nominal_multiplier(method.channel)
         if multiplier == 0:
             return ()
 
@@ -188,9 +196,9 @@ class SiloUserContribution(Contribution):
 
     per: ClassVar[Literal["pair"]] = "pair"
 
-    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
-        """Return q |U| |S|."""
-        return rate * n_users * n_silos
+    def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
+        """Return q |U|, or the share of it that the silos in the sum have of all silos."""
+        return rate * n_users * summed / n_silos
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C), or (C, C / sqrt(|S|)) where every silo has the weight 1/|S|."""
@@ -246,7 +254,7 @@ class ClientContribution(Contribution):
         """
         found, drawn = super().n_senders(method, public), method.sampler.size
         there = public.n_users if drawn is None else drawn
-        if method.channel.by_clients and found != there:
+        if isinstance(method.channel, ClientSender) and found != there:
             raise CompositionError(
                 f"{method.name} counts the noise of {found} clients, and {there} send in a round: compose it for "
                 f"n_users = {public.n_users}"
@@ -257,7 +265,7 @@ class ClientContribution(Contribution):
         """Return (C, C): a single message changes."""
         return norm, norm
 
-    def divisor(self, rate: float, n_silos: int, n_users: int) -> float:
+    def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
         """Return q |U|."""
         return rate * n_users
 

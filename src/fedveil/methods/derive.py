@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fedveil.methods.capabilities import count_colluding, round_strengths
 from fedveil.methods.guarantee import Guarantee, PublicFacts, View
 from fedveil.methods.method import Method
 from fedveil.privacy.claims import Claim, Reveals, Role, knowledge, least_covering_claim
@@ -79,7 +80,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
         ),
         grid_loss=method.protection.grid_loss(source.grid_loss(moves), moves),
         noise_decay=method.noise_decay,
-        strengths=method.channel.strengths,
+        strengths=round_strengths(method.channel),
     )
 
 
@@ -123,7 +124,7 @@ def _not_covered(
 
 def _party(role: Role, method: Method, moves: Sensitivity) -> str:
     one = "client" if moves.unit == "client" else "silo"
-    together = max(1, method.channel.colluding_silos)
+    together = max(1, count_colluding(method.channel))
     senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
     if role == Role.SERVER | Role.SILO:
         return f"the server with {senders}"
@@ -131,7 +132,7 @@ def _party(role: Role, method: Method, moves: Sensitivity) -> str:
 
 
 def _learned(but: str, roles: list[Role], method: Method, moves: Sensitivity) -> str:
-    several = len(roles) > 1 or (roles == [Role.SILO] and method.channel.colluding_silos > 1)
+    several = len(roles) > 1 or (roles == [Role.SILO] and count_colluding(method.channel) > 1)
     parties = " and ".join(_party(role, method, moves) for role in roles)
     return f"{parties} {'learn' if several else 'learns'} {but}"
 

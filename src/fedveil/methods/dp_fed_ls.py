@@ -30,7 +30,6 @@ from fedveil.methods.keys import (
     Denominator,
     Local,
     Noise,
-    ServerRate,
     Smoothing,
     Users,
 )
@@ -91,7 +90,6 @@ def dp_fed(
     client_sampling: ClientSampling = "poisson",
     client_sampling_rate: ClientRate = 1.0,
     denominator: Denominator = "expected",
-    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """DP-Fed: projected local steps, sampled clients, Gaussian noise on the sum (Algorithm 1, sigma = 0).
 
@@ -110,7 +108,7 @@ def dp_fed(
         bound=Clip(norm=clip),
         weights=Weights.ONE,
         channel=CentralGaussian(noise_multiplier=noise_multiplier, scale=clip),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
         denominator=denominator,
         closed_form=Theorem(client_sampling, sampler.rate, clip),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedveil.methods.channels import Identity
 from fedveil.methods.contributions import SiloContribution
-from fedveil.methods.keys import Local, ServerRate
+from fedveil.methods.keys import Local
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Unbounded
@@ -15,7 +15,7 @@ from fedveil.privacy.sampling import Everyone
 from fedveil.training.server.optimizers import ServerSgd
 
 
-def fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
+def fedavg(*, local: Local) -> Method:
     """FedAvg: each silo trains on its whole table, and the server steps by the mean. No privacy guarantee.
 
     x <- x + eta_g (1/|S|) sum_s Delta_s.
@@ -28,5 +28,5 @@ def fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
         bound=Unbounded(),
         weights=Weights.ONE,
         channel=Identity(),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
     )

@@ -43,7 +43,6 @@ class GaussianShares(Channel):
             (:meth:`sized_for_users`). A method by itself knows no users; its sums are exact for one user per silo.
     """
 
-    whole: ClassVar[bool] = True
     supports_noise_decay: ClassVar[bool] = True
     noise_known: ClassVar[bool] = True
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from fedveil.config_keys import calibrated_field, composed_field
+from fedveil.data.schema import Schema
 from fedveil.errors import PrivacyError
 from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.weights import DeclaredMain, Power
@@ -36,20 +37,15 @@ LargestSilo = Annotated[int, composed_field()]
 """Number of records of the largest silo; it counts as public if a method asks for it."""
 Colluding = Annotated[int, composed_field()]
 """Number of silos that may pool their knowledge, from the table ``[privacy]``."""
+Inputs = Annotated[int, composed_field()]
+"""Number of features of a record, from the population."""
+Classes = Annotated[int | None, composed_field()]
+"""Number of classes, from the population; None for a number to predict."""
+DeclaredSchema = Annotated[Schema | None, composed_field()]
+"""The public schema by which records were read; None without one."""
+TargetRange = Annotated[tuple[float, float] | None, composed_field()]
+"""Declared bounds of a number to predict; None without them."""
 
-ServerRate = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="eta_g, the server's learning rate")
-]
-PairRate = Annotated[
-    float,
-    Field(
-        gt=0,
-        allow_inf_nan=False,
-        description='eta_g, the server\'s learning rate; `"by-rule"` takes |S| min(3, 0.25 / rho), rho the '
-        "[noise-to-travel ratio](../theory/noise-to-travel.md)",
-    ),
-    calibrated_field("by-rule"),
-]
 ClipNorm = Annotated[
     float,
     Field(

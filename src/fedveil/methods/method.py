@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedveil.config_keys import is_number, make_plain
 from fedveil.data.records import Groups, Population
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import StatefulNoise
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.no_protection import NO_PROTECTION
@@ -190,7 +191,8 @@ class Method:
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
         # sigma_t = sigma_1 noise_decay^(t-1)
-        return replace(self, bound=bound, channel=self.channel.scaled_noise(self.noise_decay ** (number - 1)))
+        channel: Any = self.channel  # it supports noise decay, or the composition was refused
+        return replace(self, bound=bound, channel=channel.scaled_noise(self.noise_decay ** (number - 1)))
 
     def clip_at(self, state: State) -> float | None:
         """Return the clip C_t of the next round, given the server's state; None if the clip is constant."""
@@ -222,21 +224,28 @@ class Method:
         found = self.weights.for_population(groups, population)
         return self.contribution.limit_weights(found, groups, population.n_silos, self.weights)
 
-    def divisor(self, n_silos: int, n_users: int) -> float:
-        """Return the divisor of the sum; it uses public numbers only, so it reveals nothing.
+    def divisor(self, n_users: int, n_silos: int, summed: int | None = None) -> float:
+        """Return the divisor that makes a mean update of the sum; it uses public numbers only, so it reveals nothing.
 
-        The divisor is |S| if every silo contributes once, q |U| |S| for (silo, user) pairs, and q |U| for clients. It
-        is the expected number of participants, never the real one: dividing by a private number breaks the
+        The divisor is |S| if every silo contributes once, and q |U| for (silo, user) pairs and for clients: the mean
+        is over users. It is an expected number, never the real one: dividing by a private number breaks the
         sensitivity bound.
+
+        Args:
+            n_users: |U|.
+            n_silos: |S|.
+            summed: number of silos in the sum; None for all. The mean is over those.
         """
-        return self.contribution.divisor(self.sampler.rate, n_silos, n_users)
+        return self.contribution.divisor(
+            self.sampler.rate, n_users, n_silos, n_silos if summed is None else summed
+        )
 
     # --- state between rounds -------------------------------------------------------------------------------
 
     def init(self, model: Float32[Tensor, " d"]) -> State:
         """Return the server's state before the first round: the states of its stages, by stage and name."""
         average, bound = self.average.init(model), self.bound.init()
-        stream = self.channel.init(model, self.message_length(len(model)))
+        stream = _reader_state(self.channel, model, self.message_length(len(model)))
         return {
             **self.server.init(model),
             **_named(_AVERAGE, average),
@@ -246,7 +255,7 @@ class Method:
 
     def initial_reader_state(self, model: Float32[Tensor, " d"]) -> State:
         """Return a silo's state before the first round; it decodes no sums, so they have length 0."""
-        return _named(_STREAM, self.channel.init(model, 0))
+        return _named(_STREAM, _reader_state(self.channel, model, 0))
 
     def decode_sum(
         self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State
@@ -258,6 +267,8 @@ class Method:
             model: (d,) float32 model at the start of the round.
             state: the server's state before the round.
         """
+        if not isinstance(self.channel, StatefulNoise):
+            return total, {}
         found, kept = self.channel.decode_sum(total, self.stream_of(state), model, self.bound.unit)
         return found, _named(_STREAM, kept)
 
@@ -298,6 +309,10 @@ _STREAM: Final = "stream."
 
 def _named(stage: str, state: Mapping[str, Tensor]) -> State:
     return {stage + name: value for name, value in state.items()}
+
+
+def _reader_state(channel: Channel, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
+    return channel.init(model, length) if isinstance(channel, StatefulNoise) else {}
 
 
 def _unnamed(stage: str, state: State) -> State:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fedveil.config_keys import composed_field
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import GridShares, ServerNoise, round_strengths
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Form, Layered
 from fedveil.methods.keys import Lattice, Users
@@ -33,21 +34,22 @@ def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Chan
     Raises:
         CompositionError: neither silos nor the server add noise to a sum.
     """
-    own = method.channel
-    if own.by_server:
+    own: Any = method.channel
+    if isinstance(own, ServerNoise):
         return through_messages(own, method.sampler, n_users, Layered(lattice=lattice))
-    if not own.whole:
+    if not isinstance(own, GridShares):
         raise CompositionError(
             f"{method.name}: channel.name = 'lrsuq' makes shares of Gaussian noise, but in this method neither silos "
             "nor the server add any to a sum; use uldp-naive, uldp-sgd, uldp-avg, uldp-avg-w, dp-fed or dp-fed-ls, or "
             "cepam-gaussian as it is"
         )
-    if own.strengths != (1.0,):
+    if round_strengths(own) != (1.0,):
         raise CompositionError(
             f"{method.name}: channel.name = 'lrsuq' makes the compression error of a message its noise, and correlated "
             "noise sends sums of several rounds in one: leave one of the two out"
         )
-    return LayeredShares(shares=own, lattice=lattice)
+    shares: Any = own
+    return LayeredShares(shares=shares, lattice=lattice)
 
 
 def through_messages(central: Any, sampler: Sampler, n_users: int, form: Form) -> ClientMessages:
@@ -57,7 +59,7 @@ def through_messages(central: Any, sampler: Sampler, n_users: int, form: Form) -
     law of the server's noise.
 
     Args:
-        central: a channel whose noise the server adds (:attr:`Channel.by_server`).
+        central: a channel whose noise the server adds (:class:`~fedveil.methods.capabilities.ServerNoise`).
         sampler: sampler of the method.
         n_users: |U|.
         form: encoding of an update.

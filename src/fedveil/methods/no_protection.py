@@ -10,6 +10,7 @@ from jaxtyping import Float64
 
 from fedveil.data.records import Groups
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import sends_bytes
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.methods.protection_stage import DOWN, UP, ProtectionStage, Sends, plain_round
@@ -35,7 +36,7 @@ class NoProtection(ProtectionStage):
 
     def sends(self, method: Any) -> Sends:
         """Return the messages of a round: models to the silos, sums to the server, in the clear or sealed."""
-        if not method.channel.sends_bytes:
+        if not sends_bytes(method.channel):
             return (*plain_round(method), Sent(ProtocolMessage, UP), Sent(PlaintextVector, UP))
         # Byte messages contain their key, so they travel sealed for the server.
         relayed = (Sent(ProtocolMessage, UP | DOWN), Sent(SealingKey, UP | DOWN), Sent(SealedMessage, UP))
@@ -63,6 +64,6 @@ def open_sums(method: Any, *, clients: int, length: int) -> ProtocolSpec[Any, An
             raise ProtocolError(f"its message was refused: {error}") from error
         return found
 
-    if method.channel.sends_bytes:
+    if sends_bytes(method.channel):
         return SealedSums(clients=clients, length=length, decode=decode)
     return PlaintextSums(clients=clients, length=length)

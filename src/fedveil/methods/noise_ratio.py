@@ -70,19 +70,20 @@ def rounds_by_rule(rounds: int, ratio: float) -> int:
 
 
 def rate_by_rule(method: Method, public: PublicFacts, rounds: int) -> float:
-    """Return the server's learning rate for a step of eta mean updates of a user (:func:`step_by_rule`).
-
-    Sums are divided by the method's divisor, not by q |U|. So for (silo, user) pairs the rate is |S| eta.
+    """Return the server's learning rate by :func:`step_by_rule`.
 
     Raises:
-        CompositionError: noise of unknown size, or none.
+        CompositionError: noise of unknown size, or none, or updates that are not those of single users.
     """
+    if not method.contribution.by_user:
+        raise CompositionError(
+            f"{method.name}: server.learning_rate = 'by-rule' is in mean updates of a user, and a contribution of this "
+            "method is not the update of one user: give a number"
+        )
     ratio = noise_to_displacement(method, public, rounds)
     if not 0 < ratio < math.inf:
         raise CompositionError(
-            f"{method.name}: learning_rate = 'by-rule' weighs the noise against the way; without noise, or without a "
-            "clip, there is nothing to weigh: give a number"
+            f"{method.name}: server.learning_rate = 'by-rule' compares the noise with the largest displacement by "
+            "users; without noise, or without a clip, it has nothing to compare: give a number"
         )
-    # rate / divisor = eta / (q |U|): the sum divided by q |U| is a mean update of a user.
-    users = method.sampler.rate * public.n_users
-    return step_by_rule(ratio) * method.divisor(public.n_silos, public.n_users) / users
+    return step_by_rule(ratio)

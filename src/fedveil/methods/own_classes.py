@@ -37,6 +37,12 @@ def check_classes(method: Method, duties: Mapping[str, tuple[str, ...]]) -> None
     """
     if method.released == "models" and not (method.local.sums_records and is_own(type(method.local))):
         check_computed(method.local)
+        algorithm = getattr(method.local, "algorithm", None)  # single gradients and DP-SGD have none
+        if reason := ignored(algorithm, ("slope",)) if algorithm is not None else "":
+            raise CompositionError(
+                f"{type(algorithm).__name__}, given as local algorithm, {reason}: redefine slope(), or take the parent "
+                "class itself"
+            )
     check_enforced(method.bound)
     if reason := ignored(method, ()):
         raise CompositionError(

@@ -31,7 +31,6 @@ from fedveil.methods.keys import (
     Local,
     Noise,
     NoiseDecay,
-    ServerRate,
     Users,
 )
 from fedveil.methods.method import Method
@@ -81,7 +80,6 @@ def dp_fedavg(
     clip: ClipNorm,
     noise_multiplier: Noise,
     calibration: Calibration = "client",
-    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """DP-FedAvg: every client clips its whole update and adds enough noise against the server by itself."""
     # s = theta, or Remark 1's sensitivity min_i 2 theta / |D_i|, attained by the client with the most records.
@@ -101,16 +99,16 @@ def dp_fedavg(
             bound=clip,
             form=Numbers(),
         ),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
         calibrated_to="server",
     )
     return _calibrated(method, calibration)
 
 
-def ckks_fedavg(*, local: Local, learning_rate: ServerRate = 1.0) -> Method:
+def ckks_fedavg(*, local: Local) -> Method:
     """CKKS-FedAvg: federated averaging, every update encrypted as a whole. No guarantee for readers."""
     return replace(
-        fedavg(local=local, learning_rate=learning_rate),
+        fedavg(local=local),
         name="ckks-fedavg",
         protection=PartialEncryption(ratio=1.0),
     )
@@ -140,7 +138,6 @@ def stevens(
     clip: ClipNorm,
     noise_multiplier: Noise,
     calibration: Calibration = "client",
-    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """Stevens et al.: shares of one noise under masked aggregation; the server sees the noisy sum."""
     method = Method(
@@ -155,7 +152,7 @@ def stevens(
             scale=clip if calibration == "client" else 2 * clip / largest_silo,
         ),
         protection=SecureAggregation(),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
         calibrated_to="server",
     )
     return _calibrated(method, calibration)

@@ -31,6 +31,7 @@ from fedveil.config_keys import Count, Fraction, NonNegative, Positive, Share, c
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.data.records import Groups
 from fedveil.errors import CompositionError, PrivacyError
+from fedveil.methods.capabilities import ClientSender, ServerNoise, count_senders
 from fedveil.methods.client_messages import Numbers
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
@@ -77,7 +78,7 @@ def partial_sums(protection: Any, method: Any, public: PublicFacts) -> PartialEn
     Raises:
         ProtocolError: fewer than two silos, or values beyond the range of the sums.
     """
-    senders = method.channel.n_senders(public.n_silos)
+    senders = count_senders(method.channel, public.n_silos)
     clear, hidden = _halves(protection, method, public, senders)
     plan = PartialPlan(
         silos=public.n_silos,
@@ -265,7 +266,7 @@ class PartialEncryption(ProtectionStage):
     def _unaddable(self, method: Any) -> Iterable[str]:
         if method.local.own_noise:
             yield "DP-SGD has its noise inside the silos, in no part by itself"
-        if method.channel.by_server:
+        if isinstance(method.channel, ServerNoise):
             yield "its noise is added by a server that sees the sum; the senders must add GaussianShares"
         if not method.channel.is_additive:
             yield "messages that the server decodes one by one are no sums of two parts"
@@ -313,7 +314,7 @@ class PartialEncryption(ProtectionStage):
                 )
             he_noise = own.he_noise if own.encrypts_everything else self.he_noise
             return replace(method, protection=replace(self, clip=own.clip, he_noise=he_noise))
-        if channel.by_server:
+        if isinstance(channel, ServerNoise):
             channel = through_messages(channel, method.sampler, n_users, Numbers())
         return replace(method, channel=channel, protection=self)
 
@@ -343,7 +344,11 @@ class PartialEncryption(ProtectionStage):
         The coordinator sends no model: silos decrypt the sum and keep their own models. If clients are sampled, the
         cohort at the start of a round shows the sample.
         """
-        drawn = {Reveals.NOTHING: Reveals.DRAWN} if method.draws and method.channel.by_clients else {}
+        drawn = (
+            {Reveals.NOTHING: Reveals.DRAWN}
+            if method.draws and isinstance(method.channel, ClientSender)
+            else {}
+        )
         found = [
             *plain_round(method)[1:],
             Sent(ProtocolMessage, UP | DOWN),
@@ -540,7 +545,7 @@ class PartialEncryption(ProtectionStage):
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:
         """Return the epsilon that Remark 1 of the paper states for this noise; infinite without noise."""
-        std = method.channel.message_std(method.channel.n_senders(public.n_silos))
+        std = method.channel.message_std(count_senders(method.channel, public.n_silos))
         if self.clip != "parts" or not public.silo_records or not method.bound.bounded:
             return ()
         sensitivity = 2 * method.bound.norm / max(public.silo_records)

@@ -18,6 +18,7 @@ from fedveil.config_keys import Count
 from fedveil.crypto.oblivious_transfer import EXPONENT_BITS
 from fedveil.data.records import Groups
 from fedveil.errors import CompositionError, PrivacyError
+from fedveil.methods.capabilities import GridShares, nominal_multiplier
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protection_stage import (
     DOWN,
@@ -113,7 +114,7 @@ class PrivateWeighting(ProtectionStage):
             )
         elif not method.weights.supports_user_totals:
             yield f"cannot run under private weighting with weights {method.weights.description}: {NOT_WHOLE}"
-        if not method.channel.whole:
+        if not isinstance(method.channel, GridShares):
             yield f"cannot run under private weighting: {masking_obstacle(method)}"
         for stage, name in (
             ("weights", "for_groups"),
@@ -153,7 +154,7 @@ class PrivateWeighting(ProtectionStage):
             raise PrivacyError(
                 "the guarantee of private weighting depends on the number of parameters: give it"
             )
-        if method.channel.nominal() == 0:
+        if nominal_multiplier(method.channel) == 0:
             return sensitivity
         grid = method.channel.message_grid(method.bound.grid, public.n_silos)
         return replace(sensitivity, total=rounded_sensitivity(sensitivity.total, public.dimension, grid))

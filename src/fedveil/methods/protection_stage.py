@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from fedveil.data.records import Groups
 from fedveil.errors import CompositionError
+from fedveil.methods.capabilities import GridShares, ServerNoise
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
@@ -83,7 +84,10 @@ class ProtectionStage(Stage):
                 f"{method.name} brings its own protection ({type(own).__name__}); remove protection.name, or take the "
                 "method that it is a variant of"
             )
-        return replace(method, channel=method.channel.sized_for_dropouts(self.max_dropouts), protection=self)
+        channel = method.channel
+        if isinstance(channel, GridShares):
+            channel = channel.sized_for_dropouts(self.max_dropouts)
+        return replace(method, channel=channel, protection=self)
 
     def with_vote_noise(self, multiplier: float, ballots: int) -> ProtectionStage:
         """Return the protection with votes that are a Gaussian release of this multiplier in every round.
@@ -158,7 +162,7 @@ def masking_obstacle(method: Any) -> str:
         return (
             "DP-SGD inside the silos ends in floating-point models, which masks over whole numbers do not fit"
         )
-    if method.channel.by_server:
+    if isinstance(method.channel, ServerNoise):
         return (
             "its noise is added by a server that is trusted with every update; silos must add GaussianShares"
         )

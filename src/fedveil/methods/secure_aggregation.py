@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.data.records import Groups
+from fedveil.methods.capabilities import GridShares, count_colluding, count_dropouts, gain_of
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.protection_stage import (
     DOWN,
@@ -78,12 +79,12 @@ class SecureAggregation(ProtectionStage):
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse messages that cannot be masked, noise sized for other sums, and weights that need every silo."""
-        if not method.channel.whole or method.local.own_noise:
+        if not isinstance(method.channel, GridShares) or method.local.own_noise:
             yield f"cannot run under secure aggregation: {masking_obstacle(method)}"
-        if self.max_dropouts != method.channel.max_dropouts:
+        if self.max_dropouts != count_dropouts(method.channel):
             yield (
                 f"sums may lack {self.max_dropouts} silos, and the shares of the noise are sized for "
-                f"{method.channel.max_dropouts}; give GaussianShares the same max_dropouts"
+                f"{count_dropouts(method.channel)}; give GaussianShares the same max_dropouts"
             )
         if self.on_dropout == "end" and self.max_dropouts:
             yield (
@@ -112,12 +113,12 @@ class SecureAggregation(ProtectionStage):
         contributions = public.n_users if method.contribution.per == "pair" else 1
         weight = 1.0 / silos if method.weights.uniform else 1.0
         # ||sum of a silo|| <= |U| w C (one contribution per silo or client: C), times the channel's gain.
-        largest = contributions * weight * bound.norm * channel.gain
+        largest = contributions * weight * bound.norm * gain_of(channel)
         grid = channel.message_grid(bound.grid, silos)
         # Shamir threshold: the silos that remain after max_dropouts must be enough to open the missing masks.
-        threshold = silos - channel.max_dropouts if self.tolerates_dropout else None
+        threshold = silos - count_dropouts(channel) if self.tolerates_dropout else None
         if threshold is not None:
-            check_threshold(threshold, silos, channel.colluding_silos)
+            check_threshold(threshold, silos, count_colluding(channel))
         return MaskedSumSpec(
             clients=silos,
             length=public.length,

@@ -7,7 +7,7 @@ C: clip bound, Q: local epochs, q: sampling rate of users. In a round
     NAIVE  (Algorithm 1)   silo s sends clip(Delta_s, C) + N(0, sigma^2 C^2 |S|);            x <- x + eta_g (1/|S|) sum
     GROUP  (Algorithm 2)   silo s sends Delta_s of DP-SGD on at most k records of a user;    x <- x + eta_g (1/|S|) sum
     AVG    (Algorithm 3)   silo s sends sum_u w_su clip(Delta_su, C) + N(0, sigma^2 C^2 / |S|)    (lines 9 to 18)
-                           x <- x + eta_g / (q |U| |S|) sum                                       (line 6)
+                           x <- x + eta / (q |U|) sum, with eta = eta_g / |S|                     (line 6)
     SGD    the same, with minus one gradient for Delta_su
     -w     weights w_su = n_su / N_u (equation 3) in place of 1/|S|
     q < 1  users are sampled (Algorithm 4)
@@ -32,9 +32,7 @@ from fedveil.methods.keys import (
     GroupSize,
     Local,
     Noise,
-    PairRate,
     Rounds,
-    ServerRate,
     Silos,
     Stream,
     UserRate,
@@ -56,7 +54,6 @@ def uldp_naive(
     clip: ClipNorm,
     noise_multiplier: Noise,
     colluding_silos: Colluding = 0,
-    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """ULDP-NAIVE: clip each silo's update, and add noise for a user who may be in all silos (Algorithm 1).
 
@@ -74,7 +71,7 @@ def uldp_naive(
         channel=GaussianShares(
             noise_multiplier=noise_multiplier, scale=n_silos * clip, colluding_silos=colluding_silos
         ),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
     )
 
 
@@ -84,7 +81,6 @@ def uldp_group(
     clip: ClipNorm,
     noise_multiplier: Noise,
     group_size: GroupSize,
-    learning_rate: ServerRate = 1.0,
 ) -> Method:
     """ULDP-GROUP: DP-SGD in each silo, accounted for users with at most k records (Algorithm 2).
 
@@ -97,10 +93,11 @@ def uldp_group(
     """
     check_computed(local)
     plain = not (local.momentum or local.weight_decay) and local.decay == 1 and local.steps is None
+    plain = plain and not local.algorithm.changes
     if local.batch_size is None or not plain:
         raise CompositionError(
             "uldp-group: DP-SGD takes Poisson batches and plain steps at one rate; "
-            "give local.batch_size, and neither momentum, weight_decay, decay nor steps"
+            "give local.batch_size, and neither momentum, weight_decay, decay, steps nor another local algorithm"
         )
     return Method(
         name=f"uldp-group-{group_size}",
@@ -115,7 +112,7 @@ def uldp_group(
         bound=Clip(norm=clip),
         weights=Weights.ONE,
         channel=Identity(),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
     )
 
 
@@ -126,7 +123,6 @@ def _pairs(
     noise_multiplier: Noise,
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
-    learning_rate: PairRate = 1.0,
 ) -> Method:
     """Compose Algorithms 3 and 4, with the weight 1/|S| for each pair."""
     bound = bound_of(clip)
@@ -141,7 +137,7 @@ def _pairs(
         channel=GaussianShares(
             noise_multiplier=noise_multiplier, scale=bound.norm, colluding_silos=colluding_silos
         ),
-        server=ServerSgd(learning_rate),
+        server=ServerSgd(),
     )
 
 

@@ -42,7 +42,7 @@ class Scheduled(Everyone):
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Return a reason to refuse channels that ignore the schedule, and so charge every round in full."""
-        if len(method.channel.strengths) != self.period:
+        if len(getattr(method.channel, "strengths", (1.0,))) != self.period:
             yield (
                 f"users take part once in {self.period} rounds, and the channel charges every round in full: take "
                 "correlated noise of the same period (bands = 1 for independent noise)"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedveil.data.catalogue import digests
 from fedveil.registry import KINDS, Member, third_party
 from fedveil.run.config.experiment import DataSection, Experiment, asked_for
-from fedveil.run.config.in_memory_method import SESSION
+from fedveil.run.config.in_memory_method import SESSION, unverified_algorithm
 from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import Row
 from fedveil.sanitize import sanitize
@@ -38,7 +38,12 @@ def unverified_plugins(experiment: Experiment) -> tuple[str, ...]:
     )
     unchecked = "and its privacy claims are taken on trust: that it does what it claims was not checked"
     return tuple(
-        f"{one}, {unchecked}" for one in (*named, *map(sanitize, experiment.method.unverified_parts))
+        f"{one}, {unchecked}"
+        for one in (
+            *named,
+            *map(sanitize, experiment.method.unverified_parts),
+            *map(sanitize, unverified_algorithm(experiment.local)),
+        )
     )
 
 

@@ -52,11 +52,7 @@ def movement(
         return None
     begun = before or {"noise": 0.0, "most": 0.0}
     # One unit of the sum moves the model by `step`: learning rate times clip unit over the divisor of the mean.
-    step = (
-        rate
-        * method.bound.unit
-        / method.divisor(people.n_silos if summed is None else summed, people.n_users)
-    )
+    step = rate * method.bound.unit / method.divisor(people.n_users, people.n_silos, summed)
     most = None
     if method.contribution.by_user and method.bound.bounded and begun["most"] is not None:
         longest = method.bound.longest / method.bound.unit

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records, limit_records_per_user
 from fedveil.errors import CompositionError, ConfigError, DataError
+from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method
@@ -28,6 +29,7 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.task_choice import beginning, task_of
+from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
 from fedveil.run.placement import AnyTrainer, batching_caveats, place_on_device
 from fedveil.run.populations import PopulationCache
@@ -202,6 +204,8 @@ def prepare(
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
     experiment.privacy.check_delta(population.n_users)
+    if experiment.schema_version == 1:
+        experiment = in_mean_updates(experiment, population.n_silos)
     if task is None:
         experiment, begin = beginning(experiment)
         task = task_of(experiment, population, begin)
@@ -284,7 +288,7 @@ def _senders(method: Method, population: Population, summed: int) -> int:
     """
     if not population.complete:
         return population.n_silos
-    return population.n_users if method.channel.by_clients else summed
+    return population.n_users if isinstance(method.channel, ClientSender) else summed
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -392,7 +396,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort,
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
     if local.sums_records:
-        local.vectors(task, cohort)  # checks the model, before anything is charged
+        local.vectors(task)  # checks the model, before anything is charged
         return RecordSumsTrainer(task=task, local=local)
     if local.own_noise:
         records = RECORD_MEMORY if memory is None else memory

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.no_protection import open_sums
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
 from fedveil.protocols.errors import SiloVanished
@@ -80,7 +81,9 @@ class SimulatedParties:
         Args:
             setting: the method and population of the run.
         """
-        clients = setting.n_users if setting.method.channel.by_clients else setting.cohort.n_silos
+        clients = (
+            setting.n_users if isinstance(setting.method.channel, ClientSender) else setting.cohort.n_silos
+        )
         dimension = sum(math.prod(shape) for shape in setting.shapes)
         length = setting.method.message_length(dimension)
         agreed = open_sums(setting.method, clients=clients, length=length)

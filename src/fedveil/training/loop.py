@@ -17,6 +17,7 @@ from torch import Tensor
 from fedveil.errors import ModelError
 from fedveil.training.counters import batch_order, derive, step_seeds
 from fedveil.training.dropout import seed_names
+from fedveil.training.local_algorithms import LocalState
 from fedveil.training.memory import LARGEST_BATCH, records_at_once
 from fedveil.training.projection import project_
 from fedveil.training.silo_sums import SiloSums
@@ -63,20 +64,27 @@ class LoopTrainer(PartitionedTrainer):
         to_do = int(steps.sum())
         watch = ProgressMonitor(progress, to_do)
         gradient = BatchGradient(self.task, cohort.device, at_once, watch.check)
+        algorithm, state = as_sgd(self.local).algorithm, job.local_state(self.local)
+        kept = {name: rows.clone() for name, rows in state.kept.items()}
         with check_unchanged(self.task):
             for i, member in enumerate(members.tolist()):
                 if steps[i] == 0:
                     continue
-                delta = single_update(self.local, gradient, job.start, cohort, member, seeds[i : i + 1])
-                norms[i] = sums.add_(delta[None], job.weights[i : i + 1], silos[i : i + 1])[0]
+                own, row = state.rows(slice(i, i + 1)), slice(i, i + 1)
+                delta = single_update(self.local, gradient, own, cohort, member, seeds[row])
+                norms[row], after = sums.finish_(delta[None], job.weights[row], silos[row], algorithm, own)
+                for name, value in after.items():
+                    kept[name][row] = value
                 watch.add_steps(int(steps[i]))
-        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+        return Sums(
+            total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do, kept=kept
+        )
 
 
 def single_update(
     local: LocalStep,
     gradient: BatchGradient,
-    start: Float32[Tensor, " d"],
+    state: LocalState,
     cohort: Cohort,
     member: int,
     seed: Int64[Tensor, " 1"],
@@ -86,12 +94,12 @@ def single_update(
     Args:
         local: the local steps.
         gradient: the gradient of the mean loss of a batch.
-        start: (d,) the model w_start.
+        state: of the contribution's algorithm, with the model w_start.
         cohort: the records.
         member: index of the contribution in ``cohort.groups``.
         seed: (1,) its seed, for batches and dropout masks.
     """
-    sgd = as_sgd(local)
+    sgd, start = as_sgd(local), state.start
     records = torch.from_numpy(cohort.groups.members(member))
     batch_size = sgd.batch_size or len(records)
     delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
@@ -101,6 +109,8 @@ def single_update(
             model = start + delta
             masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
             slope = gradient.evaluate(model, *cohort.batch(batch), masks[0])
+            if sgd.algorithm.changes:
+                slope = sgd.algorithm.slope(slope[None], model[None], state)[0]
             velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
             # v <- mu v + (grad + lambda w), w <- w - eta v. The update is accumulated, not the model: the difference
             # of two models would lose the low bits of a small update.

@@ -7,6 +7,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.privacy.bounds import Bound
+from fedveil.training.local_algorithms import LocalAlgorithm, LocalState, Tensors
 from fedveil.training.shapes import single_threaded
 
 
@@ -58,6 +59,30 @@ class SiloSums:
                 sums = torch.zeros(len(present), rows.shape[1], dtype=torch.float32, device=rows.device)
                 self._units[present] += sums.index_add_(0, local, rows)
         return norms
+
+    def finish_(
+        self,
+        deltas: Float32[Tensor, "b d"],
+        weights: Float64[Tensor, " b"],
+        silos: Int64[Tensor, " b"],
+        algorithm: LocalAlgorithm,
+        state: LocalState,
+    ) -> tuple[Float64[Tensor, " b"], Tensors]:
+        """Add updates as :meth:`add_`, and return their norms and what the local algorithm keeps of them.
+
+        Args:
+            deltas: (b, d) updates; overwritten.
+            weights: (b,) weight of each update.
+            silos: (b,) row of the sums of each update.
+            algorithm: the local algorithm.
+            state: of these contributions before the round.
+        """
+        sent = deltas.clone() if algorithm.keeps else None
+        norms = self.add_(deltas, weights, silos)
+        if sent is None:
+            return norms, {}
+        factors = self._bound.coefficients(norms).float()[:, None]
+        return norms, algorithm.finish(torch.where(factors > 0, sent * factors, 0.0), state)
 
     def total(self) -> Float64[Tensor, "silos d"]:
         """Return the sums in the unit of the updates."""

@@ -3,7 +3,7 @@
 =================  ====================================================================================
 step               update Delta of a contribution with records D, from the model w
 =================  ====================================================================================
-LocalSgd           w_Q - w after Q epochs of mini-batch SGD on D (ULDP-AVG, FedAVG)
+LocalSgd           w_Q - w after Q epochs of mini-batch SGD on D (ULDP-AVG, FedAVG), by a local algorithm
 LocalGradient      -(gradient of the mean loss over D at w) (ULDP-SGD)
 LocalDpSgd         w_T - w after T noisy steps of DP-SGD on D (ULDP-GROUP, inside each silo)
 =================  ====================================================================================
@@ -14,6 +14,7 @@ Each update is a model difference: the server ADDS the aggregate.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
@@ -27,7 +28,8 @@ from fedveil.privacy.events import Event
 from fedveil.privacy.group import published_group_epsilon, worst_split
 from fedveil.privacy.noise import DiscreteGaussian, grid_for
 from fedveil.privacy.statement import show_at_least, show_at_most
-from fedveil.stage import Published, Sensitivity, Source, everyone_adds
+from fedveil.stage import Published, Sensitivity, Source, answers, everyone_adds
+from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 
 _LARGEST: Final = 3e38
 """Upper limit of learning rate and weight decay: steps are computed in float32, whose largest number is 3.4e38."""
@@ -46,6 +48,8 @@ class LocalSgd(Source):
 
         w <- w_t + (w - w_t) / max(1, ||w - w_t|| / L).
 
+    An ``algorithm`` replaces grad by another direction (:mod:`fedveil.training.local_algorithms`).
+
     The model then never leaves the ball of radius L around the global model w_t, up to float32 rounding. Not claimed:
     a privacy guarantee of the projection. It is part of the training; the method enforces its own bound on the update
     in any case.
@@ -60,6 +64,7 @@ class LocalSgd(Source):
         weight_decay: lambda.
         decay: the factor by which the learning rate falls from round to round.
         projection: L, same unit as the update; None projects nothing. The method sets it.
+        algorithm: direction of a step; ``local.name`` selects it.
 
     Raises:
         ConfigError: a value outside its range, or steps of several epochs.
@@ -76,6 +81,7 @@ class LocalSgd(Source):
     weight_decay: NonNegative = 0.0
     decay: Fraction = 1.0
     projection: Annotated[Positive | None, composed_field()] = None
+    algorithm: Annotated[LocalAlgorithm, composed_field()] = PLAIN
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +94,20 @@ class LocalSgd(Source):
                 raise ConfigError(
                     f"{name} = {getattr(self, name):g}: training is in float32; at most {_LARGEST:g}"
                 )
+
+    @property
+    def rate_sum(self) -> float:
+        """Sum K eta of the learning rates of full-batch steps."""
+        return self.epochs * self.learning_rate
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse what the local algorithm refuses, and state between rounds, which no run stores yet."""
+        if self.algorithm.keeps or self.algorithm.begin_server(1):
+            yield (
+                f"local algorithm {type(self.algorithm).__name__} keeps state between rounds, and a run stores none; "
+                "take one that keeps nothing, such as fedprox"
+            )
+        yield from self.algorithm.refuses(method)
 
     def count(self, records: int) -> int:
         """Return the number of gradient steps of a contribution with this many records."""
@@ -284,11 +304,16 @@ def check_computed(local: Any) -> None:
     Raises:
         CompositionError: a class that trainers do not know, even if it derives from a known one.
     """
+    if isinstance(local, LocalSgd) and not answers(local.algorithm, "slope"):
+        raise CompositionError(
+            f"{type(local.algorithm).__name__}, given as local algorithm, does not define slope(), which every local "
+            "algorithm must define"
+        )
     if type(local) not in _COMPUTED:
         known = ", ".join(kind.__name__ for kind in _COMPUTED)
         raise CompositionError(
             f"{type(local).__name__}, given as local: trainers compute {known} from their fields, and would ignore "
-            "what another class defines; take one of these"
+            "what another class defines; take one of these, or write a local algorithm (LocalSgd.algorithm)"
         )
 
 

@@ -23,6 +23,7 @@ from fedveil.training.gram.layout import linear_layer
 from fedveil.training.gram.products import MOST_WEIGHT
 from fedveil.training.gram.steps import supports_gram
 from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.local_algorithms import check_rows
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.products import HOW_TO_ASK, rounds_by_place
 from fedveil.training.steps import LocalStep, as_sgd, check_computed
@@ -77,6 +78,8 @@ def choose_trainer(
             whose kernels let a contribution depend on its batch neighbours; gradients that PyTorch cannot compile.
     """
     check_computed(local)
+    if as_sgd(local).algorithm.changes:
+        check_rows(as_sgd(local).algorithm)
     options = TrainerOptions() if options is None else options
     name = options.name
     bounds = bound is not None and bound.bounded

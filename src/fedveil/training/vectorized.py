@@ -36,6 +36,7 @@ from torch.func import grad, vmap
 from fedveil.training.counters import batch_order, step_seeds
 from fedveil.training.dropout import seed_names
 from fedveil.training.kernel_replay import GradientFunction, ReplayedGradient, Tensors
+from fedveil.training.local_algorithms import LocalState
 from fedveil.training.loop import BatchGradient, single_update
 from fedveil.training.memory import LARGEST_BATCH, floats_per_record, records_at_once
 from fedveil.training.projection import project_
@@ -104,17 +105,25 @@ class VmapTrainer(PartitionedTrainer):
         norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
         to_do = int(steps.sum())
         watch = ProgressMonitor(progress, to_do)
+        algorithm, state = as_sgd(self.local).algorithm, job.local_state(self.local)
+        kept = {name: rows.clone() for name, rows in state.kept.items()}
         with check_unchanged(self.task):
-            for chunk, deltas in self._updates(job, watch):
-                norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
+            for chunk, deltas in self._updates(job, state, watch):
+                norms[chunk], after = sums.finish_(
+                    deltas, weights[chunk], silos[chunk], algorithm, state.rows(chunk)
+                )
+                for name, value in after.items():
+                    kept[name][chunk] = value
                 watch.add_steps(int(steps[chunk].sum()))
-        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+        return Sums(
+            total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do, kept=kept
+        )
 
     def _updates(
-        self, job: TrainJob, watch: ProgressMonitor
+        self, job: TrainJob, state: LocalState, watch: ProgressMonitor
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
         """Yield positions in the members, and the updates of these contributions."""
-        start, cohort, members, seeds = job.start, job.cohort, job.members, job.seeds
+        cohort, members, seeds = job.cohort, job.members, job.seeds
         at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
         sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once, watch.check)
         batched = BatchedGradients.for_task(self.task, cohort.device, compile=self.compile)
@@ -122,14 +131,15 @@ class VmapTrainer(PartitionedTrainer):
             if chunk.slots == 1:
                 for position in torch.split(chunk.positions, 1):
                     member = int(members[position])
-                    yield position, single_update(sgd, alone, start, cohort, member, seeds[position])[None]
+                    own = state.rows(position)
+                    yield position, single_update(sgd, alone, own, cohort, member, seeds[position])[None]
                 continue
             filled = torch.cat(
                 [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
             )
             batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width, watch.check)
             with single_threaded(), without_fallback_warnings():
-                deltas = train(sgd, batched, start, batches)
+                deltas = train(sgd, batched, state.rows(filled), batches)
             yield chunk.positions, deltas[: len(chunk.positions)]
 
     def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Chunk]:
@@ -360,27 +370,31 @@ class Batches:
 
 
 def train(
-    sgd: LocalSgd, gradients: BatchedGradients, start: Float32[Tensor, " d"], batches: Batches
+    sgd: LocalSgd, gradients: BatchedGradients, state: LocalState, batches: Batches
 ) -> Float32[Tensor, "b d"]:
     """Return the updates of the contributions of a chunk, one per row, in the order of the batches.
 
     Args:
         sgd: the local steps.
         gradients: of the task.
-        start: (d,) the model.
+        state: of the contributions' algorithm, with the model from which they start.
         batches: the steps of the chunk.
     """
-    layout = gradients.layout
+    layout, start = gradients.layout, state.start
     models = torch.empty(batches.count, layout.dimension, device=start.device)
     velocity: Tensors = {}
     for step, batch in enumerate(batches):
         rows = len(batch.mask)
         # Rows from `active` on only fill up the slots. Their models and velocities are saved here and restored below.
-        idle = [(state, state[batch.active : rows].clone()) for state in (models, *velocity.values()) if step]
+        idle = [(one, one[batch.active : rows].clone()) for one in (models, *velocity.values()) if step]
         named = layout.unflatten(models[:rows])
         at = layout.unflatten(start) if step == 0 else named
         gradient_at = gradients.at_one if step == 0 else gradients.at_each
         slopes = gradient_at(at, batch.features, batch.targets, batch.mask, batch.seeds)
+        if sgd.algorithm.changes:
+            gradient = torch.cat([slopes[name].reshape(rows, -1) for name in layout.names], 1)
+            current = models[:rows] if step else start.expand(rows, -1)
+            slopes = layout.unflatten(sgd.algorithm.slope(gradient, current, state.rows(slice(0, rows))))
         for name, slope in slopes.items():
             if sgd.weight_decay:
                 slope = slope.add_(at[name], alpha=sgd.weight_decay)
@@ -396,6 +410,6 @@ def train(
                 torch.add(at[name], slope, alpha=-sgd.learning_rate, out=named[name])
         if sgd.projection is not None:
             project_(models[:rows], None if batches.steps == 1 else start, sgd.projection)
-        for state, kept in idle:
-            state[batch.active : rows] = kept
+        for one, unchanged in idle:
+            one[batch.active : rows] = unchanged
     return models if batches.steps == 1 else models.sub_(start)

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedveil.config_keys import composed_field
+from fedveil.methods.capabilities import GridShares
 from fedveil.methods.channels import Channel
 from fedveil.methods.message_encoding import EncodedMessage, Sender
 from fedveil.privacy.claims import Claim, Reveals
@@ -33,7 +34,7 @@ class Coarse(Channel):
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse what the shares refuse, and channels without shares: rounding makes nothing safer."""
-        if not self.shares.whole:
+        if not isinstance(self.shares, GridShares):
             yield "coarse rounds silos' shares of a noise, and this method has none"
         yield from self.shares.refuses(method)
 

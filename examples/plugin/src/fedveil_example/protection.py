@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fedveil.methods.capabilities import sends_bytes
 from fedveil.methods.protection_stage import ProtectionStage, Sends, plain_round
 from fedveil.privacy.claims import Role, Sent
 from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
@@ -15,7 +16,7 @@ class Witnessed(ProtectionStage):
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse clients, and messages that are bytes: open sums add up what silos send."""
-        if method.contribution.per == "client" or method.channel.sends_bytes:
+        if method.contribution.per == "client" or sends_bytes(method.channel):
             yield "witnessed sums are those of silos that send numbers"
 
     def sends(self, method: Any) -> Sends:

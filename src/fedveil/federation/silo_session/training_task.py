@@ -23,6 +23,7 @@ from fedveil.federation.silo_session.round_inputs import SiloRoundContext, as_te
 from fedveil.federation.silo_session.statement_check import SiloCharges, check_training
 from fedveil.federation.silo_session.task import SiloTask
 from fedveil.federation.store import RoundRecord, Tensors
+from fedveil.methods.capabilities import memory_of
 from fedveil.privacy.events import Event, on_grid
 from fedveil.protocols.errors import OwnRecordsError
 from fedveil.protocols.refusals import Code
@@ -124,7 +125,7 @@ class SiloTrainingTask(SiloTask):
         """
         # _past holds the sums of rounds trained in this session; if empty, up to `memory` earlier rounds are trained
         # again.
-        rounds = 1 if self._past else min(number, 1 + self.prepared.method.channel.memory)
+        rounds = 1 if self._past else min(number, 1 + memory_of(self.prepared.method.channel))
         turn = SiloRoundContext.from_instructions(self.prepared, number, start, drawn, self.plan.privacy)
         turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
         return make_round_inputs(turn, self.plan.protocol_spec, self.prepared.task.initial())

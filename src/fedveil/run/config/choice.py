@@ -69,13 +69,17 @@ class Choice:
         """Return the value of a key; None if the member has no such key."""
         return self.keys.get(key)
 
-    def as_default(self, key: str) -> bool:
-        """Return whether a key has its default value, or the member has no such key."""
-        return all(self.get(key) == one.default for one in own_keys(self._member) if one.name == key)
+    def needs(self, what: str, *, without_default: bool = False) -> bool:
+        """Return whether composition fills in a key of the member, such as ``local``.
 
-    def needs(self, what: str) -> bool:
-        """Return whether composition must fill in a key of the member, such as ``local``."""
-        return any(key.name == what and key.filled for key in keys_of(self._member))
+        Args:
+            what: the key.
+            without_default: count only a key without a default.
+        """
+        return any(
+            key.name == what and key.filled and not (without_default and key.default is not REQUIRED)
+            for key in keys_of(self._member)
+        )
 
     def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
         """Build the stage, or call the builder.
@@ -193,16 +197,36 @@ class ChoiceField:
 class StageField:
     """Annotation of a field as the section of one stage: ``Annotated[LocalSgd, StageField(LocalSgd)]``.
 
+    The section may also name a registered member, which a field of the stage holds, and set the member's keys.
+
     Attributes:
         stage: class of the stage, whose fields are the keys.
+        kind: kind of the member that the section may name; "" for none.
+        slot: field of the stage that holds the member.
     """
 
     stage: type[Any]
+    kind: str = ""
+    slot: str = ""
 
     @property
     def section(self) -> type[BaseModel]:
-        """The keys as a pydantic model."""
+        """The keys of the stage as a pydantic model."""
         return _section(self.stage.__name__, own_keys(self.stage))
+
+    def section_with(self, name: str) -> type[BaseModel]:
+        """Return the keys of the stage and of a member as a pydantic model.
+
+        Raises:
+            ConfigError: the member does not exist, or has a key that the stage has.
+        """
+        own, others = own_keys(self.stage), own_keys(_loaded(self.kind, name))
+        twice = {_NAME, *(key.name for key in own)} & {key.name for key in others}
+        if twice:
+            raise ConfigError(
+                f"{KINDS[self.kind]} '{name}': a key of its own is called '{min(twice)}', which is taken"
+            )
+        return _section(f"{self.kind}:{name}", (*own, *others))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return the pydantic schema that converts a document's table to the stage, and back."""
@@ -219,20 +243,63 @@ class StageField:
             return given
         if not isinstance(given, dict):
             raise section_error(f"must be a table, not {sanitize(repr(given))}")
+        if self.kind and _NAME in given:
+            return self._read_with_member(given)
         try:
             return self.stage(**dict(self.section.model_validate(given)))
         except ValidationError as error:
-            raise WrongSectionError(error.errors(include_url=False), self.section) from None
+            problems = [self._told(one) for one in error.errors(include_url=False)]
+            raise WrongSectionError(problems, self.section) from None
         except FedveilError as error:
             raise section_error(str(error)) from None
 
     def known_keys(self) -> list[str]:
-        """Return the keys of the stage."""
-        return sorted(key.name for key in own_keys(self.stage))
+        """Return the keys of the stage, and of all members that its section may name."""
+        found = {key.name for key in own_keys(self.stage)}
+        return sorted({*found, *ChoiceField(self.kind).known_keys()} if self.kind else found)
 
     def document(self, stage: Any) -> dict[str, Any]:
         """Return the section as a document writes it, including defaults and without keys that are None."""
-        return _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
+        own = _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
+        return {**self.member_document(stage), **own}
+
+    def member_document(self, stage: Any) -> dict[str, Any]:
+        """Return the name and the keys of the stage's member; nothing for the default one."""
+        declared: Any = self.stage
+        default = next((key.default for key in keys_of(declared) if key.name == self.slot), None)
+        if not self.kind or getattr(stage, self.slot) == default:
+            return {}
+        choice = choice_of(self.kind, getattr(stage, self.slot))
+        assert choice is not None, "reading a section builds members that are registered"
+        return choice.document()
+
+    def _read_with_member(self, given: Mapping[str, Any]) -> Any:
+        """Return the stage of a table that names a member."""
+        name = given[_NAME]
+        try:
+            if not isinstance(name, str):
+                raise ConfigError(f"must be a name in quotes, not {sanitize(repr(name))}")
+            section = self.section_with(name)
+        except ConfigError as error:
+            raise section_error(str(error), (_NAME,)) from None
+        try:
+            values = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
+            keys = {key.name: values.pop(key.name) for key in own_keys(_loaded(self.kind, name))}
+            return self.stage(**values, **{self.slot: Choice(self.kind, name, keys).build()})
+        except ValidationError as error:
+            raise WrongSectionError(error.errors(include_url=False), section) from None
+        except FedveilError as error:
+            raise section_error(str(error)) from None
+
+    def _told(self, problem: Any) -> dict[str, Any]:
+        """Return a problem; for an unknown key, name the built-in members that have it."""
+        if problem["type"] != "extra_forbidden" or not self.kind:
+            return dict(problem)
+        key = problem["loc"][0]
+        owners = [f"'{name}'" for name in names(self.kind) if key in section_of(self.kind, name).model_fields]
+        whose = f"; it belongs to name = {' or '.join(owners)}" if owners else ""
+        context = {"known": (_NAME, *self.section.model_fields), "whose": whose}
+        return {"type": problem["type"], "loc": problem["loc"], "ctx": context, "input": None}
 
 
 class _OfAStage(DocumentTable):

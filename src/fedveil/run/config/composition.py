@@ -15,6 +15,8 @@ from typing import Any
 
 from fedveil.data.records import Population, Records
 from fedveil.errors import CompositionError, ConfigError
+from fedveil.methods.capabilities import GridShares
+from fedveil.methods.channels import check_pooled
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.method import Method
@@ -79,7 +81,8 @@ class Composition:
         around = {"method": method, "shares": method.channel, **given}
         # The order matters: a protection is applied to the whole method, with its final channel and server stages.
         method = replace(method, channel=experiment.channel.build(around))
-        method = replace(method, channel=method.channel.sized_for_users(population.n_users))
+        if isinstance(method.channel, GridShares):
+            method = replace(method, channel=method.channel.sized_for_users(population.n_users))
         method = _served(method, experiment, around)
         protection = experiment.protection.build(around)
         if not answers(protection, "apply_to"):
@@ -94,7 +97,7 @@ class Composition:
             )
             protection = protection.with_vote_noise(each, ballots)
         protected: Method = protection.apply_to(method, population.n_users)
-        protected.channel.check_pooled(experiment.privacy.colluding_silos, population.n_silos, protected.name)
+        check_pooled(protected, experiment.privacy.colluding_silos, population.n_silos)
         return protected
 
     def uncovered_choices(self, method: Method) -> tuple[str, ...]:
@@ -109,10 +112,13 @@ class Composition:
         The learning rate and the denoiser "by rule" depend on the ratio of noise to model displacement.
         """
         noisy, rounds = self._at_noise(method, public), self.experiment.rounds
-        if isinstance(self.experiment.method.get("learning_rate"), str):
+        if isinstance(self.experiment.server.learning_rate, str):
             noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
         if noisy.noise_decay != 1:
-            noisy.at_round(rounds).channel.check_fine(public.n_silos, noisy.bound.grid)
+            last: Any = noisy.at_round(
+                rounds
+            ).channel  # it supports noise decay, or the composition was refused
+            last.check_fine(public.n_silos, noisy.bound.grid)
         shape = tuple(self.population.feature_shape)
         denoiser = noisy.denoiser.resolve(lambda: noise_to_displacement(noisy, public, rounds), shape)
         return replace(noisy, denoiser=denoiser)
@@ -202,9 +208,6 @@ class Composition:
             numbers["clip"] = self.clip
         if isinstance(asked.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
-        if isinstance(asked.get("learning_rate"), str):
-            # A placeholder, like the noise of 1 above: `resolve_calibrated` finds both.
-            numbers["learning_rate"] = 1.0
         rule = asked.get("group_size")
         if isinstance(rule, str):
             per_user = self.population.records_per_user()
@@ -291,8 +294,12 @@ def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -
                 "it is a variant of with another one, dp-fed for dp-fed-ls"
             )
         method = replace(method, denoiser=server.denoiser.build(around))
+    rate = server.learning_rate
     if server.optimizer is not None:
-        method = replace(method, server=server.optimizer.build(around))
+        given = around if rate is None else {**around, "learning_rate": rate}
+        method = replace(method, server=server.optimizer.build(given))
+    elif isinstance(rate, float | int):  # the rate of a word is found in `resolve_calibrated`
+        method = replace(method, server=method.server.at_rate(rate))
     if server.average is not None:
         method = replace(method, average=server.average.build(around))
     return method

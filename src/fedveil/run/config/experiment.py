@@ -24,7 +24,8 @@ from fedveil.files import parse_toml
 from fedveil.privacy.accountant import explain_large_delta, is_large_delta
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_error
-from fedveil.run.config.in_memory_method import SESSION, ChosenMethod
+from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
+from fedveil.run.config.version_1 import explain_old_rate, move_rates
 from fedveil.statistics.limits import (
     LEAST_BINS,
     MOST_BINS,
@@ -221,8 +222,14 @@ class ServerSection(Section):
     denoiser: Annotated[Choice, ChoiceField("denoisers")] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
     )
+    learning_rate: Positive | Literal["by-rule"] | None = Field(
+        None,
+        description="eta, in mean updates of a user (of a silo, where a contribution is a silo), and in the unit of a "
+        'parameter for FedAdam and FedYogi; `"by-rule"` takes min(3, 0.25 / rho), rho the '
+        "[noise-to-travel ratio](../theory/noise-to-travel.md); default: the method's own, which is 1",
+    )
     optimizer: Annotated[Choice, ChoiceField("optimizers")] | None = Field(
-        None, description="default: a plain step at method.learning_rate"
+        None, description="default: a plain step"
     )
     average: Annotated[Choice, ChoiceField("averages")] | None = Field(
         None, description="which model the run releases; default: the last"
@@ -370,14 +377,14 @@ class Experiment(Section):
 
     file: ClassVar[str] = "experiment.toml"
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     seed: int = Field(0, description="initial model, split, allocation, batches, dropout")
     rounds: Annotated[Count, Field(le=1_000_000_000)]
     evaluate_every: Count = Field(1, description="rounds between evaluations on the test set")
     data: DataSection
     model: ModelSection = ModelSection()
-    local: Annotated[LocalSgd, StageField(LocalSgd)] | None = None
+    local: Annotated[LocalSgd, LocalField()] | None = None
     trainer: TrainerSection = TrainerSection()
     method: Annotated[Choice, ChosenMethod()]
     sampler: Annotated[Choice, ChoiceField("samplers")] | None = Field(
@@ -398,18 +405,26 @@ class Experiment(Section):
         """The shares of the budget, including defaults."""
         return self.budget or BudgetSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _at_their_keys(cls, given: Any) -> Any:
+        """Move the rates of a document of version 1; refuse them in a document of version 2."""
+        if not isinstance(given, Mapping):
+            return given
+        version = given.get("schema_version")
+        if type(version) is int and version == 1:
+            return move_rates(given)
+        if (said := explain_old_rate(given)) is not None:
+            raise ValueError(said)
+        return given
+
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
         """Check the keys of different tables against each other."""
         trains = self.method.needs("local")
         if trains and self.local is None:
             raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
-        if not trains and self.local is not None:
-            raise ValueError(f"local: {self.method.name} sends one gradient per contribution; remove [local]")
-        if self.server.optimizer is not None and not self.method.as_default("learning_rate"):
-            raise ValueError(
-                "method.learning_rate: server.optimizer has a learning rate of its own; remove one of the two"
-            )
+        self._check_server_rate()
         found = isinstance(self.method.get("noise_multiplier"), str)
         if found and self.privacy.epsilon is None:
             raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
@@ -420,6 +435,34 @@ class Experiment(Section):
             )
         self._check_shares()
         return self
+
+    def _check_server_rate(self) -> None:
+        """Check that the server's learning rate and its optimizer fit together."""
+        rate, optimizer = self.server.learning_rate, self.server.optimizer
+        if optimizer is None:
+            return
+        if rate is None and optimizer.needs("learning_rate", without_default=True):
+            raise ValueError(f"server.learning_rate: the optimizer '{optimizer.name}' needs a number")
+        if rate is not None and not optimizer.needs("learning_rate"):
+            raise ValueError(
+                f"server.learning_rate: the optimizer '{optimizer.name}' does not read it; remove one of the two"
+            )
+        if isinstance(rate, str):
+            raise ValueError(
+                f"server.learning_rate: '{rate}' is the rule of a plain step; give a number beside server.optimizer"
+            )
+
+    def unused_tables(self) -> tuple[str, ...]:
+        """Return a sentence for each table that the experiment's method does not read.
+
+        Such a table is not refused, so that all methods of a sweep can share one file.
+        """
+        if self.local is None or self.method.needs("local"):
+            return ()
+        return (
+            f"[local]: {self.method.name} sends one gradient per contribution, or brings its own local steps, and "
+            "does not read this table",
+        )
 
     def _check_shares(self) -> None:
         """Check that side releases have a budget, and that held-out records belong to the silos' tables."""
@@ -589,7 +632,7 @@ def _slots(table: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tup
     """Yield the path and the kind of every choice."""
     for name, section in table.model_fields.items():
         mark = _mark_of(section)
-        if isinstance(mark, ChoiceField):
+        if mark is not None and mark.kind:
             yield (*above, name), mark.kind
         elif isinstance(section.annotation, type) and issubclass(section.annotation, BaseModel):
             yield from _slots(section.annotation, (*above, name))

@@ -7,16 +7,19 @@ of the classes is the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
 from fedveil.errors import ConfigError
+from fedveil.methods.capabilities import count_colluding
 from fedveil.registry import PACKAGE
-from fedveil.run.config.choice import Choice, ChoiceField, section_error
+from fedveil.run.config.choice import Choice, ChoiceField, StageField, choice_of, section_error
 from fedveil.sanitize import sanitize
+from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
+from fedveil.training.steps import LocalSgd
 
 SESSION: Final = "session:"
 """Prefix of the names of objects that were passed in Python: data, a model, a loss, a metric, a method."""
@@ -83,11 +86,7 @@ class InMemoryMethod(Choice):
             for name, one in found.items()
         )
 
-    def as_default(self, key: str) -> bool:
-        """Return True, because a composed method has no keys."""
-        return True
-
-    def needs(self, what: str) -> bool:
+    def needs(self, what: str, *, without_default: bool = False) -> bool:
         """Return False, because a composed method is complete."""
         return False
 
@@ -103,12 +102,94 @@ class InMemoryMethod(Choice):
                 "from here; fedveil.resume(folder, model, people, method=...) goes on with the same composition"
             )
         pooling = given.get("colluding_silos", 0)
-        if pooling not in (0, self.value.channel.colluding_silos):
+        if pooling not in (0, count_colluding(self.value.channel)):
             raise ConfigError(
                 f"privacy.colluding_silos = {pooling}: the noise of a composed method is sized by its own channel, for "
-                f"{self.value.channel.colluding_silos}; give that colluding_silos"
+                f"{count_colluding(self.value.channel)}; give that colluding_silos"
             )
         return self.value
+
+
+@dataclass(frozen=True)
+class LocalField(StageField):
+    """Annotation of the section ``[local]``, whose local algorithm may have been passed in Python."""
+
+    stage: type[Any] = LocalSgd
+    kind: str = "local_algorithms"
+    slot: str = "algorithm"
+
+    def read(self, given: Any) -> Any:
+        """Return the local steps of a table; an algorithm of a Python session is described alone."""
+        if not isinstance(given, dict) or not str(given.get(_NAME)).startswith(SESSION):
+            return super().read(given)
+        plain = super().read({key: value for key, value in given.items() if key not in (_NAME, _ALGORITHM)})
+        return replace(
+            plain, algorithm=DescribedAlgorithm(name=str(given[_NAME]), text=str(given.get(_ALGORITHM)))
+        )
+
+    def member_document(self, stage: Any) -> dict[str, Any]:
+        """Return the name and the keys of the algorithm, or its description if it was passed in Python."""
+        algorithm = stage.algorithm
+        if isinstance(algorithm, DescribedAlgorithm):
+            return {_NAME: algorithm.name, _ALGORITHM: algorithm.text}
+        if algorithm != PLAIN and choice_of(self.kind, algorithm) is None:
+            name = f"{SESSION}{type(algorithm).__name__}"
+            return {_NAME: name, _ALGORITHM: describe_algorithm(algorithm)}
+        return super().member_document(stage)
+
+
+_ALGORITHM: Final = "algorithm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedAlgorithm(LocalAlgorithm):
+    """A local algorithm that was passed in Python, as a document describes it; it cannot be run.
+
+    Attributes:
+        name: its name in the document.
+        text: its class and fields.
+    """
+
+    name: str
+    text: str
+
+    def slope(self, gradient: Any, at: Any, state: Any) -> Any:
+        """Refuse to compute.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(next(iter(self.refuses(None))))
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        """Refuse every method: only the session that made the algorithm can run it."""
+        yield (
+            f"local.name: '{sanitize(self.name)}' was handed over in a Python session, and is nowhere to be found from "
+            "here; fedveil.resume(folder, model, people, local=...) goes on with the same algorithm"
+        )
+
+
+def describe_algorithm(algorithm: LocalAlgorithm) -> str:
+    """Return the description of a local algorithm: class, and every field by value.
+
+    Raises:
+        ConfigError: a field holds a value without a description.
+    """
+    if isinstance(algorithm, DescribedAlgorithm):
+        return algorithm.text
+    return _spelt(algorithm, "local")
+
+
+def unverified_algorithm(local: LocalSgd | None) -> tuple[str, ...]:
+    """Return a sentence on a local algorithm of another package that was passed in Python."""
+    if local is None or not _is_strange(type(local.algorithm)):
+        return ()
+    if choice_of("local_algorithms", local.algorithm) is not None:
+        return ()  # named, so it is listed with its package
+    kind = type(local.algorithm)
+    return (
+        f"the local algorithm {kind.__qualname__} comes from {kind.__module__}, and was handed over in Python",
+    )
 
 
 def _spelt(value: Any, path: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedveil.errors import RunFolderError
+from fedveil.methods.capabilities import nominal_multiplier
 from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.release_document import STATISTICS, ReleaseDocument, read_releases
 from fedveil.run.folder.run_folder import RunFolder
@@ -67,7 +68,7 @@ class PreparedRelease(PreparedReleases):
             request=self.document.statistics,
             schema=self.declared.schema,
             silos=self.declared.silos,
-            noise_multiplier=self.release(()).method.channel.nominal(),
+            noise_multiplier=nominal_multiplier(self.release(()).method.channel),
             made=found,
         ).to_json()
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.methods.capabilities import ClientSender, StatefulNoise
 from fedveil.methods.channels import Channel
 from fedveil.methods.message_encoding import EncodedMessage, MessageCost, Sender
 from fedveil.protocols.protocol import Drawn, ProtocolSpec
@@ -118,7 +119,7 @@ class RoundInputs(ChannelInputs):
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sending clients of a cohort: all, or the sampled ones if each client has its own message."""
-        if self._channel.by_clients and self.drawn is not None:
+        if isinstance(self._channel, ClientSender) and self.drawn is not None:
             return tuple(np.flatnonzero(self.drawn).tolist())
         return cohort
 
@@ -180,7 +181,7 @@ class CohortInputs(RoundInputs):
         assert self._sums is not None
         place = client if len(self._sums.total) > 1 else 0
         every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
-        return self._channel.encode_sums(every)
+        return self._channel.encode_sums(every) if isinstance(self._channel, StatefulNoise) else every[0]
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
         """Return the bounded updates of all users of a silo, ascending by user.
@@ -283,5 +284,5 @@ def make_round_inputs(
         initial: (d,) the model before the first round.
     """
     method = turn.method
-    alone = method.channel.by_clients and not method.protection.agrees
+    alone = isinstance(method.channel, ClientSender) and not method.protection.agrees
     return (PerClientInputs if alone else CohortInputs)(turn, agreed, initial)

@@ -11,6 +11,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.errors import ModelError
+from fedveil.methods.capabilities import ServerNoise
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.training.server.optimizers import State
 
@@ -25,9 +26,9 @@ def next_model(
 ) -> tuple[Float32[Tensor, " d"], State]:
     """Compute the next model: a trusted server's noise, the mean, the denoiser and the server's step.
 
-        y   <- the sum, with the noise of a trusted server             Channel.release
+        y   <- the sum, with the noise of a trusted server             ServerNoise.release
         y   <- y minus its terms of earlier rounds                     Method.decode_sum, if noise is correlated
-        m   <- y / |S|, or q |U| |S|, in the unit of the clip          Method.divisor
+        m   <- y / |S|, or q |U|, in the unit of the clip              Method.divisor
         m~  <- estimate of m without its noise                         Denoiser.estimate
         w   <- w + eta_g m~, or another optimiser's step               Optimizer.step
 
@@ -47,10 +48,11 @@ def next_model(
     setting, method = turn.setting, turn.method
     noise = turn.privacy.stream("noise", turn.round_number)
     # y: release adds noise only for a trusted server; otherwise the senders' messages carry it already.
-    aggregate = method.channel.release(aggregate, method.bound.grid, noise)
+    if isinstance(method.channel, ServerNoise):
+        aggregate = method.channel.release(aggregate, method.bound.grid, noise)
     aggregate, stream = method.decode_sum(aggregate, turn.model, turn.state)
-    # m = y / divisor: |S|, or q |U| |S|, or the actual number of senders.
-    divisor = method.divisor(summed, setting.n_users)
+    # m = y / divisor: |S|, or q |U|, or the actual number of senders.
+    divisor = method.divisor(setting.n_users, n_silos, summed)
     if method.denominator == "actual":
         assert drawn is not None
         # An empty sample sums to noise alone; dividing by 1 keeps the step finite.
@@ -70,6 +72,6 @@ def next_model(
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "
-            "lower the server's learning rate (method.learning_rate or server.optimizer.learning_rate)"
+            "lower server.learning_rate"
         )
     return after, state

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
+from fedveil.methods.capabilities import memory_of
+
 if TYPE_CHECKING:
     from fedveil.run.rounds.round_context import RoundContext
 
@@ -31,7 +33,7 @@ class SumHistory:
 
     def keep(self, turn: RoundContext, sums: Float64[Tensor, "silos length"]) -> None:
         """Store a round's sums with its starting model, and drop the sums that no later round needs."""
-        memory, number = turn.setting.method.channel.memory, turn.round_number
+        memory, number = memory_of(turn.setting.method.channel), turn.round_number
         self._kept = {one: kept for one, kept in self._kept.items() if number - memory < one < number}
         if memory:
             self._kept[number] = turn.model, sums
@@ -44,7 +46,7 @@ class SumHistory:
         """
         method, stream = turn.setting.method, turn.setting.method.stream_of(turn.state)
         found = []
-        for back in range(1, min(method.channel.memory, turn.round_number - 1) + 1):
+        for back in range(1, min(memory_of(method.channel), turn.round_number - 1) + 1):
             number, model = turn.round_number - back, stream["models"][back - 1]
             kept = self._kept.get(number)
             # A stored sum is reused only if its round began with this very model.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.training.counters import batch_order
 from fedveil.training.gram.layout import GramPlan, split_linear
+from fedveil.training.local_algorithms import LocalState
 from fedveil.training.projection import project_
 from fedveil.training.shapes import padded_sizes, round_up_slots
 from fedveil.training.steps import LocalSgd
@@ -76,6 +77,9 @@ def _train(
             mask = present[:rows, first : first + width].to(start.device)
             model = start + deltas[:rows]
             _write_gradient(task, model, features.flatten(2), targets, mask, gradient[:rows])
+            if sgd.algorithm.changes:
+                changed = sgd.algorithm.slope(gradient[:rows], model, LocalState(start=start))
+                gradient[:rows] = changed
             # v <- mu v + grad + lambda w; Delta <- Delta - eta v. The update is kept, not the model, so its low bits
             # survive.
             velocity[:active].mul_(sgd.momentum).add_(gradient[:active])

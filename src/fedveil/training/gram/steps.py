@@ -7,8 +7,9 @@ lambda and rate eta. Let G be the slopes of the mean loss of the batch (zero for
     e <- mu e + lambda c,        c <- c - eta e
     B <- mu B + G + lambda A,    A <- A - eta B
 
-and G depends on the logits Z = c Z0 + K A with Z0 = X W0^T and K = X X^T. The code stores A and Z class by class,
-(contributions, k, n), so that Z = c Z0 + A K.
+A local algorithm whose direction is a G + b w + s w_t takes a G for G, adds b to lambda in both lines, and adds s to e
+(:func:`span_terms`). G depends on the logits Z = c Z0 + K A with Z0 = X W0^T and K = X X^T. The code stores A and Z
+class by class, (contributions, k, n), so that Z = c Z0 + A K.
 
 A projection (:class:`Ball`) needs the length of the update U = (c - 1) W0 + A^T X after every step,
 
@@ -28,6 +29,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 from torch import Tensor
 
 from fedveil.training.counters import batch_order
+from fedveil.training.local_algorithms import linear_combination
 from fedveil.training.losses import Loss
 from fedveil.training.shapes import round_up_slots
 from fedveil.training.steps import LocalSgd
@@ -70,8 +72,8 @@ def train_full_batch(
         targets: of every record; any valid target for padding.
         rates: 1 / size of the record's contribution, 0 for padding.
     """
-    present = rates > 0
-    weight = rates.unsqueeze(-2)
+    present, terms = rates > 0, span_terms(sgd)
+    weight = rates.unsqueeze(-2) if terms.gradient == 1 else rates.unsqueeze(-2) * terms.gradient
     coefficients = torch.zeros_like(logits)
     velocity = torch.zeros_like(logits) if sgd.momentum else None
     scale, drift = 1.0, 0.0
@@ -82,7 +84,7 @@ def train_full_batch(
         slopes = loss.slopes(outputs, targets, present).mul_(weight)
         _descend(sgd, coefficients, velocity, slopes, None)
         # e <- mu e + lambda c; c <- c - eta e: drift is e and scale is c.
-        drift = sgd.momentum * drift + sgd.weight_decay * scale
+        drift = sgd.momentum * drift + terms.decay * scale + terms.start
         scale -= sgd.learning_rate * drift
     shrink = torch.full((len(logits),), scale - 1, dtype=torch.float64, device=logits.device)
     return Trained(coefficients=coefficients, shrink=shrink)
@@ -162,7 +164,7 @@ def train_batches(
         stack: the contributions.
     """
     count, _, longest = logits.shape
-    device, sizes = logits.device, stack.sizes
+    device, sizes, terms = logits.device, stack.sizes, span_terms(sgd)
     present = torch.arange(longest, device=device) < sizes.to(device).unsqueeze(-1)
     steps = [
         _Step.of(int((sizes > first).sum()), slice(first, first + stack.step), present)
@@ -179,21 +181,21 @@ def train_batches(
     for (step, (own, moving)), batch in turns:
         active, taken = step.active, own.shape[0]
         started = batch.logits[:taken]
-        batch_logits = started * scale[:taken].float() if sgd.weight_decay else started
+        batch_logits = started * scale[:taken].float() if terms.moves_start else started
         read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
         # Z = c Z0 + A K at the records of the batch.
         learned = _tiled(own, read, stack.tile)
         batch_logits = batch_logits + learned
         slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
-        slopes = slopes.mul_(step.rates)
+        slopes = slopes.mul_(step.rates if terms.gradient == 1 else step.rates * terms.gradient)
         # The ball needs A K before the step, so it is updated before the coefficients are.
         if ball is not None:
             among = read.gather(-1, batch.places[:taken, :1].expand(-1, read.shape[1], -1))
             ball.step(slopes, learned, among, started, active)
         gathered = None if velocity is None else velocity[:active]
         _descend(sgd, moving, gathered, slopes[:active], batch.places[:active])
-        if sgd.weight_decay:
-            drift[:active] = sgd.momentum * drift[:active] + sgd.weight_decay * scale[:active]
+        if terms.moves_start:
+            drift[:active] = sgd.momentum * drift[:active] + terms.decay * scale[:active] + terms.start
             scale[:active] -= sgd.learning_rate * drift[:active]
         if ball is not None:
             ball.project_(moving, scale[:active])
@@ -278,14 +280,37 @@ def _orders(
         yield from torch.split(whole_rows, read_together)
 
 
+class SpanTerms(NamedTuple):
+    """The direction a G + (lambda + b) w + s w_t of a step: a, lambda + b and s."""
+
+    gradient: float
+    decay: float
+    start: float
+
+    @property
+    def moves_start(self) -> bool:
+        """Whether the factor c of W0 leaves 1: at c = 1 it moves by lambda + b + s."""
+        return self.decay + self.start != 0
+
+
+def span_terms(sgd: LocalSgd) -> SpanTerms:
+    """Return the terms of a step's direction, from weight decay and the local algorithm."""
+    if not sgd.algorithm.changes:
+        return SpanTerms(1.0, sgd.weight_decay, 0.0)
+    found = linear_combination(sgd.algorithm)
+    return SpanTerms(found.gradient, sgd.weight_decay + found.model, found.start)
+
+
 def supports_gram(sgd: LocalSgd) -> bool:
     """Return whether the Gram trainer can take these steps.
 
+    It takes local algorithms whose direction is a linear combination of gradient, model and start.
     It takes whole passes, and projected steps only without momentum. Momentum changes the coefficients of every
     record in each step, so the inner products of :class:`Ball` would need the whole Gram matrix. A pass that stops
     early would leave most of a Gram matrix unused.
     """
-    return sgd.steps is None and (sgd.projection is None or sgd.momentum == 0)
+    plain = sgd.steps is None and (sgd.projection is None or sgd.momentum == 0)
+    return plain and sgd.algorithm.in_span and not sgd.algorithm.keeps
 
 
 class Ball:
@@ -298,7 +323,7 @@ class Ball:
         assert sgd.projection is not None
         assert supports_gram(sgd)
         self._rate, self._radius, self._start_norm = sgd.learning_rate, sgd.projection, start_norm
-        self._kept = 1 - sgd.learning_rate * sgd.weight_decay
+        self._kept = 1 - sgd.learning_rate * span_terms(sgd).decay
         self._with_start = torch.zeros(count, dtype=torch.float64, device=device)  # <A, Z0>
         self._with_self = torch.zeros_like(self._with_start)  # <A, A K>
 
@@ -380,18 +405,19 @@ def _descend(
 
     ``slopes`` belong to the records at ``places``; None means all records.
     """
+    decay = span_terms(sgd).decay
     # Without momentum, A <- (1 - eta lambda) A - eta G; with momentum, B <- mu B + G + lambda A and A <- A - eta B.
     if velocity is None:
-        if sgd.weight_decay:
-            coefficients.mul_(1 - sgd.learning_rate * sgd.weight_decay)
+        if decay:
+            coefficients.mul_(1 - sgd.learning_rate * decay)
         if places is None:
             coefficients.sub_(slopes, alpha=sgd.learning_rate)
         else:
             coefficients.scatter_add_(-1, places, slopes.mul_(-sgd.learning_rate))
         return
     velocity.mul_(sgd.momentum)
-    if sgd.weight_decay:
-        velocity.add_(coefficients, alpha=sgd.weight_decay)
+    if decay:
+        velocity.add_(coefficients, alpha=decay)
     if places is None:
         velocity.add_(slopes)
     else:

@@ -34,6 +34,7 @@ from fedveil.training.gram.steps import (
     Stack,
     Trained,
     product,
+    span_terms,
     supports_gram,
     train_batches,
     train_full_batch,
@@ -82,7 +83,8 @@ class GramTrainer(PartitionedTrainer):
             raise ModelError('trainer "gram" is for models that are one trainable nn.Linear; use "auto"')
         if not supports_gram(as_sgd(self.local)):
             raise ModelError(
-                'trainer "gram" neither stops a pass early (local.steps) nor projects steps with momentum; use "auto"'
+                'trainer "gram" neither stops a pass early (local.steps), nor projects steps with momentum, nor runs '
+                'local algorithms whose slope is not a linear combination of gradient, model and start; use "auto"'
             )
 
     def partition(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:
@@ -158,7 +160,7 @@ class _Training:
         self._start, self._seeds = start, seeds
         weight, bias = split_linear(task, start)
         self._logits: Float[Tensor, "r_plus_1 k"] = plan.rows.logits(
-            weight.double() if sgd.weight_decay else weight, bias
+            weight.double() if span_terms(sgd).moves_start else weight, bias
         )
         targets = plan.cohort.targets[torch.from_numpy(plan.rows.index).to(plan.cohort.targets.device)]
         self._targets = torch.cat([targets, targets[:1]]).to(plan.cohort.device)
@@ -233,7 +235,7 @@ class _Training:
             # ||Delta||^2 = (c - 1)^2 ||W0||^2 + sum over records of [2 (c - 1) <a_r, z0_r> + <a_r, (A K)_r>]; the
             # second term exists only with weight decay (c != 1).
             square = _over_outputs(exact * product(exact, products))
-            if self._sgd.weight_decay:
+            if span_terms(self._sgd).moves_start:
                 square += 2 * trained.shrink[rows, None] * _over_outputs(exact * self._logits[read].mT)
             self._square[read] = square
             self._mass[read] = _over_outputs(exact.square()).sqrt() * products.diagonal(dim1=1, dim2=2).sqrt()
@@ -273,7 +275,7 @@ class _Training:
             if not len(chosen):
                 continue
             exact = plan.rows.weighted_sum(rows, chosen, dropped)
-            if self._sgd.weight_decay:
+            if span_terms(self._sgd).moves_start:
                 shrunk = torch.where(factors > 0, factors * self._shrink, 0)[members][taken[members]]
                 exact += shrunk.sum() * self._start.double()
             total[silo] = round_to_grid(bound, exact, float(weights[members].sum()))

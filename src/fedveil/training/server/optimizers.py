@@ -48,8 +48,9 @@ Model: TypeAlias = Float32[Tensor, " d"]
 Vector: TypeAlias = Float64[Tensor, " d"]
 """A mean of updates, or a function of means."""
 Rate: TypeAlias = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate")
+    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate"), composed_field()
 ]
+"""The experiment's ``server.learning_rate``; a stage that is built in Python receives it as an argument."""
 
 
 class Optimizer(Stage):
@@ -181,7 +182,7 @@ class ServerSgd(_Scheduled):
     momentum.
 
     Args:
-        learning_rate: eta > 0.
+        learning_rate: eta > 0, in mean updates.
         momentum: mu in [0, 1); 0 keeps no state.
         nesterov: look ahead; needs momentum.
 
@@ -195,7 +196,7 @@ class ServerSgd(_Scheduled):
     tensor([2.5000])
     """
 
-    learning_rate: Rate
+    learning_rate: Rate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1, description="mu, weight of the means before")] = 0.0
     nesterov: Annotated[bool, Field(description="look ahead along the momentum")] = False
 

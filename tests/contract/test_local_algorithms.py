@@ -1,0 +1,556 @@
+"""The contract of every local algorithm. A new one joins with one line in ALGORITHMS.
+
+An algorithm changes the direction of a local step and no privacy event, because its update is clipped last. So every
+member is compared with a plain loop, trained beside others and alone, and its updates are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedveil as fv
+from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
+from fedveil.methods.uldp import uldp_avg
+from fedveil.privacy.bounds import Bound, Clip, Unbounded
+from fedveil.randomness import ExperimentRandomness
+from fedveil.registry import names
+from fedveil.run.config.experiment import merge, parse, parse_assignment
+from fedveil.run.observer import NullObserver
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
+from fedveil.training.counters import batch_order
+from fedveil.training.gram.trainer import GramTrainer
+from fedveil.training.local_algorithms import (
+    PLAIN,
+    FedProx,
+    LocalAlgorithm,
+    LocalState,
+    PlainSgd,
+    Tensors,
+    check_rows,
+    linear_combination,
+)
+from fedveil.training.loop import LoopTrainer
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort, PartitionedTrainer, Sums, TrainJob
+from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
+from fedveil.training.vectorized import VmapTrainer
+from tests.contract.test_samplers import load_example
+from tests.training import cohort_of, everyone, task_of
+
+Normalised = load_example("local_algorithm").Normalised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrected(LocalAlgorithm):
+    """Keeps the sum of a contribution's sent updates, and follows the server's state against it."""
+
+    keeps: ClassVar[bool] = True
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient + 0.5 * (state.kept["sent"] - state.broadcast["mean"])
+
+    def begin(self, dimension: int) -> Tensors:
+        return {"sent": torch.zeros(dimension)}
+
+    def finish(self, sent: Tensor, state: LocalState) -> Tensors:
+        return {"sent": state.kept["sent"] + sent / state.rate_sum}
+
+    def begin_server(self, dimension: int) -> Tensors:
+        return {"mean": torch.zeros(dimension)}
+
+    def step_server(self, mean: Tensor, state: LocalState) -> Tensors:
+        return {"mean": mean.float()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(LocalAlgorithm):
+    """Half the gradient, with a pull that is not towards the start: every factor of the span."""
+
+    in_span: ClassVar[bool] = True
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return 0.5 * gradient + 0.25 * at - 0.125 * state.start
+
+
+ALGORITHMS: dict[str, LocalAlgorithm] = {
+    "sgd": PlainSgd(),
+    "fedprox": FedProx(mu=0.7),
+    "fedprox 0": FedProx(mu=0.0),
+    "normalised, of the example package": Normalised(),
+    "every factor of the span": Halved(),
+    "with state": Corrected(),
+}
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+STEPS: dict[str, dict[str, Any]] = {
+    "whole": {"epochs": 3},
+    "batches": {"epochs": 2, "batch_size": 3},
+    "momentum and decay": {"epochs": 3, "momentum": 0.5, "weight_decay": 0.1},
+    "batches, momentum and decay": {"epochs": 2, "batch_size": 3, "momentum": 0.5, "weight_decay": 0.1},
+    "projected": {"epochs": 2, "batch_size": 3, "projection": 0.05},
+}
+steps = pytest.mark.parametrize("keys", STEPS.values(), ids=STEPS.keys())
+SIZES = [7, 1, 4, 0, 12, 5]
+EMPTY = 3
+
+
+@cache
+def linear() -> Task:
+    """Return softmax regression of 6 features and 3 classes."""
+    return task_of("linear")
+
+
+def test_every_registered_member_is_here() -> None:
+    assert set(names("local_algorithms")) <= set(ALGORITHMS)
+
+
+def local_of(algorithm: LocalAlgorithm, **keys: Any) -> LocalSgd:
+    return LocalSgd(**{"learning_rate": 0.2, **keys}, algorithm=algorithm)
+
+
+def state_of(algorithm: LocalAlgorithm, count: int, dimension: int) -> tuple[Tensors, Tensors]:
+    """Made-up state of the contributions and of the server, none of it zero."""
+    generator = torch.Generator().manual_seed(3)
+    kept = {name: torch.randn(count, dimension, generator=generator) for name in algorithm.begin(dimension)}
+    sent = {name: torch.randn(dimension, generator=generator) for name in algorithm.begin_server(dimension)}
+    return kept, sent
+
+
+def job_of(
+    trainer: PartitionedTrainer,
+    cohort: Cohort,
+    bound: Bound,
+    members: Tensor | None = None,
+    kept: Mapping[str, Tensor] | None = None,
+) -> TrainJob:
+    """The job of some members, with made-up state."""
+    everybody, weights = everyone(cohort)
+    chosen = everybody if members is None else members
+    local: Any = trainer.local
+    made, broadcast = state_of(local.algorithm, len(everybody), trainer.task.dimension)
+    return TrainJob(
+        trainer.task.initial(),
+        cohort,
+        chosen,
+        weights[chosen],
+        bound,
+        ExperimentRandomness(5),
+        ("round", 1),
+        kept={name: rows[chosen] for name, rows in (made if kept is None else kept).items()},
+        broadcast=broadcast,
+    )
+
+
+def updates(trainer: PartitionedTrainer, cohort: Cohort, members: Tensor | None = None) -> Tensor:
+    """Every update by itself, not bounded."""
+    return trainer.sums(job_of(trainer, cohort, Unbounded(), members).per_contribution()).total
+
+
+def plain_loop(
+    algorithm: LocalAlgorithm, local: LocalSgd, cohort: Cohort, job: TrainJob, at: int
+) -> np.ndarray:
+    """The update of one contribution in float64, by softmax regression written out: weights (3, 6), then biases."""
+    records = cohort.groups.members(int(job.members[at]))
+    features, targets = cohort.features.double().numpy(), cohort.targets.numpy()
+    start, seed = job.start.double(), job.seeds[at : at + 1]
+    state = LocalState(
+        start=start,
+        rate_sum=local.epochs * local.learning_rate,
+        kept={name: rows[at : at + 1].double() for name, rows in job.kept.items()},
+        broadcast={name: vector.double() for name, vector in job.broadcast.items()},
+    )
+    model, velocity = start.clone(), torch.zeros_like(start)
+    for epoch in range(local.epochs):
+        order = batch_order(seed, torch.tensor([len(records)]), epoch, local.batch_size)[0].numpy()
+        size = local.batch_size or len(records)
+        for first in range(0, len(records), size):
+            rows = records[order[first : first + size]]
+            weight, bias = model[:18].view(3, 6).numpy(), model[18:].numpy()
+            logits = features[rows] @ weight.T + bias
+            chance = np.exp(logits - logits.max(1, keepdims=True))
+            chance /= chance.sum(1, keepdims=True)
+            chance[np.arange(len(rows)), targets[rows]] -= 1
+            chance /= len(rows)
+            gradient = torch.from_numpy(np.concatenate([(chance.T @ features[rows]).ravel(), chance.sum(0)]))
+            direction = algorithm.slope(gradient[None], model[None], state)[0] + local.weight_decay * model
+            velocity = local.momentum * velocity + direction
+            model = model - local.learning_rate * velocity
+            if local.projection is not None:
+                moved = model - start
+                model = start + moved / max(1.0, float(moved.norm()) / local.projection)
+    return (model - start).numpy()
+
+
+def trainers_of(local: LocalSgd) -> dict[str, PartitionedTrainer]:
+    """Every trainer that takes these steps."""
+    task = linear()
+    found: dict[str, PartitionedTrainer] = {
+        "loop": LoopTrainer(task=task, local=local),
+        "vmap": VmapTrainer(task=task, local=local),
+    }
+    if local.algorithm.in_span and not (local.projection and local.momentum):
+        found["gram"] = GramTrainer(task=task, local=local)
+    return found
+
+
+@steps
+@algorithms
+def test_every_trainer_computes_what_a_plain_loop_does(
+    algorithm: LocalAlgorithm, keys: dict[str, Any]
+) -> None:
+    local, cohort = local_of(algorithm, **keys), cohort_of(SIZES)
+    present = [at for at, size in enumerate(SIZES) if size]
+    for name, trainer in trainers_of(local).items():
+        job = job_of(trainer, cohort, Unbounded())
+        found = updates(trainer, cohort).numpy()
+        for at in present:
+            wanted = plain_loop(algorithm, local, cohort, job, at)
+            np.testing.assert_allclose(found[at], wanted, rtol=2e-4, atol=2e-6, err_msg=name)
+        assert not found[EMPTY].any()
+
+
+def test_fedprox_is_the_gradient_of_the_loss_with_a_quadratic_term() -> None:
+    """w <- w - eta (grad + mu (w - w_t)), written out for one step after another."""
+    cohort, rate, mu = cohort_of([5]), 0.2, 0.7
+    one = [updates(LoopTrainer(task=linear(), local=local_of(PLAIN, epochs=1)), cohort)[0]]
+    task = linear()
+    start, delta = task.initial().double(), torch.zeros(task.dimension, dtype=torch.float64)
+    for _ in range(3):
+        shifted = replace(
+            job_of(LoopTrainer(task=task, local=local_of(PLAIN)), cohort, Unbounded()),
+            start=(start + delta).float(),
+        )
+        gradient = (
+            -LoopTrainer(task=task, local=local_of(PLAIN)).sums(shifted.per_contribution()).total[0] / rate
+        )
+        delta = delta - rate * (gradient + mu * delta)
+    found = updates(LoopTrainer(task=task, local=local_of(FedProx(mu=mu), epochs=3)), cohort)[0]
+    np.testing.assert_allclose(found, delta, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(found, 3 * one[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["loop", "vmap", "gram"])
+def test_fedprox_without_strength_is_plain_training_to_the_bit(name: str) -> None:
+    cohort = cohort_of(SIZES)
+    plain, prox = (
+        updates(trainers_of(local_of(one, epochs=3, batch_size=3))[name], cohort)
+        for one in (PLAIN, FedProx(mu=0.0))
+    )
+    assert torch.equal(plain, prox)
+
+
+@pytest.mark.parametrize("keys", [STEPS["batches, momentum and decay"], STEPS["projected"]])
+@algorithms
+def test_an_update_has_the_same_bits_whoever_trains_beside(
+    algorithm: LocalAlgorithm, keys: dict[str, Any]
+) -> None:
+    cohort = cohort_of([7, 2, 4, 3, 12, 5, 7, 4])
+    for name, trainer in trainers_of(local_of(algorithm, **keys)).items():
+        together = updates(trainer, cohort)
+        for chosen in ([0], [6, 5, 2]):
+            alone = updates(trainer, cohort, torch.tensor(chosen))
+            assert torch.equal(alone, together[chosen]), name
+
+
+@algorithms
+def test_one_contribution_moves_the_sum_by_at_most_the_bound(algorithm: LocalAlgorithm) -> None:
+    cohort, bound = cohort_of([7, 2, 4, 3]), Clip(norm=0.01)
+    for name, trainer in trainers_of(local_of(algorithm, epochs=3, learning_rate=1.0)).items():
+        whole = trainer.sums(job_of(trainer, cohort, bound)).total
+        for left in (0, 3):
+            others = torch.tensor([one for one in range(4) if one != left])
+            moved = whole - trainer.sums(job_of(trainer, cohort, bound, others)).total
+            assert 0.009 < float(moved.norm()) <= 0.01, name
+
+
+def test_an_algorithm_keeps_what_follows_from_the_clipped_update() -> None:
+    """Kept after a round: the state before, plus the update as it is sent, in the unit of the model."""
+    algorithm, cohort, bound = Corrected(), cohort_of(SIZES), Clip(norm=0.05)
+    for name, trainer in trainers_of(local_of(algorithm, epochs=3)).items():
+        job = job_of(trainer, cohort, bound)
+        free = updates(trainer, cohort)
+        shortened = free * torch.clamp(0.05 / free.norm(dim=1), max=1.0)[:, None].nan_to_num()
+        found = trainer.sums(job)
+        wanted = job.kept["sent"].double() + shortened / (3 * 0.2)
+        np.testing.assert_allclose(found.kept["sent"], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert torch.equal(found.kept["sent"][EMPTY], job.kept["sent"][EMPTY])
+
+
+def test_an_update_that_is_not_finite_counts_as_zero_for_what_is_kept() -> None:
+    algorithm, cohort = Corrected(), cohort_of([3, 3])
+    trainer = VmapTrainer(task=linear(), local=local_of(algorithm, epochs=2))
+    job = job_of(trainer, cohort, Clip(norm=0.05))
+    job.kept["sent"][1] = torch.inf
+    found: Sums = trainer.sums(job)
+    assert found.nonfinite == 1
+    assert found.kept["sent"][0].isfinite().all()
+    assert torch.equal(found.kept["sent"][1], job.kept["sent"][1])
+
+
+def test_training_without_the_state_that_an_algorithm_keeps_is_refused() -> None:
+    trainer = LoopTrainer(task=linear(), local=local_of(Corrected()))
+    with pytest.raises(
+        CompositionError, match="Corrected keeps state between rounds, and here there is none"
+    ):
+        trainer.sums(replace(job_of(trainer, cohort_of([3]), Clip(norm=1.0)), kept={}))
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(LocalAlgorithm):
+    """Mixes the contributions of a batch."""
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient - gradient.mean(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(LocalAlgorithm):
+    """Hides state outside of what it keeps."""
+
+    calls: ClassVar[list[int]] = []
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        self.calls.append(1)
+        return gradient * len(self.calls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wide(LocalAlgorithm):
+    """Returns doubles."""
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient.double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mislabelled(LocalAlgorithm):
+    """Keeps tensors that it does not declare."""
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient
+
+    def begin(self, dimension: int) -> Tensors:
+        return {"extra": torch.zeros(dimension)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renaming(Corrected):
+    """Returns other tensors than it began with."""
+
+    def finish(self, sent: Tensor, state: LocalState) -> Tensors:
+        return {"other": sent}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bent(LocalAlgorithm):
+    """Says that the Gram trainer may run it, and is not linear."""
+
+    in_span: ClassVar[bool] = True
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient.clamp(-1.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unheard(FedProx):
+    """Adds a method that nothing calls."""
+
+    def slopes(self, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Nothing(LocalAlgorithm):
+    """Defines no direction."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (Shared(), r"Shared, .*: slope\(\) of one contribution depends on those computed beside it"),
+        (Remembers(), r"Remembers, .*depends on those computed beside it, or on earlier calls"),
+        (Wide(), r"Wide, .*: slope\(\) is \(64, 257\) of torch.float64; float32 of the shape"),
+        (Mislabelled(), r"Mislabelled, .*: keeps = False, and begin\(\) names \['extra'\]"),
+        (Renaming(), r"Renaming, .*: finish\(\) returns \['other'\], and begin\(\) names \['sent'\]"),
+        (Nothing(), r"Nothing, given as local algorithm, does not define slope\(\)"),
+    ],
+)
+def test_an_algorithm_that_breaks_the_conditions_is_refused(algorithm: LocalAlgorithm, message: str) -> None:
+    with pytest.raises(CompositionError, match=message):
+        choose_trainer(linear(), local_of(algorithm))
+
+
+@algorithms
+def test_every_member_meets_the_conditions(algorithm: LocalAlgorithm) -> None:
+    check_rows(algorithm)
+    if algorithm.in_span:
+        linear_combination(algorithm)
+
+
+def test_a_direction_that_is_not_linear_is_refused_by_the_gram_trainer_alone() -> None:
+    task = linear()
+    with pytest.raises(CompositionError, match=r"Bent, .* says in_span = True, and its slope"):
+        linear_combination(Bent())
+    with pytest.raises(ModelError, match="local algorithms whose slope is not a linear combination"):
+        choose_trainer(task, local_of(Normalised()), TrainerOptions(name="gram"))
+    assert choose_trainer(task, local_of(Normalised())).name == "vmap"
+    assert choose_trainer(task, local_of(FedProx(mu=1.0))).name == "gram"
+
+
+def test_state_that_no_run_stores_is_refused_before_anything_is_charged() -> None:
+    with pytest.raises(CompositionError, match="Corrected keeps state between rounds, and a run stores none"):
+        uldp_avg(local=local_of(Corrected()), clip=1.0, noise_multiplier=1.0)
+
+
+def test_members_that_a_run_would_ignore_are_refused() -> None:
+    with pytest.raises(
+        CompositionError, match="Unheard, given as local algorithm, adds slopes, which nothing"
+    ):
+        uldp_avg(local=local_of(Unheard(mu=1.0)), clip=1.0, noise_multiplier=1.0)
+
+
+# --- the table [local] ----------------------------------------------------------------------------------------------
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "local",
+    "rounds": 2,
+    "data": {"name": "digits", "n_users": 20, "n_silos": 2},
+    "model": {"name": "linear"},
+    "local": {"learning_rate": 0.1, "epochs": 2},
+    "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 5.0},
+    "privacy": {"insecure_seed": 5},
+}
+PROX: dict[str, Any] = {"local": {"name": "fedprox", "mu": 0.5}}
+
+
+def test_a_document_names_the_algorithm_beside_the_keys_of_local_training(tmp_path: Path) -> None:
+    asked = parse(merge(EXPERIMENT, PROX), "t")
+    assert asked.local is not None
+    assert asked.local.algorithm == FedProx(mu=0.5)
+    document = asked.model_dump(mode="json", exclude_none=True)
+    assert document["local"]["name"] == "fedprox"
+    assert parse(document, "again") == asked
+    plain = parse(merge(EXPERIMENT, {"local": {"name": "sgd"}}), "t")
+    assert plain == parse(EXPERIMENT, "t")
+    assert "name" not in plain.model_dump(mode="json")["local"]
+    prepared = prepare(asked)
+    assert prepared.setting.trainer.name == "gram"
+    assert prepared.guarantee == prepare(plain).guarantee, "clipped last: no event changes"
+    first, second = (
+        run(one, tmp_path / str(at), NullObserver()).folder / "model.safetensors"
+        for at, one in enumerate((prepared, prepare(plain)))
+    )
+    assert first.read_bytes() != second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"local": {"mu": 0.5}}, r"^t: local\.mu: no such key; .*; it belongs to name = 'fedprox'"),
+        ({"local": {"name": "fedprox"}}, r"^t: local\.mu: is required$"),
+        ({"local": {"name": "fedprox", "mu": -1}}, r"^t: local\.mu: must be >= 0, not -1$"),
+        (
+            {"local": {"name": "fedprox", "mu": 1, "epoch": 3}},
+            r"^t: local\.epoch: no such key; .*did you mean 'epochs'",
+        ),
+        (
+            {"local": {"name": "fedprx", "mu": 1}},
+            r"^t: local\.name: no local algorithm 'fedprx'.*did you mean 'fedprox'",
+        ),
+        ({"local": {"name": 3}}, r"^t: local\.name: must be a name in quotes, not 3$"),
+        (
+            {"local": {"name": "fedprox", "mu": 20}},
+            r"local\.mu = 20 at local\.learning_rate = 0\.1: .* 2 / mu = 0\.1",
+        ),
+        (
+            {
+                "local": {"name": "fedprox", "mu": 1, "batch_size": 5},
+                "method": {"name": "uldp-group", "group_size": 2},
+            },
+            r"steps nor another local algorithm",
+        ),
+        (
+            {"local": {"name": "session:Own", "algorithm": "Own()"}},
+            r"local\.name: 'session:Own' was handed over in a Python session",
+        ),
+    ],
+)
+def test_a_wrong_table_is_refused_with_its_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedveilError, match=message):
+        prepare(parse(merge(EXPERIMENT, changes), "t"))
+
+
+def people() -> fv.Population:
+    """Two silos with three users each."""
+    generator = np.random.default_rng(0)
+    return fv.population(
+        features=generator.normal(size=(60, 4)).astype(np.float32),
+        targets=generator.integers(0, 2, 60),
+        user=np.arange(60) % 6,
+        silo=np.arange(60) % 2,
+        n_users=6,
+        task="classification",
+    )
+
+
+def test_an_algorithm_is_handed_over_in_python_and_the_run_resumes_with_the_same_alone(
+    tmp_path: Path,
+) -> None:
+    method = fv.uldp_avg(clip=0.5, local_learning_rate=0.1, noise_multiplier=1.0)
+    common: dict[str, Any] = {"method": method, "rounds": 1, "folder": tmp_path}
+    named = fv.train("linear", people(), local=fv.FedProx(mu=0.5), name="named", **common)
+    assert (named.folder / "experiment.toml").read_text().count('name = "fedprox"') == 1
+    assert fv.resume(named.folder, "linear", people()).rounds == 1
+    own = fv.train("linear", people(), local=Halved(), name="own", **common)
+    uncovered = " ".join(own.statement.uncovered)
+    assert "the local algorithm Halved comes from tests.contract.test_local_algorithms" in uncovered
+    assert 'name = "session:Halved"' in (own.folder / "experiment.toml").read_text()
+    assert fv.resume(own.folder, "linear", people(), local=Halved()).rounds == 1
+    with pytest.raises(FedveilError, match="'session:Halved' was handed over in a Python session"):
+        fv.resume(own.folder, "linear", people())
+    with pytest.raises(
+        FedveilError, match=r"another local algorithm: .*Halved\(\), and now it is FedProx\(mu=0.5\)"
+    ):
+        fv.resume(own.folder, "linear", people(), local=fv.FedProx(mu=0.5))
+    with pytest.raises(
+        FedveilError, match=r"another local algorithm: FedProx\(mu=0.5\), and now it is FedProx\(mu=0.6"
+    ):
+        fv.resume(named.folder, "linear", people(), local=fv.FedProx(mu=0.6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"local": "fedprox"},
+            r"local: a local algorithm is needed, such as fedveil.FedProx\(mu=0.1\), not str",
+        ),
+        ({"method": fv.uldp_sgd(clip=1.0, noise_multiplier=1.0)}, "local: uldp-sgd takes no local steps"),
+        ({"settings": {"local": {"name": "fedprox", "mu": 1.0}}}, "settings name a local algorithm too"),
+    ],
+)
+def test_a_local_argument_that_does_not_fit_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    method = fv.uldp_avg(clip=0.5, local_learning_rate=0.1, noise_multiplier=1.0)
+    given = {"local": fv.FedProx(mu=0.5), "method": method, "rounds": 1, "folder": tmp_path}
+    with pytest.raises(FedveilError, match=message):
+        fv.train("linear", people(), **(given | changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_key_of_the_table_is_known_to_set() -> None:
+    with pytest.raises(ConfigError, match=r"no such key 'mew'; known here: .*mu"):
+        parse_assignment("local.mew=")
