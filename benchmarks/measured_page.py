@@ -63,6 +63,7 @@ BENCHMARKS: Final = Page(
         "Local training": "training",
         "DP-SGD in silos": "dpsgd",
         "Client-level simulation": "simulation",
+        "Large models, many users, noise": "scale",
         "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",

@@ -74,7 +74,7 @@ TRIED = {
     "docs/which-of-the-four.md:0": PARSED + "they take an hour",
     "docs/architecture.md:0": "a drawing: nothing to run",
     "docs/deployment.md:0": PARSED
-    + "processes that listen on ports: test_flower starts the same demonstration",
+    + "processes that listen on ports: test_hosts starts the same demonstration",
     "docs/deployment.md:1": "run by test_the_handbook_is_true",
     "docs/deployment.md:2": "run by test_the_handbook_is_true",
     "docs/deployment.md:3": "run by test_the_handbook_is_true",

@@ -201,7 +201,9 @@ def _of_methods() -> list[Case]:
         add(name, "correlated", method=stream, rounds=3)
         if weighted:
             add(name, "some power", method={**NOISY, "power": 2.5})
-            add(name, "file of main silos", method={**NOISY, "power": {"main_silos": "0" * 64}})
+            why, only = "a file of main silos is shared between institutions", ("power", "a table")
+            add(name, "file of main silos", why, only, method={**NOISY, "power": {"main_silos": "0" * 64}})
+            add(name, "file that a simulation writes", method={**NOISY, "power": "linked"})
     for bands, period in ((0, 2), (1, 1)):
         stream = {"correlated": {"period": period, "bands": bands}}
         add("uldp-avg", f"{bands} bands of {period}", method={**NOISY, **stream}, rounds=2)

@@ -170,7 +170,7 @@ def test_the_tutorial_of_three_hospitals_is_true(hospitals: Path) -> None:
     assert words(" ".join(claim)) in words(ran)
     assert "report: runs/hospitals/report.html" in ran
     resumed = fedveil(only("docs/how-to/resume-and-budget.md", 0))
-    assert "from round 20 of 20" in resumed
+    assert "from round 30 of 30" in resumed
 
 
 def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
@@ -196,8 +196,8 @@ def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
 
 def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> None:
     cases = [
-        "check hospitals.toml --set method.clp=1",
-        "check hospitals.toml --set method.clip=0",
+        "check hospitals.toml --set local.epoch=1",
+        "check hospitals.toml --set local.epochs=0",
         "check digits --variant nope",
         "report nowhere",
     ]
@@ -234,10 +234,11 @@ def test_fragments_of_documents_are_valid(here: Path) -> None:
     assert [parse(one, "compared").name for one in compared] == ["by-records", "main-silo"]
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
-    for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
-        laid = merge(BASE, tomllib.loads(BLOCKS[name].text))
-        laid |= {"privacy": {"epsilon": 2.0}} if laid["method"]["noise_multiplier"] == "calibrated" else {}
-        assert parse(laid, name).server.average is not None
+    falling = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:1"].text)
+    assert parse(merge(BASE, falling), "tail").server.average is not None
+    single = {"name": "own", "data": BASE["data"], "privacy": {"epsilon": 2.0}}
+    single |= tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:0"].text)
+    assert parse(single, "more accuracy").method.name == "uldp-avg-w"
     stream = tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:1"].text) | {"privacy": {"epsilon": 2.0}}
     plain = {key: value for key, value in BASE.items() if key not in ("local", "method")}
     assert parse(merge(plain, stream), "correlated").method.get("correlated").period == 5
@@ -337,7 +338,8 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
             "rounds": 2,
             "model": {"name": "linear", "loss": "binary_cross_entropy"},
             "data": {"table": {"test_file": "test.csv"}},
-            "method": {"name": "uldp-avg", "noise_multiplier": 20.0},
+            "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 20.0},
+            "local": {"learning_rate": 0.5},
             "protection": {"name": "secure-aggregation"},
             "privacy": {"epsilon": None},
         },
@@ -386,9 +388,9 @@ def test_what_is_said_of_the_first_run_is_true(here: Path) -> None:
     assert re.search(like(BLOCKS[f"{page}:1"].text.strip()), ran)
     assert "report: runs/digits/comparison.html" in ran
     listed = BLOCKS[f"{page}:3"].text.split("\n", 1)[1].split()
-    assert sorted(path.name for path in Path("runs/digits/uldp-avg-w").iterdir()) == sorted(listed)
+    assert sorted(path.name for path in Path("runs/digits/recommended").iterdir()) == sorted(listed)
     sentences = words(
-        " ".join(json.loads(Path("runs/digits/uldp-avg-w/privacy.json").read_text())["sentences"])
+        " ".join(json.loads(Path("runs/digits/recommended/privacy.json").read_text())["sentences"])
     )
     for place in ("README.md", page):
         text = (ROOT / place).read_text(encoding="utf-8")
@@ -399,7 +401,7 @@ def test_what_is_said_of_the_first_run_is_true(here: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     said = re.search(r"epsilon is (\S+) now, (\S+) against the server", text)
     assert said is not None
-    assert columns(ran)["uldp-avg-w"][:2] == list(said.groups())
+    assert columns(ran)["recommended"][:2] == list(said.groups())
     assert "comparison: runs/noise.html" in fedveil(compared)
     assert "round 30/30" in fedveil(only("docs/how-to/hide-record-counts.md", 2))
 

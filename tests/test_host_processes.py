@@ -15,8 +15,8 @@ import pytest
 
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.run_outcome import SOCKET
 from fedveil.federation.hosts.sockets import free_port
-from fedveil.federation.hosts.submission import SOCKET
 from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import (
     FEDVEIL,

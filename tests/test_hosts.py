@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -43,15 +44,9 @@ from fedveil.federation.hosts.ipc import ask, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics import Meter
+from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
-from fedveil.federation.hosts.submission import (
-    RunOutcome,
-    Submission,
-    create_run,
-    due_parts,
-    read_document,
-    watch,
-)
+from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
@@ -412,7 +407,11 @@ def test_a_mistake_of_an_operator_is_answered_with_what_helps(made: Demonstratio
         moved.rename(table)
 
 
-def test_a_run_is_exchanged_though_messages_are_lost(made: Demonstration, guards: list[Path]) -> None:
+def test_a_run_is_exchanged_though_messages_are_lost(
+    made: Demonstration, guards: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the silos' logs say when each joins, is charged and ends."""
+    caplog.set_level(logging.INFO, "fedveil.silo")
     home = CoordinatorFolder(made.provisioned.coordinator)
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
@@ -420,6 +419,10 @@ def test_a_run_is_exchanged_though_messages_are_lost(made: Demonstration, guards
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
     assert party.outcome.statement.epsilon is not None
+    said = Counter(one.getMessage().split()[0] for one in caplog.records if one.name == "fedveil.silo")
+    assert (said["joined"], said["charged"]) == (4, 8)
+    assert "charged 1 entries; the ledger ends with" in caplog.text
+    assert f"run {party.run.hex()[:16]} ended" in caplog.text
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
     told, end = Silent(), RunOutcome(error=None, stopped=None, silent=())

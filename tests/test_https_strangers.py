@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,12 +18,15 @@ import httpx
 import pytest
 
 from fedveil.federation.enrollment.certificates import Authority, new_node_key
-from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address
+from fedveil.federation.hosts.deployment import Hosting, write_deployment
+from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port
 from fedveil.federation.transport.fault_log import FaultLog
 from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
+from fedveil.federation.transport.https.silo_client import SiloClient
+from tests.fuzz import Decoder, Requests, play
 from tests.mailboxes import Place, ServedMailbox, certify, make_place
 
 LONGEST = 1 << 20
@@ -451,3 +456,62 @@ def test_a_member_whose_certificate_has_the_node_key_of_another_is_not_made(tmp_
     (stolen / "client.crt").write_bytes((made.silo(0) / "client.crt").read_bytes())
     with pytest.raises(ssl.SSLError, match=r"(?i)mismatch"):
         context(made, "stolen")
+
+
+def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
+    """``python -m tests.fuzz`` tries as many as are asked for."""
+    decoder = Decoder(name="requests to a mailbox", read=Requests(), good=Requests.good)
+    assert play((decoder,), 2000).inputs == 2000
+
+
+# --- behind nginx ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_that_ends_tls_lets_members_in_alone(
+    place: Place, served: ServedMailbox, tmp_path: Path
+) -> None:
+    """The file that `fedveil deploy write` makes, with this place's paths, and a silo's own client before it."""
+    port, link = free_port(), place.folder / "link"
+    (written,) = [
+        path
+        for path in write_deployment(tmp_path / "files", Hosting(port=port))
+        if path.name == "nginx-tls.conf"
+    ]
+    text = written.read_text().replace("/srv/fedveil-link", str(link))
+    head = f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; user root;\n"
+    bodies = f"http {{\n    client_body_temp_path {tmp_path}/bodies;\n"
+    (tmp_path / "nginx.conf").write_text(head + text.replace("http {\n", bodies))
+    nginx = subprocess.Popen(["nginx", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path)])
+    over, coordinator = threading.Event(), served.coordinator()
+    try:
+        until = time.monotonic() + 30
+        while not listens(port):
+            assert time.monotonic() < until
+            assert nginx.poll() is None, (tmp_path / "error.log").read_text()
+            time.sleep(0.05)
+        coordinator.offer({0: bytes(3 << 20)})
+        silo = SiloClient(f"127.0.0.1:{port}", place.context(0), lambda message: message + b"!", 1 << 28)
+        threading.Thread(target=silo.serve, args=(over.is_set,), daemon=True).start()
+        (received,) = coordinator.collect(20)
+        assert (received.silo, received.message) == (0, bytes(3 << 20) + b"!")
+        over.set()
+        address_, forged = f"https://127.0.0.1:{port}", (place.silo(1) / "client.crt").read_text()
+        header = {"X-Client-Certificate": forged.replace("\n", "%0A").replace("+", "%2B")}
+        for name, status in (("no member", 403), ("silo-2", 204), (None, 400)):
+            with httpx.Client(base_url=address_, verify=context(place, name), timeout=20) as one:
+                assert one.get(MESSAGE_PATH, headers=header).status_code == status, name
+        for name in ("other authority", "expired"):
+            with httpx.Client(base_url=address_, verify=context(place, name), timeout=20) as one:
+                assert one.get(MESSAGE_PATH).status_code == 400, name
+    finally:
+        over.set()
+        coordinator.offer({}, {0})
+        coordinator.close()
+        nginx.terminate()
+        nginx.wait(20)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0

@@ -24,9 +24,8 @@ from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.inspection import inspect_silo
+from fedveil.federation.hosts.run_outcome import END, RunOutcome
 from fedveil.federation.hosts.submission import (
-    END,
-    RunOutcome,
     Submission,
     check_served,
     create_run,

@@ -98,8 +98,9 @@ WeightPower = Annotated[
     Discriminator(_number_or_table),
     Field(
         description="p of the weights n_su^p / sum_s n_su^p of a user's silos: 1 as published, 0 for equal weights; "
-        '`"main"` gives all weight to the silo with most of the records; between institutions, so does a table of '
-        "`main_silos`, the SHA-256 of a file that the silos share ([how](../theory/weights.md#a-file-of-main-silos))"
+        '`"main"` gives all weight to the silo with most of the records; `"linked"` does too, by a file of main silos '
+        "that a simulation writes, and between institutions so does a table of `main_silos`, the SHA-256 of a file "
+        "that the silos share ([how](../theory/weights.md#a-file-of-main-silos))"
     ),
 ]
 GroupSize = Annotated[

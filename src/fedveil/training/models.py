@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -376,6 +376,24 @@ def start_at_zero(model: nn.Module) -> None:
         )
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
+
+
+def start_output_at_zero(model: nn.Module) -> None:
+    """Set the parameters of a model's last layer with parameters to zero, in place: all outputs begin at zero.
+
+    The layer is the last in the order of the module. The others keep their values, so hidden units differ.
+    """
+    weighing = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+    for parameter in weighing[-1].parameters(recurse=False) if weighing else ():
+        nn.init.zeros_(parameter)
+
+
+STARTS: Final[Mapping[str, Callable[[nn.Module], None]]] = {
+    "seed": lambda model: None,
+    "zeros": start_at_zero,
+    "zero-output": start_output_at_zero,
+}
+"""Changes of a model's seeded parameters before training, by the word for them."""
 
 
 def build_model(

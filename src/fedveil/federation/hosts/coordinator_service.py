@@ -16,11 +16,11 @@ import queue
 import socket
 import threading
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fedveil.errors import FedveilError
-from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ProcessError
 from fedveil.federation.hosts.connection_state import LinkConnection
@@ -28,13 +28,14 @@ from fedveil.federation.hosts.folders import CoordinatorFolder, check_server_key
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.metrics import Meter, as_metrics
 from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.run_outcome import END, SOCKET, RunOutcome
 from fedveil.federation.hosts.sockets import RunningFolder, listen
 from fedveil.federation.hosts.status import party_status
-from fedveil.federation.hosts.submission import END, SOCKET, RunOutcome, due_parts
-from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.protocols.errors import ProtocolError
-from fedveil.run.folder.run_folder import RunFolder
+
+if TYPE_CHECKING:  # they load PyTorch, which only a coordinator that plays a run needs
+    from fedveil.federation.coordinator import CoordinatorParty
 
 _QUESTION_SECONDS: Final = 10.0
 _PLAYER_SECONDS: Final = 3.0
@@ -164,15 +165,16 @@ class CoordinatorService:
         Raises:
             ProcessError: this process is to end; the run goes on when its folder is opened again.
         """
+        loop = import_module("fedveil.federation.transport.exchange_loop")
         settings = self._home.settings
-        patience = Patience(
+        patience = loop.Patience(
             drop_after=settings.drop_after_seconds,
             give_up_after=settings.patience,
             max_work=settings.max_work_seconds,
         )
         transport = MailboxClient(self.link.socket, self._members, party.longest_answer)
         with contextlib.closing(transport):
-            silent = exchange_messages(
+            silent: tuple[str, ...] = loop.exchange_messages(
                 transport, party, self._home.membership.silos, patience, self._meter, self._stopping.is_set
             )
         if not party.is_finished:
@@ -185,7 +187,7 @@ class CoordinatorService:
         stopped: str | None = None
         silent: tuple[str, ...] = ()
         try:
-            for party in due_parts(self._home, path):
+            for party in import_module("fedveil.federation.hosts.submission").due_parts(self._home, path):
                 with contextlib.closing(party):
                     silent = self._exchange(party)
                 if party.refused is not None:
@@ -206,5 +208,5 @@ class CoordinatorService:
         with contextlib.suppress(
             FedveilError
         ):  # said already, or there is no folder to say it in, or no room
-            RunFolder(path).write_json(END, asdict(end))
+            import_module("fedveil.run.folder.run_folder").RunFolder(path).write_json(END, asdict(end))
         return end

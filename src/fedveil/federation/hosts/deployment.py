@@ -26,6 +26,7 @@ SERVICES: Final = (
     "fedveil-link.service",
     "fedveil-silo@.service",
     "nginx.conf",
+    "nginx-tls.conf",
 )
 CONTAINERS: Final = ("Dockerfile", "compose.yaml")
 REQUIREMENTS: Final = "requirements.txt"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -17,10 +18,12 @@ from fedveil.federation.enrollment.certificates import certificate_key_digest, n
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.settings import Settings
 from fedveil.federation.membership import Membership
-from fedveil.federation.policy import Policy
-from fedveil.federation.silo_data import LocalPopulation, load_silo_population
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.files import read_content
+
+if TYPE_CHECKING:  # they load PyTorch, which a coordinator at rest does not need
+    from fedveil.federation.policy import Policy
+    from fedveil.federation.silo_data import LocalPopulation
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -165,12 +168,16 @@ class SiloFolder(_Folder):
             raise DataError(
                 f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
             )
-        return load_silo_population(self.schema, table, membership, number, users, main_silos)
+        found: LocalPopulation = import_module("fedveil.federation.silo_data").load_silo_population(
+            self.schema, table, membership, number, users, main_silos
+        )
+        return found
 
     @property
     def policy(self) -> Policy:
         """The silo's own limits."""
-        return Policy.read(self / "policy.toml")
+        found: Policy = import_module("fedveil.federation.policy").Policy.read(self / "policy.toml")
+        return found
 
 
 def members_of(membership: Membership) -> Members:

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedveil.crypto.keys import read_private_file
 from fedveil.errors import ConfigError
-from fedveil.federation.enrollment.certificates import days_left
+from fedveil.federation.enrollment.certificates import check_client_certificate, days_left
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.policy import counted_sentence
 from fedveil.federation.silo_ledger import LEDGER
@@ -32,8 +31,8 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         raise ConfigError(
             f"{silo / 'identity.key'}: not the key that membership.toml has for '{settings.name}'"
         )
-    read_private_file(silo / "node.key")
     days = days_left(silo / "ca.crt", silo / "ca.crt")
+    own = check_client_certificate(silo.path)
     share = silo.share()
     per_user = np.bincount(share.train.user, minlength=share.n_users)
     present = per_user[per_user > 0]
@@ -44,6 +43,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "coordinator's identity": membership.coordinator.fingerprint,
         "membership": f"{membership.fingerprint} (serial {membership.serial}, valid until {membership.valid_until})",
         "authority": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
+        "certificate": f"valid for {own:.0f} days" + ("; the founder seals again" if own < _SOON else ""),
         "records (shown here only)": len(share.train),
         "users with records (shown here only)": len(present),
         "records per user: least, median, most (shown here only)": (

@@ -22,6 +22,7 @@ from fedveil.federation.hosts.status import party_status
 from fedveil.federation.transport.https.silo_client import FaultError, SiloClient, client_context
 
 _AGAIN_SECONDS: Final = 5.0
+_SOON_DAYS: Final = 30.0
 _log = logging.getLogger("fedveil.silo")
 
 
@@ -107,7 +108,8 @@ class SiloService:
 
     def _network_settings(self) -> dict[str, object]:
         folder = self._silo
-        check_client_certificate(folder.path)
+        if (days := check_client_certificate(folder.path)) < _SOON_DAYS:
+            _log.warning("the certificate client.crt is valid for %.0f days; the founder seals again", days)
         return {
             "folder": str(folder.path),
             "party": str(folder.path),

@@ -6,20 +6,20 @@ No figure here depends on records. What is spent is computed from the silo's led
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from fedveil import __version__
 from fedveil.errors import ConfigError
-from fedveil.federation.enrollment.certificates import days_left
+from fedveil.federation.enrollment.certificates import check_client_certificate, days_left
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.submission import END
-from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.hosts.run_outcome import END
+from fedveil.files import read_toml
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import all_of
 from fedveil.privacy.ledger import read_entries, read_head
 from fedveil.run.folder.documents import read_rows
-from fedveil.run.folder.run_folder import RunFolder
 
 _ENDED: Final = ("waits or is played", "ended")
 
@@ -60,23 +60,28 @@ def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
         "runs": len(runs),
     }
     if runs:
-        folder, experiment = RunFolder.open(runs[-1].parent)
+        folder, experiment = runs[-1].parent, read_toml(runs[-1])
         rows = read_rows(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
         found |= {
-            "run": experiment.name,
+            "run": experiment.get("name"),
             "round": rows[-1]["round"] if rows else 0,
-            "rounds": experiment.rounds,
+            "rounds": experiment.get("rounds"),
             "state": _ENDED[(folder / END).exists()],
         }
     return found
 
 
 def _silo(home: SiloFolder) -> dict[str, Any]:
-    policy, path = home.policy, home / "state" / LEDGER
+    ledger = import_module(
+        "fedveil.federation.silo_ledger"
+    ).LEDGER  # loads PyTorch, which a coordinator need not
+    policy, path = home.policy, home / "state" / ledger
     allowed = None if policy.budget is None else policy.epsilon
     found = _common(home, "silo") | {
         "name": home.settings.name,
-        "certificate_days": round(days_left(home / "ca.crt", home / "ca.crt"), 1),
+        "certificate_days": round(
+            min(days_left(home / "ca.crt", home / "ca.crt"), check_client_certificate(home.path)), 1
+        ),
         "allowed_epsilon": allowed,
         "delta": policy.delta,
     }

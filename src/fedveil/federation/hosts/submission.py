@@ -7,7 +7,6 @@ import select
 import shlex
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.coordinator_setup import open_session
 from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.run_outcome import SOCKET, RunOutcome
 from fedveil.federation.hosts.sockets import address
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.silo_data import load_public_test_table
@@ -36,12 +36,6 @@ from fedveil.run.releases.requests import prepare_document
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.document import DocumentParts
 from fedveil.run.steps.experiment import ExperimentParts
-
-END: Final = "run_end.json"
-"""Written when a run's play ends: an :class:`RunOutcome`."""
-
-SOCKET: Final = "party"
-"""The coordinator's socket for submissions, in its folder ``run``."""
 
 _LOOK_SECONDS: Final = 0.5
 _LAST_WORD_SECONDS: Final = 10.0
@@ -172,22 +166,7 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     found = read_preprocessed(folder.path)
     own = own if found is None else own.with_refined_schema(found.schema, found.clip)
     share = own.share()
-    return prepare(experiment, FixedPopulation(share, of=share.declared))
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a run's play ended.
-
-    Attributes:
-        error: what went wrong, if anything.
-        stopped: why it ended before its last round, if it did.
-        silent: silos whose silence has ended it.
-    """
-
-    error: str | None
-    stopped: str | None
-    silent: tuple[str, ...]
+    return prepare(experiment, FixedPopulation(share, of=share.declared), trains=False)
 
 
 class Submission:

@@ -25,6 +25,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.federation.transport.fault_log import FaultLog
@@ -35,6 +36,7 @@ from fedveil.federation.transport.https.key_digests import KeyDigests, key_diges
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MAILBOX_HEADER, MESSAGE_PATH, TAG_HEADER
 
+_NUMBER_DIGITS: Final = 4
 _MEMBERS_BYTES: Final = 1 << 20
 _LONGEST_POLL: Final = 60.0
 _log = logging.getLogger("fedveil.link")
@@ -55,7 +57,7 @@ def by_proxy_header(request: Request) -> str:
     try:
         certificate = x509.load_pem_x509_certificate(unquote_to_bytes(escaped))
         return key_digest(certificate.public_bytes(Encoding.DER))
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         return ""
 
 
@@ -64,7 +66,8 @@ def by_silo_number(mailbox: Mailbox) -> Identify:
 
     def identify(request: Request) -> str:
         number, members = request.header("Silo"), mailbox.members
-        known = members is not None and number.isdecimal() and int(number) < len(members.keys)
+        written = number.isdecimal() and len(number) <= _NUMBER_DIGITS
+        known = members is not None and written and int(number) < len(members.keys)
         return members.keys[int(number)] if members is not None and known else ""
 
     return identify

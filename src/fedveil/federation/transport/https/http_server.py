@@ -97,7 +97,7 @@ class Request:
         peer: the client's certificate (DER), or None.
     """
 
-    def __init__(self, connection: _Connection, head: h11.Request, peer: bytes | None) -> None:
+    def __init__(self, connection: Connection, head: h11.Request, peer: bytes | None) -> None:
         self._connection, self.peer = connection, peer
         self.method, self.target = head.method.decode("ascii"), head.target.decode("latin-1")
         self._fields = list(head.headers)
@@ -172,8 +172,15 @@ class Request:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _Connection:
-    """One connection: requests, one after the other."""
+class Connection:
+    """One connection: requests, one after the other.
+
+    Args:
+        reader: bytes from the client.
+        writer: bytes to it.
+        limits: bounds.
+        peer: the client's certificate (DER), or None.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits, peer: bytes | None
@@ -255,11 +262,13 @@ class _Connection:
             del fields[0]
         with contextlib.suppress(h11.LocalProtocolError):  # the request was no HTTP, and an answer was sent
             head = h11.Response(status_code=response.status, headers=fields)
-            self._writer.write(self._http.send(head) or b"")
+            pending = self._http.send(head) or b""
             for piece in split(response.body):
-                self._writer.write(self._http.send(h11.Data(data=piece)) or b"")
+                # The head goes with the first piece: a short answer is one TLS record and one packet.
+                self._writer.write(pending + (self._http.send(h11.Data(data=piece)) or b""))
+                pending = b""
                 await self._drain()
-            self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
+            self._writer.write(pending + (self._http.send(h11.EndOfMessage()) or b""))
         await self._drain()
 
     async def _drain(self) -> None:
@@ -367,7 +376,7 @@ class HttpServer:
         secured = writer.get_extra_info("ssl_object")
         peer = None if secured is None else secured.getpeercert(binary_form=True)
         try:
-            await _Connection(reader, writer, self._limits, peer).serve(self._recognise)
+            await Connection(reader, writer, self._limits, peer).serve(self._recognise)
         except (ClosedByPeerError, TimeoutError, OSError, h11.ProtocolError):
             pass
         except asyncio.CancelledError:

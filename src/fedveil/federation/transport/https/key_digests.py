@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 _LARGEST_CACHE: Final = 4096
@@ -34,6 +35,6 @@ class KeyDigests:
                 self._known.clear()
             try:
                 self._known[certificate] = key_digest(certificate)
-            except ValueError:
+            except (ValueError, UnsupportedAlgorithm):
                 return ""
         return self._known[certificate]
