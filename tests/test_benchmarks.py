@@ -20,9 +20,8 @@ from benchmarks.price_page import page, plot
 from fedveil.run.config.experiment import parse
 
 MISSES = {
-    "4 idle silos, 1 kB: an exchange, median",  # this and the next two: two cores with 11 to 13 processes
+    "4 idle silos, 1 kB: an exchange, median",  # this and the next: two cores, load 8 and 13
     "50 rounds of it, from submission to the signed end",
-    "a message of 64 MiB and back",
     "9,845,610 parameters, 20 users: a round; peer: plain loop",
     "49,532,010 parameters, 4 users: a round; peer: plain loop",
     "1 M parameters (from 100,000), a client: encrypt, serialise, decrypt; peer: CKKSVector, public key",

@@ -7,6 +7,7 @@ from typing import Final
 
 from fedveil.errors import CompositionError, LargeDeltaWarning, PrivacyError, TooFewPeopleWarning
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import sum_noise_std
 from fedveil.methods.noise_ratio import SCALE, noise_to_displacement
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent
@@ -66,7 +67,7 @@ def _few_people(prepared: Prepared, epsilon: float) -> Warning | None:
 def _epsilon_at(prepared: Prepared, ratio: float) -> float | None:
     """Return the epsilon at which the ratio is SCALE; None if users are sampled, whose epsilon is another function."""
     method, rounds = prepared.method, prepared.experiment.rounds
-    noise = method.noise_std(prepared.population.n_silos)
+    noise = sum_noise_std(method, prepared.population.n_silos)
     if (
         method.sampler.rate < 1
         or method.sampler.adjacency is not Adjacency.ADD_OR_REMOVE_ONE

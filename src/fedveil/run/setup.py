@@ -19,7 +19,7 @@ from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, contribution_weights, message_length
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
@@ -91,7 +91,7 @@ class Prepared:
     @property
     def length(self) -> int:
         """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
-        return self.method.message_length(self.task.dimension)
+        return message_length(self.method, self.task.dimension)
 
     @property
     def side_releases(self) -> tuple[Release, ...]:
@@ -237,7 +237,7 @@ def prepare(
     if preprocessing is not None:
         preprocessing.check(method)
     records = _kept(method, population.train)
-    public = composition.public_facts(method, records, method.message_length(task.dimension))
+    public = composition.public_facts(method, records, message_length(method, task.dimension))
     # Noise that is calibrated to an epsilon depends on the public facts, which depend on the composed method:
     # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
@@ -255,7 +255,7 @@ def prepare(
         method=method,
         trainer=trainer,
         cohort=cohort,
-        weights=method.compute_weights(groups, population),
+        weights=contribution_weights(method, groups, population),
         n_users=population.n_users,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
@@ -352,7 +352,7 @@ def setting_with(prepared: Prepared, records: Records) -> TrainingSetup:
     cohort = Cohort.from_records(
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=setting.cohort.device
     )
-    return replace(setting, cohort=cohort, weights=method.compute_weights(groups, population))
+    return replace(setting, cohort=cohort, weights=contribution_weights(method, groups, population))
 
 
 def _kept(method: Method, records: Records) -> Records:

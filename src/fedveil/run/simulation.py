@@ -21,6 +21,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fedveil.methods.capabilities import ClientSender
+from fedveil.methods.method import message_kinds, message_length
 from fedveil.methods.no_protection import open_sums
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
 from fedveil.protocols.errors import SiloVanished
@@ -85,7 +86,7 @@ class SimulatedParties:
             setting.n_users if isinstance(setting.method.channel, ClientSender) else setting.cohort.n_silos
         )
         dimension = sum(math.prod(shape) for shape in setting.shapes)
-        length = setting.method.message_length(dimension)
+        length = message_length(setting.method, dimension)
         agreed = open_sums(setting.method, clients=clients, length=length)
         return cls(driver=LocalDriver(agreed), initial=torch.zeros(dimension))
 
@@ -157,7 +158,7 @@ class TrainingParties:
         method = prepared.method
         messages = Transcript() if method.protection.agrees else None
         driver: LocalDriver[Any, Any] = LocalDriver(
-            prepared.protocol_spec, messages, method.kinds, part.privacy
+            prepared.protocol_spec, messages, message_kinds(method), part.privacy
         )
         self._part, self._folder = part, folder
         self._parties = SimulatedParties(driver=driver, initial=prepared.task.initial())
