@@ -36,6 +36,11 @@ RELEASE: Final[dict[str, Any]] = {
     "privacy": {"epsilon": 300.0},
 }
 CLIENTS: Final = {"n_silos": None, "allocation": {"law": "clients"}}
+SUMS = {
+    "newton": {"record_length": 1.5, "residual": 0.5, "ridge": 2.0},
+    "boosted-trees": {"residual": 0.5, "rate": 1.0},
+}
+"""Methods of sums of record statistics, with their own keys."""
 NOISY: Final = {"clip": 1.0, "noise_multiplier": 5.0}
 FOUND: Final = {"clip": 1.0, "noise_multiplier": "calibrated"}
 PUBLIC_MODEL: Final = save({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
@@ -147,7 +152,8 @@ def _of_methods() -> list[Case]:
         name: str, label: str = "", refused: str = "", only: tuple[str, str] | None = None, **changes: Any
     ) -> None:
         own = ((f"method[{name}].{only[0]}", only[1]),) if only else ()
-        around: dict[str, Any] = {"local": None} if name.startswith("uldp-sgd") else {}
+        none_local = name.startswith("uldp-sgd") or name in SUMS
+        around: dict[str, Any] = {"local": None} if none_local else {}
         method = {"name": name} | changes.pop("method", {})
         found.append(
             Case(
@@ -208,6 +214,25 @@ def _of_methods() -> list[Case]:
     for bands, period in ((0, 2), (1, 1)):
         stream = {"correlated": {"period": period, "bands": bands}}
         add("uldp-avg", f"{bands} bands of {period}", method={**NOISY, **stream}, rounds=2)
+    for name, keys in SUMS.items():
+        around = {"model": {"name": "boosted-trees"}, "rounds": 2} if name == "boosted-trees" else {}
+        numbers, target = {"noise_multiplier": 2.0}, {"privacy": {"epsilon": 3.0}}
+        add(name, method=numbers | keys, **around)
+        add(name, "without noise", method={"noise_multiplier": 0}, **around)
+        add(name, "calibrated", method={"noise_multiplier": "calibrated", "power": 0}, **around, **target)
+        why, only = "closed forms are those of", ("noise_multiplier", "closed-form")
+        add(name, "closed form", why, only, method={"noise_multiplier": "closed-form"}, **around, **target)
+        for power in (64, 2.5, "main", "linked"):
+            add(name, f"power {power}", method=numbers | {"power": power}, **around)
+        why, only = "a file of main silos is shared between institutions", ("power", "a table")
+        add(
+            name,
+            "file of main silos",
+            why,
+            only,
+            method=numbers | {"power": {"main_silos": "0" * 64}},
+            **around,
+        )
     noisy("uldp-naive", {})
     noisy("uldp-group", {}, group_size=2)
     for size in (1, "median", "max"):

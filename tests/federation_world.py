@@ -122,8 +122,12 @@ def asked(**changes: Any) -> Experiment:
     ):  # no noise, no bound
         base["method"] = {}
         del base["server"]
-    if changes.get("method", {}).get("name") == "newton":  # its steps have no rate
-        del base["server"]
+    if changes.get("method", {}).get("name") in (
+        "newton",
+        "boosted-trees",
+    ):  # no clip, no local steps, no rate
+        del base["server"], base["local"], base["method"]["clip"]
+        base["model"]["name"] = "linear" if changes["method"]["name"] == "newton" else "boosted-trees"
     if changes.get("method", {}).get("name") in ("uldp-sgd", "uldp-sgd-w"):
         del base["local"]
     return parse(merge(base, changes), "test")

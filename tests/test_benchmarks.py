@@ -9,7 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import correlated, defaults, defaults_page, ergonomics, first_run, flamby, flamby_page
+from benchmarks import (
+    correlated,
+    defaults,
+    defaults_page,
+    ergonomics,
+    first_run,
+    flamby,
+    flamby_page,
+    tables,
+    tables_page,
+)
 from benchmarks.curves import Place, Point, fit, write_page
 from benchmarks.harness import Row, report
 from benchmarks.measured_page import BENCHMARKS, STATISTICS, Page
@@ -20,7 +30,6 @@ from benchmarks.price_page import page, plot
 from fedveil.run.config.experiment import parse
 
 MISSES = {
-    "4 idle silos, 1 kB: an exchange, median",  # this and the next: two cores, load 8 and 13
     "50 rounds of it, from submission to the signed end",
     "9,845,610 parameters, 20 users: a round; peer: plain loop",
     "49,532,010 parameters, 4 users: a round; peer: plain loop",
@@ -92,6 +101,15 @@ def test_the_page_of_the_price_is_that_of_its_runs(monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(root)
     assert (root / "docs" / "price.md").read_text(encoding="utf-8") == page(read())
     assert (root / "docs" / "images" / "price.svg").read_text(encoding="utf-8") == plot(read())
+
+
+def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.chdir(root)
+    kept = tables.read()
+    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept)
+    for cell in tables.cells(list(tables.TABLES), tables.EPSILONS):
+        assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)
 
 
 def test_the_table_of_the_recommended_settings_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:

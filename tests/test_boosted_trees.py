@@ -257,6 +257,30 @@ def test_the_model_predicts_what_training_predicted(kind: str) -> None:
         assert predicted[i] == pytest.approx(expected, abs=1e-4)
 
 
+@every_kind
+def test_importances_are_the_squared_steps_across_the_cuts(kind: str) -> None:
+    described = task(kind)
+    model = described.model
+    assert isinstance(model, BoostedTrees)
+    assert model.importances().tolist() == [0.0] * INPUTS
+    trained = played(kind, records(kind), 4)[-1]
+    model.load_state_dict(described.layout.unflatten(trained), strict=False)
+    expected = np.zeros(INPUTS)
+    for number in range(3):
+        for tree in range(TREES):
+            leaves = model.leaves[number, tree].tolist()
+            for level in range(DEPTH):
+                bit = 2 ** (DEPTH - 1 - level)
+                steps = [
+                    (high - low) ** 2
+                    for cell in range(LEAVES)
+                    if not cell & bit
+                    for low, high in zip(leaves[cell], leaves[cell | bit], strict=True)
+                ]
+                expected[int(model.feature[number, tree, level])] += np.mean(steps)
+    assert model.importances().numpy() == pytest.approx(expected / expected.sum(), rel=1e-4)
+
+
 # --- one user --------------------------------------------------------------------------------------------------------
 
 
@@ -427,8 +451,7 @@ def test_what_cannot_be_grown_is_refused_before_a_charge(
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
-def test_trees_are_not_trained_by_updates(tmp_path: Path) -> None:
-    """Another method would find no gradient of a cut, and leave all leaves but those reached at zero."""
+def test_the_guarantee_is_that_of_a_gaussian_sum() -> None:
     method = boosted_trees(inputs=3, classes=2, target_range=None, noise_multiplier=2.0, rounds=5)
     guarantee = derive(method, PublicFacts(n_silos=SILOS, n_users=150, dimension=384))
     assert guarantee.event == GaussianEvent(noise_multiplier=2.0)

@@ -81,6 +81,8 @@ ELSEWHERE = {
     "stevens": "stated above all that so few canaries can show",
     "fl-gaussian-sdq": "the messages of fl-gaussian, coded",
     "fl-laplace-sdq": "the messages of fl-laplace, coded",
+    "newton": "canaries are updates of the model; tests/test_newton.py attacks the bound of its sums",
+    "boosted-trees": "canaries are updates of the model; tests/test_boosted_trees.py attacks the bound of its sums",
 }
 
 

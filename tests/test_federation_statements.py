@@ -61,9 +61,11 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "weighting": {"name": "private-weighting", "n_max": 30},
     "partial": {"name": "partial-encryption", "ratio": 0.5},
 }
-NEEDED: dict[str, dict[str, float]] = {"dp-fed-ls": {"smoothing": 1.0}} | {
-    name: {"step": 1.0, "clip": 0.5} for name in BUILTINS["methods"] if name.endswith("-sdq")
-}
+NEEDED: dict[str, dict[str, float]] = {
+    "dp-fed-ls": {"smoothing": 1.0},
+    "newton": {"power": 2},
+    "boosted-trees": {"power": 2},
+} | {name: {"step": 1.0, "clip": 0.5} for name in BUILTINS["methods"] if name.endswith("-sdq")}
 IN_ONE_PROCESS_ALONE = {"uldp-group"}
 """Methods that institutions cannot play under any protection."""
 

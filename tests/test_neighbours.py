@@ -49,6 +49,8 @@ METHOD_KEYS: dict[str, dict[str, Any]] = {
     "fl-gaussian-sdq": NOISE | {"step": 1.0},
     "fl-laplace-sdq": NOISE | {"step": 1.0},
     "dp-fed-ls": NOISE | {"smoothing": 1.0},
+    "newton": {"noise_multiplier": 5.0},
+    "boosted-trees": {"noise_multiplier": 5.0},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -105,8 +107,10 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
         "local": {"learning_rate": 0.1, "epochs": 1, "batch_size": 4},
         "method": {"name": method} | METHOD_KEYS[method],
     }
-    if method in ("uldp-sgd", "uldp-sgd-w"):
+    if method in ("uldp-sgd", "uldp-sgd-w", "newton", "boosted-trees"):
         del asked["local"]
+    if method == "boosted-trees":
+        asked |= {"model": {"name": "boosted-trees"}, "rounds": 2}
     if setting == "oblivious":
         asked["method"]["user_sampling_rate"] = 0.5
     if setting in ("lrsuq", "partial", "partial-noise", "partial-secagg-votes") and method in (

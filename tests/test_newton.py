@@ -407,7 +407,7 @@ def test_masks_change_no_bit_and_a_resumed_run_neither(tmp_path: Path) -> None:
     assert files(plain)[0] == files(stopped)[0]
 
 
-def test_private_weights_give_the_model_of_open_weights_nearly(tmp_path: Path) -> None:
+def test_private_weighting_agrees_on_the_length_of_the_sums() -> None:
     held = population()
     hidden = prepare(newton_of(protection={"name": "private-weighting", "n_max": 20}), FixedPopulation(held))
     assert hidden.length == 4 + 10

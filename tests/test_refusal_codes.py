@@ -111,7 +111,7 @@ def test_an_experiment_has_one_text() -> None:
         json.dumps(dict(reversed(document.items())), separators=(",", ":")),
         text.replace("0.30000000000000004", "0.300000000000000044"),
         text.replace('"clip":0.5', '"clip":0.50'),
-        text.replace("20.0", "2e1"),
+        text.replace('"learning_rate":0.1', '"learning_rate":1e-1'),
         text.replace('"try"', '"\\u0074ry"'),
         text[:-1] + ',"name":"try"}',  # a key that stands twice
         text + " ",

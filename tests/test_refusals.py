@@ -196,7 +196,7 @@ def test_noise_sized_for_fewer_silos_is_known_to_a_denoiser() -> None:
 
 def test_the_noise_of_dp_sgd_is_unknown_whatever_the_channel_adds() -> None:
     shares = replace(GROUP, channel=GaussianShares(noise_multiplier=1.0, scale=1.0))
-    assert shares.noise_std(5) is None
+    assert sum_noise_std(shares, 5) is None
     with pytest.raises(CompositionError, match="size of the noise"):
         replace(shares, denoiser=JamesStein())
 

@@ -25,7 +25,7 @@ from fedveil.run.rounds.next_model import next_model
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
-from fedveil.training.server.averages import Ema, Tail
+from fedveil.training.server.averages import Ema, Last, Tail
 from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
 from tests.pins.compositions import compositions, public
 from tests.runs import Silent, experiment, files, same_model
@@ -154,6 +154,8 @@ def test_a_state_beyond_all_numbers_releases_nothing() -> None:
 def test_no_optimizer_changes_what_any_composition_guarantees() -> None:
     """Post-processing: the same events for readers, server and silos, and one more line that says so."""
     for name, method in compositions():
+        if method.server.reads != FedAdam.reads:  # steps of other sums than mean updates
+            continue
         plain, stepped = (
             derive(one, public(method))
             for one in (method, replace(method, server=FedAdam(learning_rate=0.1)))
@@ -166,7 +168,8 @@ def test_no_optimizer_changes_what_any_composition_guarantees() -> None:
 
 
 def test_no_average_changes_what_any_composition_guarantees() -> None:
-    for name, method in compositions():
+    for name, own in compositions():
+        method = replace(own, average=Last())
         plain, averaged = (derive(one, public(method)) for one in (method, replace(method, average=Ema())))
         assert replace(averaged, mechanisms=plain.mechanisms, published=plain.published) == plain, name
         assert set(averaged.mechanisms) - set(plain.mechanisms) == {

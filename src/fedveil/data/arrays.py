@@ -246,7 +246,7 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
         raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
-    check_share("population", test_share, test, least=0)
+    check_share("population", test_share, test, least=0.0)
 
 
 def _range(task: Task, given: Any) -> tuple[float, float] | None:
