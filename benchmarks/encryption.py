@@ -26,9 +26,8 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.study import Selection, load_study
 from fedveil.run.populations import PopulationCache
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import SimulatedParties, play_round
 
 RESNET_18 = 11_181_642
 _SILOS = 10

@@ -37,9 +37,8 @@ from fedveil.run.config.experiment import parse
 from fedveil.run.populations import FixedPopulation, PopulationCache
 from fedveil.run.releases.run_evaluation import evaluate
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.simulation import SimulatedParties, play_round
 
 TABLE: Final = "price"
 FOLDER: Final = Path("results")

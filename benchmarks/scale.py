@@ -23,9 +23,8 @@ from fedveil.data.records import Affine, Records
 from fedveil.methods.dp_fed_ls import dp_fed_ls
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
+from fedveil.run.simulation import play_round
 from fedveil.training.losses import load_loss
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task

@@ -19,8 +19,8 @@ from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import PrivacyRandomness
-from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.setup import Prepared
+from fedveil.run.simulation import SimulatedParties
 
 
 class Inside:

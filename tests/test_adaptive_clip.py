@@ -35,8 +35,8 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import play_round
 from fedveil.run.training_run import resume, run
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer

@@ -13,9 +13,8 @@ import fedveil
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import SimulatedParties, play_round
 from tests.federation_world import World, asked, population
 
 ROOT = Path(__file__).parents[1]

@@ -25,8 +25,8 @@ from fedveil.run.audit import audit, canary_scores, infer_membership
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import NullObserver
-from fedveil.run.rounds.round_loop import play_round
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import play_round
 from fedveil.run.training_run import resume, run
 from tests.commands import as_json, output
 from tests.test_report import rewrite

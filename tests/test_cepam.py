@@ -34,10 +34,9 @@ from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.rounds.client_inputs import PerClientInputs
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.simulated_parties import SimulatedParties
-from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import SimulatedParties
 from fedveil.run.training_run import resume, run
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer

@@ -41,9 +41,8 @@ from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.privacy.schedule import Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
 from fedveil.run.rounds.sum_history import SumHistory
-from fedveil.run.rounds.training_setup import TrainingSetup
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.losses import load_loss

@@ -211,6 +211,8 @@ def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> N
         experiment=SimpleNamespace(name="hospitals", privacy=SimpleNamespace(budget=1.5)),
         guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE),
         protocol_spec=None,
+        preprocessing=None,
+        evaluation=None,
         over_budget=lambda rounds, beside, again: 1.505,
         side_releases=(),
         releases_before_training=(),

@@ -30,10 +30,9 @@ from fedveil.privacy.sampling import PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.observer import NullObserver
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.simulation import play_round
 from fedveil.run.training_run import run
 from fedveil.training.server.denoise import JamesStein, SoftThreshold
 from fedveil.training.steps import LocalSgd

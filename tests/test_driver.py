@@ -25,7 +25,7 @@ from fedveil.protocols.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.rounds.client_inputs import CohortInputs, PerClientInputs
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.simulation import SimulatedParties
 from tests.pins.cases import prepared as pins
 
 RUN = bytes(range(16))

@@ -112,7 +112,7 @@ class Scripted:
         rule: changes to the rule for vanished silos.
     """
 
-    name, number, before, start, stopped = "", 1, (), (np.zeros(0, dtype=np.float32), None), None
+    name, number, before, stopped = "", 1, (), None
 
     def __init__(
         self,
@@ -150,6 +150,9 @@ class Scripted:
     def prepare_retry(self, vanished: SiloVanished) -> None:
         assert self.step is not None
         self.cohort = self.rule.next_cohort(1, self.step.tries, self.cohort, vanished)
+
+    def start(self) -> tuple[np.ndarray, None]:
+        return np.zeros(0, dtype=np.float32), None
 
     def release(self, played: Played) -> None:
         self.step = None

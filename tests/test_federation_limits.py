@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation import coordinator as coordinating
 from fedveil.federation import cpu_quota, exchange
 from fedveil.federation.canonical_document import canonical
@@ -194,10 +194,10 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
 # --- letters without fruit -------------------------------------------------------------------------------------
 
 
-def test_an_allowance_counts_what_led_to_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allowance_counts_what_led_to_no_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(cpu_quota.time, "monotonic", lambda: now[0])
-    own = CpuQuota()
+    monkeypatch.setattr(cpu_quota.time, "time", lambda: now[0])
+    own = CpuQuota(tmp_path / "cpu.json")
     own.begin()
     own.count(6.0, "answered")  # a dear setup, and the round that it was for
     own.count(50.0, "charged")
@@ -211,8 +211,29 @@ def test_an_allowance_counts_what_led_to_no_charge(monkeypatch: pytest.MonkeyPat
     own.count(0.1, "answered")
     with pytest.raises(ProtocolError, match="10 s of a processor"):
         own.check(10.0)
-    now[0] += 86400.0
+    now[0] += 86400.0 + 3600.0
     own.check(10.0)
+
+
+def test_any_day_counts_and_not_a_day_that_begins_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that is emptied at once gives twice the limit around its end; a restart gives nothing anew."""
+    now = [7 * 86400.0 - 60.0]  # a minute before midnight, say
+    monkeypatch.setattr(cpu_quota.time, "time", lambda: now[0])
+    own = CpuQuota(tmp_path / "cpu.json")
+    own.count(10.0, "refused")
+    for later in (120.0, 3600.0, 20 * 3600.0, 3 * 3600.0 - 120.0):  # in all less than a day
+        now[0] += later
+        for silo in (own, CpuQuota(tmp_path / "cpu.json")):
+            with pytest.raises(ProtocolError, match="10 s of a processor"):
+                silo.check(10.0)
+    now[0] += 2 * 3600.0
+    own.check(10.0)
+    CpuQuota(tmp_path / "cpu.json").check(10.0)
+    (tmp_path / "cpu.json").write_text('{"1": -5.0}')
+    with pytest.raises(RunFolderError, match=r"cpu\.json is damaged"):
+        CpuQuota(tmp_path / "cpu.json")
 
 
 @pytest.mark.parametrize("letter", ["terms", "refused", "knock"])
@@ -263,7 +284,7 @@ def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
     for party in world.silos:
         assert party is not None
         assert party._allowance._paid
-        assert party._allowance._spent + party._allowance._unpaid < 1.0
+        assert sum(party._allowance._spent.values()) + party._allowance._unpaid < 1.0
     world.close()
 
 
@@ -284,6 +305,23 @@ def carried(
     for number, data in coordinator.messages():
         heard.add(coordinator.receive(number, lie(number, data) or world.party(number).receive(data)))
     return heard
+
+
+def test_a_refusal_while_the_next_letter_is_made_ends_the_run_and_no_process(tmp_path: Path) -> None:
+    """What silos sent may lead to a letter that the session's grammar does not have, such as one without a relay."""
+    world = World(tmp_path, asked(rounds=2, protection=MASKED), population())
+    coordinator = world.coordinate()
+    world.exchange(coordinator)  # hello: now the terms are offered
+
+    def refused(parts: object) -> None:
+        raise RefusalError(Code.SHAPE)
+
+    coordinator._talks[1].ask = refused  # type: ignore[method-assign]
+    world.exchange(coordinator)
+    assert coordinator.outcome is not None
+    assert Code.SHAPE.template in (coordinator.outcome.stopped or "")
+    coordinator.close()
+    world.close()
 
 
 @pytest.mark.parametrize("recovers", [False, True])

@@ -300,6 +300,8 @@ def test_whether_training_has_ended_by_its_budget_is_asked_of_every_charge(
         experiment=SimpleNamespace(rounds=10, name="run", privacy=SimpleNamespace(budget=1.0)),
         guarantee=SimpleNamespace(unit="user", adjacency=Adjacency.ADD_OR_REMOVE_ONE, event=event),
         protocol_spec=SimpleNamespace(repeatable=repeats),
+        preprocessing=None,
+        evaluation=None,
     )
     witness = cast(Any, SimpleNamespace())  # between institutions
     charged = [(1, 0), (2, 0)] if repeats else [(1, 0), (1, 1), (2, 0), (2, 1)]

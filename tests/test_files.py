@@ -40,6 +40,7 @@ from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
 from fedveil.federation.audit.run_record import STATE, identify
 from fedveil.federation.charter import Charter
+from fedveil.federation.cpu_quota import CpuQuota
 from fedveil.federation.enrollment.requests import Request
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
@@ -68,7 +69,7 @@ from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.releases.evaluation import read_partial_evaluation
+from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.preprocessing import read_preprocessed
 from fedveil.run.setup import prepare
@@ -129,6 +130,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
     path = world.run_folder.path
     (folder / "membership.toml").write_text(world.membership.to_toml())
     (folder / "policy.toml").write_text(POLICY)
+    (folder / "cpu.json").write_text('{"481234": 1.5}')
     prepared = prepare(experiment, FixedPopulation(population()))
 
     plan = training_plan(prepared)
@@ -211,6 +213,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
         "ledger.jsonl, sealed": FileKind(path=silo_ledger, read=ledger, seal=lines_of),
         "audit.json": FileKind(path=export, read=audited, sealed=True),
         "audit.json, signed": FileKind(path=export, read=audited, seal=export_of),
+        "uncharged_cpu.json": FileKind(path=folder / "cpu.json", read=CpuQuota),
         "heads.jsonl": FileKind(path=folder / HEADS, read=lambda at: SeenHeads(at, bytes(32)).last("silo-0")),
         "answer": FileKind(path=kept, read=answer, sealed=True),
         "answer, sealed": FileKind(path=kept, read=answer, seal=answer_of),
@@ -342,9 +345,7 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
         "evaluation.json": FileKind(
             path=here / "evaluation.json", read=lambda at: told(read_evaluated(at.parent))
         ),
-        "evaluation.json, begun": FileKind(
-            path=begun, read=lambda _: read_partial_evaluation(RunFolder(here))
-        ),
+        "evaluation.json, begun": FileKind(path=begun, read=lambda _: read_evaluation(RunFolder(here))),
         "preprocessing.json": FileKind(
             path=here / "preprocessing.json", read=lambda at: told(read_preprocessed(at.parent))
         ),

@@ -47,8 +47,8 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.rounds.client_inputs import make_round_inputs
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.simulation import play_round
 from fedveil.run.training_run import resume, run
 from tests.children import forking
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES

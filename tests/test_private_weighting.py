@@ -599,6 +599,10 @@ def test_a_blinding_seed_from_elsewhere_is_refused():
     for recipient, data in messages:
         if recipient == 2:
             silos[2].receive(data)
+    for other in (dataclasses.replace(SETUP, run=bytes(16)), dataclasses.replace(SETUP, round=1)):
+        with pytest.raises(ProtocolError, match="silo 0: sent a blinding seed that is not for relaying now"):
+            server.receive(0, dataclasses.replace(seed, round_id=other).encode())
+    assert server.receive(0, seed.encode()) == [(1, seed.encode())]
     forged = Envelope(round_id=SETUP, sender=0, recipient=2, message=SealedSeed(sealed=bytes(60)))
     with pytest.raises(ProtocolError, match="silo 0: its blinding seed was refused"):
         silos[2].receive(forged.encode())

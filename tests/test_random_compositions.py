@@ -24,10 +24,9 @@ from fedveil.run.config.experiment import parse
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.rounds.client_inputs import make_round_inputs
 from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.rounds.sum_history import SumHistory
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.simulation import SimulatedParties, play_round
 
 SILOS, USERS, FEATURES = 3, 5, 4
 OF_PAIRS = ("uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w", "uldp-naive")

@@ -21,8 +21,8 @@ from fedveil.run.config.experiment import parse
 from fedveil.run.environment import environment
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.placement import batching_caveats
-from fedveil.run.rounds.round_loop import play_attempt
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import play_attempt
 from fedveil.run.training_run import resume, run
 from fedveil.training.steps import LocalSgd
 from fedveil.training.vectorized import VmapTrainer

@@ -221,6 +221,8 @@ def test_a_silo_gives_its_own_mask_once_and_only_after_its_vector():
     request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     with pytest.raises(ProtocolError, match="before it was used"):
         run.silos[0].receive(request)
+    run.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
+    assert len(run.silos[0].receive(request)) == 1  # the premature request blocks no right one
     fresh = Run().meet()
     round_id = fresh.begin()
     fresh.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
@@ -230,6 +232,19 @@ def test_a_silo_gives_its_own_mask_once_and_only_after_its_vector():
         fresh.silos[0].receive(request)
     with pytest.raises(ProtocolError, match="no round awaits"):
         fresh.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
+
+
+def test_a_silo_reads_messages_of_the_server_alone():
+    """Who carries them is known to be the server; an envelope that names a silo as its sender was not made by it."""
+    run = Run().meet()
+    round_id = run.begin()
+    run.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
+    for sender in (0, 1):
+        request = Envelope(round_id=round_id, sender=sender, recipient=0, message=RevealRequest()).encode()
+        with pytest.raises(ProtocolError, match="somebody else than the server"):
+            run.silos[0].receive(request)
+    request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
+    assert len(run.silos[0].receive(request)) == 1
 
 
 def test_a_key_that_the_server_put_in_place_is_refused():

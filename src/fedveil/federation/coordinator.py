@@ -273,7 +273,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._heads.keep()
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
-        except (IntegrityError, ModelError, ProtocolError) as error:
+        except (IntegrityError, ModelError, ProtocolError, RefusalError) as error:
             self.stop(str(error))
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
@@ -369,7 +369,7 @@ class CoordinatorParty(Generic[EndingT]):
         attempt, number = step.begin(), part.number
         self._draw = draw = draw_sample(self._record.folder, self._plan, number, attempt.charge)
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
-        model, clip = part.start
+        model, clip = part.start()
         start, kinds = RoundStartState(model=model, clip=clip), message_kinds(self._plan.method)
         told = {
             silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present

@@ -1,37 +1,57 @@
 """Limits on work without a charge: processor seconds a day, and seconds a round.
 
 Claim: regardless of the messages that a coordinator signs, a silo spends at most its policy's
-``uncharged_cpu_seconds`` of processor time in 24 hours, plus one message, on messages that lead to no charged round.
-These are refusals, answers outside a session, sessions without a charge, and repeated rounds that cost no charge,
-until another round is charged. The budget bounds the charged rounds.
+``uncharged_cpu_seconds`` of processor time in any 24 hours, plus one message, on messages that lead to no charged
+round. These are refusals, answers outside a session, sessions without a charge, and repeated rounds that cost no
+charge, until another round is charged. The budget bounds the charged rounds. Every restart of the silo's process adds
+at most one second and the open session, which are not on disk yet; more while the disk is full.
 Condition: the work runs in the thread that reads the messages. Threads of linear algebra libraries are not counted.
+The clock of the silo's host is right.
 Enforced by :class:`CpuQuota` in :meth:`fedveil.federation.silo.SiloParty.receive`;
 ``tests/test_federation_limits.py`` exhausts it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal
 
+from fedveil.errors import RunFolderError
 from fedveil.federation.errors import RefusalError
+from fedveil.files import parse_json, read_content, reading, replace_file
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code
 
-_DAY: Final = 86400.0
+_HOUR: Final = 3600.0
+_HOURS: Final = 24
+_LARGEST: Final = 1 << 16
 
+FILE: Final = "uncharged_cpu.json"
+"""File in the silo's state folder: processor seconds without a charge, by hour since 1970."""
 
 Outcome = Literal["charged", "answered", "refused"]
 """Effect of a message: a round was charged, the session continues, or nothing happened."""
 
 
 class CpuQuota:
-    """Counter of the processor seconds of one day that led to no charge."""
+    """Counter of the processor seconds of the last 24 hours that led to no charge.
 
-    def __init__(self) -> None:
-        self._spent = self._unpaid = 0.0
+    Args:
+        path: file that keeps the seconds for the next process.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spent = _read(path)
+        self._unpaid = self._unsaved = 0.0
         self._paid = False
-        self._since = time.monotonic()
 
     def check(self, limit: float) -> None:
         """Check that a message may be read.
@@ -42,10 +62,10 @@ class CpuQuota:
         Raises:
             ProtocolError: the limit of the day is reached.
         """
-        # Fixed windows of 24 hours since the start of the process or of the last window.
-        if time.monotonic() - self._since >= _DAY:
-            self._spent, self._since = 0.0, time.monotonic()
-        if self._spent + self._unpaid >= limit:
+        # Whole hours: the present one and the 24 before it cover any 24 hours that end now.
+        now = int(time.time() // _HOUR)
+        self._spent = {hour: seconds for hour, seconds in self._spent.items() if hour >= now - _HOURS}
+        if math.fsum(self._spent.values()) + self._unpaid >= limit:
             raise ProtocolError(
                 f"letters that led to no round have taken {limit:g} s of a processor within a day, which is all "
                 "that policy.toml allows (uncharged_cpu_seconds): none is read until it is over"
@@ -53,7 +73,8 @@ class CpuQuota:
 
     def begin(self) -> None:
         """Begin a session: the open cost of an earlier session without a charge becomes spent."""
-        self._spent, self._unpaid, self._paid = self._spent + self._unpaid, 0.0, False
+        self._spend(self._unpaid)
+        self._unpaid, self._paid = 0.0, False
 
     def begin_round(self) -> None:
         """Begin a round: the charge of an earlier round does not cover this request, which may be a repeat."""
@@ -66,9 +87,31 @@ class CpuQuota:
         if outcome == "charged":
             self._unpaid, self._paid = 0.0, True
         elif outcome == "refused":
-            self._spent += seconds
+            self._spend(seconds)
         elif not self._paid:
             self._unpaid += seconds
+
+    def _spend(self, seconds: float) -> None:
+        """Add seconds to the present hour; write the file once a second of processor time is not in it."""
+        hour = int(time.time() // _HOUR)
+        self._spent[hour] = self._spent.get(hour, 0.0) + seconds
+        self._unsaved += seconds
+        if self._unsaved >= 1.0:
+            with suppress(OSError):  # a full disk keeps no answer back; the next message tries again
+                replace_file(self._path, json.dumps(self._spent).encode(), mode=0o600)
+                self._unsaved = 0.0
+
+
+def _read(path: Path) -> dict[int, float]:
+    """Return the seconds of a file by hour; none if it does not exist."""
+    if not path.exists():
+        return {}
+    with reading(path, RunFolderError):
+        content = parse_json(read_content(path, RunFolderError, largest=_LARGEST), path, RunFolderError)
+        found = {int(hour): float(seconds) for hour, seconds in content.items()}
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in found.values()):
+            raise ValueError
+        return found
 
 
 class Deadline:

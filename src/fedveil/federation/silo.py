@@ -22,7 +22,7 @@ from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, RunFolderError
-from fedveil.federation.cpu_quota import CpuQuota, Outcome
+from fedveil.federation.cpu_quota import FILE, CpuQuota, Outcome
 from fedveil.federation.errors import RefusalError, to_refusal
 from fedveil.federation.grammar import is_proposal, out_of_session_kind
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
@@ -138,7 +138,7 @@ class SiloParty:
         self._last: _Exchange | None = None
         self._over = False
         self._reception = SessionAdmission()
-        self._allowance = CpuQuota()
+        self._allowance = CpuQuota(state / FILE)
         self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:

@@ -148,6 +148,18 @@ class Envelope:
         return KINDS[kind]
 
     @classmethod
+    def from_server(cls, data: bytes) -> Envelope:
+        """Return the envelope of the bytes that a silo received, which must name the server as their sender.
+
+        Raises:
+            ProtocolError: as :meth:`decode`, or the envelope names another sender.
+        """
+        envelope = cls.decode(data)
+        if envelope.sender != SERVER:
+            raise ProtocolError("a message comes from somebody else than the server")
+        return envelope
+
+    @classmethod
     def from_silo(cls, data: bytes, sender: int, cohort: Collection[int]) -> Envelope:
         """Return the envelope of the bytes that a silo sent to the server.
 

@@ -179,7 +179,7 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
         Raises:
             ProtocolError: another kind of message, or an unusable key.
         """
-        envelope = Envelope.decode(data)
+        envelope = Envelope.from_server(data)
         key = self._inbox.accept(envelope, SealingKey)
         try:
             self._shared = self._own.agree(key.public)

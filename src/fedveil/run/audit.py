@@ -41,9 +41,8 @@ from fedveil.run.config.named_code import check_code
 from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
-from fedveil.run.rounds.round_loop import play_round
-from fedveil.run.rounds.simulated_parties import SimulatedParties
 from fedveil.run.setup import Prepared, prepare, setting_with
+from fedveil.run.simulation import SimulatedParties, play_round
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import Model, Optimizer, State, Vector
 from fedveil.training.steps import LocalGradient

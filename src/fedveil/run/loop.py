@@ -9,17 +9,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from fedveil.methods.guarantee import Guarantee
 from fedveil.protocols.errors import SiloVanished
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import TableDocument
-from fedveil.run.journal import Attempt, Step
+from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.journal import Attempt, Journal, Step, Witness
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
 from fedveil.statistics.stored import NoisySums
 
@@ -42,36 +45,24 @@ class Played:
 
 
 class Part(Protocol):
-    """A part of a run, as the run folder has it."""
+    """A part of a run, as the run folder has it.
 
-    @property
-    def name(self) -> str:
-        """Name of the part, as sent to the silos; empty for training."""
-        ...
+    Attributes:
+        name: name of the part, as sent to the silos; empty for training.
+        number: number of the next step within the part, from 1.
+        before: the releases of earlier parts, as sent to the silos.
+        step: the next step; None if none is left.
+        stopped: why no step is left although some are not released; None if it is not so.
+    """
 
-    @property
-    def number(self) -> int:
-        """Number of the next step within the part, from 1."""
-        ...
+    name: str
+    number: int
+    before: NoisySums
+    step: Step | None
+    stopped: str | None
 
-    @property
-    def before(self) -> NoisySums:
-        """The releases of earlier parts, as sent to the silos."""
-        ...
-
-    @property
     def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
-        """Model at the start of the next step (d = 0 without a model), and its clip; None if the clip is fixed."""
-        ...
-
-    @property
-    def step(self) -> Step | None:
-        """The next step; None if none is left."""
-        ...
-
-    @property
-    def stopped(self) -> str | None:
-        """Why no step is left although some are not released; None if it is not so."""
+        """Return the model at the start of the next step (d = 0 without one), and its clip; None: a fixed clip."""
         ...
 
     def release(self, played: Played) -> None:
@@ -125,36 +116,71 @@ class Ending(Protocol):
 EndingT = TypeVar("EndingT", bound=Ending, covariant=True)
 
 
-class RunParts(Protocol[EndingT]):
-    """All parts of a run, read from its folder alone, so that a run continues wherever it was interrupted."""
+class RunParts(ABC, Generic[EndingT]):
+    """All parts of a run, read from its folder alone, so that a run continues wherever it was interrupted.
+
+    Attributes:
+        folder: the run folder.
+        witness: record of the steps that the parties sign, each in a process of its own; None if all parties are in
+            this process.
+    """
+
+    def __init__(self, folder: RunFolder, witness: Witness | None) -> None:
+        self.folder, self.witness = folder, witness
+        self._journal: Journal | None = None
 
     @property
+    def journal(self) -> Journal:
+        """The open journal of the run."""
+        if self._journal is None:
+            self._journal = Journal(self.folder, self.guarantee, self.witness)
+        return self._journal
+
+    def close(self) -> None:
+        """Close the ledger; closing twice is harmless."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def __enter__(self) -> Self:
+        """Return the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the ledger."""
+        self.close()
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """Guarantee that names the protected unit and the adjacency of every step."""
+
+    @property
+    @abstractmethod
     def document(self) -> Experiment | TableDocument:
         """The document that the run is of."""
-        ...
 
+    @abstractmethod
     def parts(self, *, again: bool = False) -> Iterator[Part]:
         """Yield each part that the folder lacks, when the one before is released.
 
         Args:
             again: whether to yield the last part even if it is released, so that the silos can sign the end.
+
+        Raises:
+            FedveilError: a damaged folder, or a ledger of another document.
         """
-        ...
 
     @property
+    @abstractmethod
     def is_whole(self) -> bool:
         """Whether nothing is left to release, so that the silos may sign the end."""
-        ...
 
     @property
+    @abstractmethod
     def counts(self) -> tuple[int, int]:
         """Number of complete training rounds, and of their charges."""
-        ...
 
+    @abstractmethod
     def conclude(self, reason: str | None) -> EndingT:
         """Write the final files for everything that is released; ``reason`` says why the part ended early."""
-        ...
-
-    def close(self) -> None:
-        """Close the ledger; closing twice is harmless."""
-        ...

@@ -39,8 +39,7 @@ from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import compose_with_rounds
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
 from fedveil.training.dpsgd import RECORD_MEMORY, DpSgdTrainer
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import State

@@ -1,24 +1,149 @@
-"""The parties of a run, all in this process: those of training, and those of one release."""
+"""Play the parties of a run in this process: those of training, and those of one release.
+
+One round, in the order of its stages:
+
+    population -> local -> bound -> sum per silo    RoundInputs.begin: samples, trains, bounds and adds
+      -> channel -> protection                      LocalDriver.play: takes each sender's message in turn, adds them
+      -> denoiser -> server -> model t+1            next_model: the mean, its estimate without noise, and the step
+
+A :class:`~.rounds.round_context.RoundContext` is the state at the start of the round. A run charges the privacy event
+of an attempt before its parties play it (:mod:`fedveil.run.loop`).
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from fedveil.methods.method import message_kinds
-from fedveil.protocols.driver import NOBODY, LocalDriver
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from fedveil.methods.capabilities import ClientSender
+from fedveil.methods.method import message_kinds, message_length
+from fedveil.methods.no_protection import open_sums
+from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
 from fedveil.protocols.errors import SiloVanished
+from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.protocols.transcript import Transcript
 from fedveil.run.journal import Attempt
 from fedveil.run.loop import Played
 from fedveil.run.releases.release import noisy_sum
-from fedveil.run.rounds.client_inputs import RoundInputs
+from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
+from fedveil.run.rounds.diagnostics import RoundDiagnostics
+from fedveil.run.rounds.next_model import next_model
 from fedveil.run.rounds.retries import DropoutRule
-from fedveil.run.rounds.round_loop import play_attempt
-from fedveil.run.rounds.simulated_parties import SimulatedParties
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
+from fedveil.run.rounds.sum_history import SumHistory
 from fedveil.run.steps.release import ReleasePart
 from fedveil.run.steps.training import TrainingPart
+from fedveil.training.server.optimizers import State
 
 TRANSCRIPT: Final = "transcript.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SimulatedParties:
+    """All parties of one run; their keys serve no other run.
+
+    Attributes:
+        driver: plays the protocol, and lists every message if the method has a protection.
+        initial: (d,) the model before the first round.
+        past: the silos' sums of earlier rounds.
+    """
+
+    driver: LocalDriver[Any, Any]
+    initial: Float32[Tensor, " d"]
+    past: SumHistory = field(default_factory=SumHistory)
+
+    @property
+    def protocol_spec(self) -> ProtocolSpec[Any, Any]:
+        """The public parameters that all parties share."""
+        return self.driver.agreement
+
+    @property
+    def transcript(self) -> Transcript | None:
+        """The list of all protocol messages; None for plaintext sums and messages sealed for the server."""
+        return self.driver.transcript
+
+    def workload(self, turn: RoundContext) -> RoundInputs:
+        """Return the inputs of all parties to a round."""
+        return make_round_inputs(replace(turn, past=self.past), self.protocol_spec, self.initial)
+
+    @classmethod
+    def in_the_open(cls, setting: TrainingSetup) -> SimulatedParties:
+        """Return parties without a protection, even if the method has one.
+
+        They send plaintext vectors, or a channel's bytes sealed for the server. Clients without their own messages
+        send one message, the sum of all clients. Sums on a grid are exact, so the result has the same bits as the
+        protected sum.
+
+        Args:
+            setting: the method and population of the run.
+        """
+        clients = (
+            setting.n_users if isinstance(setting.method.channel, ClientSender) else setting.cohort.n_silos
+        )
+        dimension = sum(math.prod(shape) for shape in setting.shapes)
+        length = message_length(setting.method, dimension)
+        agreed = open_sums(setting.method, clients=clients, length=length)
+        return cls(driver=LocalDriver(agreed), initial=torch.zeros(dimension))
+
+
+def play_attempt(
+    work: RoundInputs, parties: SimulatedParties, attempt: int, cohort: tuple[int, ...], absent: Dropouts
+) -> Played:
+    """Play one attempt at a round, up to the sum.
+
+    Args:
+        work: inputs of all parties to the round.
+        parties: the parties of the run.
+        attempt: number of the attempt; sampling and noise derive from it.
+        cohort: the silos that begin the attempt.
+        absent: simulated dropouts.
+
+    Raises:
+        SiloVanished: silos vanished, and the protocol cannot proceed without them.
+    """
+    number = work.turn.round_number
+    # A repeated attempt samples and trains anew here if the method samples users.
+    drawn = work.begin(attempt)
+    result, summed = parties.driver.play(
+        (number, attempt), work.senders(cohort), drawn, work.client_input, absent
+    )
+    sent = work.costs if parties.transcript is None else parties.transcript
+    return Played(
+        total=parties.protocol_spec.decode_sum(result),
+        summed=summed,
+        drawn=None if work.drawn is None else int(work.drawn.sum()),
+        diagnostics=RoundDiagnostics.of_round(
+            number, work.training_diagnostics(), sent, attempts=attempt + 1, summed=summed
+        ),
+    )
+
+
+def play_round(
+    turn: RoundContext, parties: SimulatedParties | None = None
+) -> tuple[Float32[Tensor, " d"], State, RoundDiagnostics]:
+    """Play one round without a run folder, and without a charge.
+
+    Args:
+        turn: the context of the round.
+        parties: the parties of the run; None: new parties that send plaintext sums, even if the method has a
+            protection.
+
+    Returns:
+        (d,) float32 next global model, the next state of the server's stages, and the diagnostics of a simulation.
+    """
+    parties = SimulatedParties.in_the_open(turn.setting) if parties is None else parties
+    everybody = tuple(range(parties.protocol_spec.clients))
+    played = play_attempt(parties.workload(turn), parties, 0, everybody, NOBODY)
+    assert played.total is not None
+    assert played.diagnostics is not None
+    n_silos = turn.setting.cohort.n_silos
+    after, state = next_model(turn, played.total, n_silos=n_silos, summed=played.summed, drawn=played.drawn)
+    return after, state, played.diagnostics
 
 
 class TrainingParties:

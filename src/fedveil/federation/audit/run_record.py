@@ -361,7 +361,8 @@ class RunRecord:
         return {
             name: hashlib.sha256(content).hexdigest()
             for name, content in files_of(self.folder.path).items()
-            if name not in MADE_LATER
+            # A killed write leaves its temporary file, which the next write of the same name renames away.
+            if name not in MADE_LATER and not name.endswith(".tmp")
         }
 
     def _write(self) -> None:

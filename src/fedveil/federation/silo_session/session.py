@@ -265,7 +265,7 @@ class SiloSession:
             RefusalError: the round does not exist, the run's end is signed, the request differs from the one answered
                 before, or the state does not fit.
         """
-        books, repeats, plan = self._books, self._agreement.repeatable, self.work.plan
+        books, repeatable, plan = self._books, self._agreement.repeatable, self.work.plan
         if not 1 <= task.round <= plan.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, plan.rounds)
         if books.ledger.end_record(books.run.hex()) is not None:
@@ -278,8 +278,8 @@ class SiloSession:
         if last is not None and last.refused:
             raise RefusalError(Code.OTHER_SUM, last.round)
         charged = books.charged_rounds()
-        _check_state(charged, 0 if last is None else last.round, repeats)
-        if repeats and last is not None and task.round == last.round:
+        _check_state(charged, 0 if last is None else last.round, repeatable)
+        if repeatable and last is not None and task.round == last.round:
             if request != last.request:
                 raise RefusalError(Code.ASKED_OTHERWISE, task.round)
             if binding != last.binding:
@@ -294,20 +294,13 @@ class SiloSession:
         again = charged.count(task.round)
         # Order for a crash: charge, then persist the input (_keep), then send. A crash costs a charge, never an
         # uncharged input.
-        books.ledger.charge(
-            run=books.name,
-            round=task.round,
-            attempt=again,
-            event=self.work.event(task.round, again=again > 0),
-            budget=books.budget,
-            origin=books.origin,
-        )
+        books.charge(task.round, again, self.work.event(task.round, again=again > 0))
         kept = {**before, **start.tensors()} if before else {}
         self._record = RoundRecord(
             round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept
         )
         workload = self.work.workload(task.round, start, drawn, before)
-        workload.begin(0 if repeats else again)
+        workload.begin(0 if repeatable else again)
         return workload.client_input(self._place.number)
 
     def _keep(self, given: Any) -> None:
@@ -368,14 +361,14 @@ class SiloSession:
         return RefusalError(Code.OTHER_SUM, self._record.round, detail=reason)
 
 
-def _check_state(charged: list[int], done: int, repeats: bool) -> None:
+def _check_state(charged: list[int], done: int, repeatable: bool) -> None:
     """Refuse to continue if the ledger and the records of a run disagree about its past.
 
     Args:
         charged: charged rounds of the part, with repetitions.
         done: last round with a persisted input; 0 if none.
-        repeats: whether rounds are repeatable.
+        repeatable: whether a repeated round is the same release.
     """
-    known = set(range(1, done + 1)) if repeats else {done} - {0}
-    if not known <= set(charged) or (repeats and set(charged) - set(range(1, done + 2))):
+    known = set(range(1, done + 1)) if repeatable else {done} - {0}
+    if not known <= set(charged) or (repeatable and set(charged) - set(range(1, done + 2))):
         raise RefusalError(Code.REPLACED)

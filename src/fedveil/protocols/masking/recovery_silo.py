@@ -78,7 +78,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
         Raises:
             ProtocolError: a message that must not be accepted; the silo reveals nothing.
         """
-        envelope = Envelope.decode(data)
+        envelope = Envelope.from_server(data)
         content = envelope.message
         if isinstance(content, RoundStart):
             return self._start(envelope, content)

@@ -166,16 +166,17 @@ class AggregationSilo(KeyedSilo[Units, Units]):
         Raises:
             ProtocolError: a message that must not be accepted; the silo reveals nothing and its phase is unchanged.
         """
-        envelope = Envelope.decode(data)
+        envelope = Envelope.from_server(data)
         if isinstance(envelope.message, RoundStart):
             return self._start(envelope)
         if self._phase is _Phase.SETUP:
             self._inbox.accept(envelope, Directory)
             return self._meet(envelope.message)
-        self._inbox.accept(envelope, RevealRequest)
-        # A seed that is revealed before its mask is used would leave the vector under pairwise masks only.
-        if self._phase is not _Phase.REVEAL:
+        # A seed that is revealed before its mask is used would leave the vector under pairwise masks only. Checked
+        # before the inbox marks the request as seen: a premature request must not block the right one.
+        if isinstance(envelope.message, RevealRequest) and self._phase in (_Phase.IDLE, _Phase.INPUTS):
             raise ProtocolError("the server asks for an own mask before it was used")
+        self._inbox.accept(envelope, RevealRequest)
         self._phase = _Phase.DONE
         return [self._envelope(OwnMask(seed=self._seed))]
 

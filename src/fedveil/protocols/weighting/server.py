@@ -160,9 +160,14 @@ class WeightingServer(CohortServer):
         return []
 
     def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
-        # Relayed messages bypass the inbox: sender, recipient and replay are checked here.
+        # Relayed messages bypass the inbox: run, round, sender, recipient and replay are checked here.
         recipient = envelope.recipient
-        if self._phase is not Phase.HISTOGRAM or envelope.sender or not 0 < recipient < self._plan.silos:
+        if (
+            self._phase is not Phase.HISTOGRAM
+            or envelope.round_id != self._round_id
+            or envelope.sender != 0
+            or not 0 < recipient < self._plan.silos
+        ):
             raise ProtocolError("sent a blinding seed that is not for relaying now")
         if recipient in self._relayed:
             raise ProtocolError("sent a blinding seed twice (a replay)")

@@ -29,7 +29,12 @@ from fedveil.run.releases.release_method import default_silo_weights, design_rel
 from fedveil.run.releases.side_releases import as_run_release, document_multiplier, shared_multiplier
 from fedveil.statistics.evaluation.binary import enough_bins
 from fedveil.statistics.evaluation.evaluator import RESERVED
-from fedveil.statistics.evaluation.result import EVALUATING, EvaluationRequest, ReleasedEvaluation
+from fedveil.statistics.evaluation.result import (
+    EVALUATING,
+    EvaluationRequest,
+    ReleasedEvaluation,
+    read_evaluated,
+)
 from fedveil.statistics.figures import ALL
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.limits import LEAST_BINS, MOST_BINS
@@ -128,14 +133,15 @@ def plan_evaluation(experiment: Experiment, of: DeclaredTables) -> Evaluation | 
     return evaluation
 
 
-def read_partial_evaluation(folder: RunFolder) -> NoisySums:
-    """Return the releases of an unfinished evaluation.
+def read_evaluation(folder: RunFolder) -> NoisySums:
+    """Return the releases of an evaluation that are made.
 
     Raises:
-        RunFolderError: the file is damaged.
+        RunFolderError: a file is damaged.
     """
-    # The file of a complete evaluation has another name: this one never contains the last release.
-    path = folder / EVALUATING
+    whole, path = read_evaluated(folder.path), folder / EVALUATING
+    if whole is not None:
+        return whole.releases
     if not path.exists():
         return ()
     content = read_json(path, RunFolderError)

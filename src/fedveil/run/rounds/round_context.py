@@ -1,4 +1,4 @@
-"""Describe the state at the start of a round, which every party shares, and sample the participants."""
+"""Hold a method applied to a population, and the state at the start of a round; sample the participants."""
 
 from __future__ import annotations
 
@@ -16,9 +16,29 @@ from fedveil.privacy.bounds import Bound
 from fedveil.privacy.schedule import is_due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.rounds.sum_history import SumHistory
-from fedveil.run.rounds.training_setup import TrainingSetup
 from fedveil.training.server.optimizers import State
-from fedveil.training.trainer import Progress, Trainer, TrainJob
+from fedveil.training.trainer import Cohort, Progress, Trainer, TrainJob
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingSetup:
+    """A method applied to a population, the same for every round.
+
+    Attributes:
+        method: the composition, as in round 1.
+        trainer: executes the method's local training.
+        cohort: all contributions with their records.
+        weights: (m,) float64 weights of the contributions in their silos' sums.
+        n_users: |U|.
+        shapes: shapes of the model's parameters.
+    """
+
+    method: Method
+    trainer: Trainer
+    cohort: Cohort
+    weights: Float64[Tensor, " m"]
+    n_users: int
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

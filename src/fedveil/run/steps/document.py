@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Self
 
 from fedveil.data.columns import ColumnTable
 from fedveil.data.records import empty_groups
 from fedveil.errors import RunFolderError
 from fedveil.files import read_json
+from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry
 from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.journal import Journal, Step, StepKey, Witness
+from fedveil.run.journal import Step, StepKey, Witness
+from fedveil.run.loop import RunParts
 from fedveil.run.releases.prepared_releases import STATEMENT, PreparedReleases, read_records
 from fedveil.run.steps.experiment import PartEnding
 from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
 from fedveil.statistics.stored import NoisySums
 
 
-class DocumentParts:
-    """The releases of a document; implements :class:`~fedveil.run.loop.RunParts`.
+class DocumentParts(RunParts[PartEnding]):
+    """The releases of a document.
 
     The document's ``privacy.epsilon`` is the cost of all releases, each charged once. In one process a release may be
     charged again, and costs more; the statement names it.
@@ -48,32 +49,15 @@ class DocumentParts:
         records: Callable[[], ColumnTable] | None = None,
         witness: Witness | None = None,
     ) -> None:
-        self.prepared, self.folder, self._witness = prepared, folder, witness
+        super().__init__(folder, witness)
+        self.prepared = prepared
         self._records = cache(records or (lambda: read_records(prepared)))
-        self._journal: Journal | None = None
         self._unchanged = self.is_whole
 
-    def __enter__(self) -> Self:
-        """Return the run."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the ledger."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the ledger; closing twice is harmless."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-
     @property
-    def journal(self) -> Journal:
-        """The open journal of the run."""
-        if self._journal is None:
-            guarantee = self.prepared.series.releases[0].guarantee
-            self._journal = Journal(self.folder, guarantee, self._witness)
-        return self._journal
+    def guarantee(self) -> Guarantee:
+        """Guarantee of the first release; the others have the same unit and adjacency."""
+        return self.prepared.series.releases[0].guarantee
 
     @property
     def document(self) -> TableDocument:
@@ -103,7 +87,7 @@ class DocumentParts:
         """Return the release that follows ``made``; ``whole``: it is made already."""
         prepared, journal, release = self.prepared, self.journal, self.prepared.release(made)
         key, name = StepKey(prepared.document.name, release.number), prepared.part(len(made))
-        one_process = self._witness is None
+        one_process = self.witness is None
         step = Step(
             journal,
             key,

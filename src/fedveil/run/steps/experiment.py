@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from fedveil.data.records import empty_groups
 from fedveil.errors import RunFolderError
+from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.server_state import released_model
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry
@@ -37,10 +38,10 @@ from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.diagnostics import RECORDS
 from fedveil.run.folder.run_folder import PREPROCESSED, Row, RunFolder
 from fedveil.run.folder.statement import state
-from fedveil.run.journal import Journal, Step, StepKey, Witness
-from fedveil.run.loop import Part
+from fedveil.run.journal import Step, StepKey, Witness
+from fedveil.run.loop import Part, RunParts
 from fedveil.run.observer import Observer
-from fedveil.run.releases.evaluation import read_partial_evaluation
+from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.preprocessing import (
     check_declared,
     read_preprocessed,
@@ -103,12 +104,11 @@ class Outcome:
     evaluated: ReleasedEvaluation | None = None
 
 
-class ExperimentParts:
-    """The parts of an experiment's run; implements :class:`~fedveil.run.loop.RunParts`.
+class ExperimentParts(RunParts[Outcome | PartEnding]):
+    """The parts of an experiment's run.
 
     Attributes:
         prepared: the experiment, on the schema and clip that the releases so far give.
-        folder: the run folder.
 
     Args:
         prepared: the experiment.
@@ -127,31 +127,14 @@ class ExperimentParts:
         prepare: Callable[[Experiment], Prepared],
         witness: Witness | None = None,
     ) -> None:
-        self.prepared, self.folder, self._observer = prepared, folder, observer
-        self._prepare, self._witness = prepare, witness
-        self._journal: Journal | None = None
+        super().__init__(folder, witness)
+        self.prepared, self._observer, self._prepare = prepared, observer, prepare
         self._training: TrainingPart | None = None
 
-    def __enter__(self) -> Self:
-        """Return the run."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the ledger."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the ledger; closing twice is harmless."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-
     @property
-    def journal(self) -> Journal:
-        """The open journal of the run."""
-        if self._journal is None:
-            self._journal = Journal(self.folder, self.prepared.guarantee, self._witness)
-        return self._journal
+    def guarantee(self) -> Guarantee:
+        """Guarantee of one round."""
+        return self.prepared.guarantee
 
     @property
     def document(self) -> Experiment:
@@ -242,7 +225,7 @@ class ExperimentParts:
             RunFolderError: a damaged folder, or a ledger of another experiment.
         """
         prepared, before = self.prepared, self._preprocessed()
-        senders = prepared.setting.cohort if self._witness is None else prepared.population
+        senders = prepared.setting.cohort if self.witness is None else prepared.population
         self._training = training = TrainingPart(
             prepared,
             self.journal,
@@ -252,9 +235,7 @@ class ExperimentParts:
             before=before,
         )
         self.journal.check_charged(self._event_of, _REMEDY)
-        evaluated = read_evaluated(self.folder.path)
-        after = read_partial_evaluation(self.folder) if evaluated is None else evaluated.releases
-        self.journal.mend(training.checkpoint.round + len(before) + len(after))
+        self.journal.mend(training.checkpoint.round + len(before) + len(self._evaluated()))
         return training
 
     def evaluation(self, *, again: bool = False) -> Iterator[ReleasePart]:
@@ -270,10 +251,11 @@ class ExperimentParts:
         checkpoint, experiment, before = training.checkpoint, prepared.experiment, training.before
         model = released_model(prepared.method, checkpoint.model, checkpoint.state)
         held_out = cache(lambda: score_held_out(prepared, model))  # scored once for all releases
-        while again or read_evaluated(self.folder.path) is None:
-            # This file has all releases but the last, also after the evaluation is complete.
-            made = read_partial_evaluation(self.folder)
-            release, whole = planned.release(made), read_evaluated(self.folder.path) is not None
+        while again or len(self._evaluated()) < len(planned.releases):
+            made = self._evaluated()
+            whole = len(made) == len(planned.releases)
+            made = made[: len(planned.releases) - 1]  # if whole, the last release is planned as it was
+            release = planned.release(made)
 
             def refusal(subject: str = f"{release.name} and what is due after it") -> str | None:
                 needed = self._excess(checkpoint.round, 0)
@@ -305,8 +287,12 @@ class ExperimentParts:
 
     def _preprocessed(self) -> NoisySums:
         """Return the releases of the preprocessing that are made."""
-        found = read_preprocessed(self.folder.path)
+        found = None if self.prepared.preprocessing is None else read_preprocessed(self.folder.path)
         return () if found is None else found.made
+
+    def _evaluated(self) -> NoisySums:
+        """Return the releases of the evaluation that are made."""
+        return () if self.prepared.evaluation is None else read_evaluation(self.folder)
 
     def _prepare_again(self) -> None:
         """Prepare the experiment on the schema that the folder's releases give."""
@@ -336,7 +322,7 @@ class ExperimentParts:
 
     def _is_repeatable(self, protocol_spec: ProtocolSpec[Any, Any]) -> bool:
         """Return whether a step of this protocol that is played again is the same release."""
-        return not self.prepared.secure if self._witness is None else protocol_spec.repeatable
+        return not self.prepared.secure if self.witness is None else protocol_spec.repeatable
 
     def _round_step(self, number: int) -> Step:
         """Return the charge of a round."""
@@ -387,8 +373,7 @@ class ExperimentParts:
             return None
         spent = read_spent_budget(self.journal.ledger, prepared.experiment.name, prepared.side_releases)
         lacking = prepared.releases_before_training[len(self._preprocessed()) :]
-        if read_evaluated(self.folder.path) is None:
-            lacking += prepared.releases_after_training[len(read_partial_evaluation(self.folder)) :]
+        lacking += prepared.releases_after_training[len(self._evaluated()) :]
         due = (one for one in lacking if self._release_step(one, lambda: None).is_due)
         again = max(0, spent.charges + charges - rounds)
         return prepared.over_budget(rounds, (*spent.beside, *due), again)
@@ -414,7 +399,7 @@ class ExperimentParts:
         if self._training is None:
             return False
         if self.prepared.evaluation is not None:
-            return read_evaluated(self.folder.path) is not None
+            return len(self._evaluated()) == len(self.prepared.evaluation.releases)
         return self._training.is_over
 
     @property
@@ -441,7 +426,7 @@ class ExperimentParts:
         checkpoint = training.checkpoint
         if training.ended:
             prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
-        if self._witness is None or prepared.protocol_spec.result_at_server:
+        if self.witness is None or prepared.protocol_spec.result_at_server:
             released = released_model(prepared.method, checkpoint.model, checkpoint.state)
             folder.write_model(prepared.task.state(released))
             moved = released.cpu() - prepared.task.initial().cpu()
@@ -449,8 +434,8 @@ class ExperimentParts:
         spent = read_spent_budget(self.journal.ledger, prepared.experiment.name, prepared.side_releases)
         statement = state(prepared, checkpoint.round, spent)
         folder.write_json("privacy.json", statement.to_json())
-        evaluated = read_evaluated(folder.path)
-        if self._witness is None and evaluated is not None:
+        evaluated = None if prepared.evaluation is None else read_evaluated(folder.path)
+        if self.witness is None and evaluated is not None:
             (folder / EVALUATING).unlink(missing_ok=True)
         return Outcome(
             folder=folder.path,

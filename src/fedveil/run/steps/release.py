@@ -65,9 +65,8 @@ class ReleasePart:
     number: int = 1
     stopped: str | None = None
 
-    @property
     def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
-        """The model that the release evaluates, and no clip."""
+        """Return the model that the release evaluates, and no clip."""
         return self.model, None
 
     def release(self, played: Played) -> None:

@@ -21,7 +21,7 @@ from fedveil.run.journal import Journal, Step
 from fedveil.run.loop import Played
 from fedveil.run.movement import clip_at, movement
 from fedveil.run.observer import Observer, StopTraining
-from fedveil.run.releases.evaluation import read_partial_evaluation
+from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.run_evaluation import evaluate
 from fedveil.run.releases.side_releases import read_spent_budget
 from fedveil.run.remarks import remarks
@@ -46,6 +46,7 @@ class TrainingPart:
         before: the releases before training.
         privacy: source of noise and samples.
         checkpoint: the last complete round.
+        number: number of the next round, from 1.
         step: the charge of the next round; None if no round is left.
         turn: context of the next round; None if no round is left.
         stopped: why training ended before its last round, other than by its budget; None if it did not.
@@ -89,13 +90,16 @@ class TrainingPart:
             observer.on_run_start(folder.path, experiment, self.checkpoint.round)
         self.privacy = experiment.privacy.randomness()
         # A run whose model was already evaluated must not train on: its released metrics are of that model.
-        self.stopped = _evaluated_already(folder) if self.checkpoint.round < experiment.rounds else None
+        self.stopped: str | None = None
+        if prepared.evaluation is not None and self.checkpoint.round < experiment.rounds:
+            self.stopped = _evaluated_already(folder)
         self.ended = self.stopped is not None and _ended_at(folder) == self.checkpoint.round
         self._open_round()
 
     def _open_round(self) -> None:
         """Describe the next round, if one is left."""
-        last, number, asked = self.checkpoint, self.number, self.prepared.experiment
+        last, asked = self.checkpoint, self.prepared.experiment
+        self.number = number = last.round + 1
         self.step: Step | None = None
         self.turn: RoundContext | None = None
         if self.stopped is None and number <= asked.rounds:
@@ -109,14 +113,8 @@ class TrainingPart:
                 measured=number % asked.evaluate_every == 0 or number == asked.rounds,
             )
 
-    @property
-    def number(self) -> int:
-        """Number of the next round, from 1."""
-        return self.checkpoint.round + 1
-
-    @property
     def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
-        """Model and clip at the start of the next round."""
+        """Return model and clip at the start of the next round."""
         last = self.checkpoint
         return last.model.cpu().numpy(), clip_of_round(self.prepared.method, last.state)
 
@@ -185,7 +183,7 @@ def _evaluated_already(folder: RunFolder) -> str | None:
         return (
             f"the model after round {found.round} was evaluated; another evaluation would need another budget"
         )
-    if read_partial_evaluation(folder):
+    if read_evaluation(folder):
         return "the model was evaluated in part; an evaluation of another model would need another budget"
     return None
 
