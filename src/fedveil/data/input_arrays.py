@@ -86,7 +86,7 @@ def read_features(given: Any, where: str = "features") -> FeatureTable:
 def read_ids(given: Any, where: str) -> list[str]:
     """Read one id per record, text or a whole number, as text.
 
-    The number 7 and the text "7" are the same id.
+    The number 7, the text "7" and the bytes b"7" are the same id: bytes are read as UTF-8.
 
     Raises:
         DataError: an id is missing, empty, or of another type.
@@ -94,10 +94,11 @@ def read_ids(given: Any, where: str) -> list[str]:
     ids, kind = read_entries(given, where, "id")
     if not ids:
         return []  # numpy gives an empty list the type float, which the check below would refuse
-    if kind.kind not in "iuUO":
+    if kind.kind not in "iuUOS":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
         )
+    ids = [_decoded(one) if isinstance(one, bytes) else one for one in ids]
     # bool is a subclass of int, but True is no id.
     wrong = np.array([not isinstance(one, str | int) or isinstance(one, bool) for one in ids], dtype=np.bool_)
     refuse_rows(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
@@ -110,6 +111,14 @@ def read_ids(given: Any, where: str) -> list[str]:
         np.array(broken, dtype=np.bool_), where, "the id has half a character (a surrogate), which is no text"
     )
     return [str(one) for one in ids]
+
+
+def _decoded(one: bytes) -> str | None:
+    """Return bytes as text; None, which is no id, if they are not UTF-8."""
+    try:
+        return one.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
