@@ -13,22 +13,30 @@ help:
 	@echo "make test      the test suite          make test-all  with the slow tests"
 	@echo "make mutants   change the source line by line: does a test notice?  (an hour)"
 	@echo "make lint      ruff, mypy, advisories  make format    format and fix"
-	@echo "make setup     build .venv if it is missing or stale"
+	@echo "make setup     build .venv for developers if it is missing or stale; make run installs less"
 
 setup: $(VENV)/.ready
 
-# Stale when what must be installed has changed, or when the interpreter behind .venv is gone.
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Without bytecode: of large packages a run imports a part, which is compiled then.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+# What running needs. Stale when what must be installed has changed, or when the interpreter behind .venv is gone.
+$(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedveil needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python && $(BIN)/python -c '' 2>/dev/null \
 	  || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); } \
 	  || { rm -rf $(VENV); echo "cannot make .venv: on Debian or Ubuntu, apt-get install python3-venv"; exit 2; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e .
 	@touch $@
 
-run: setup
+# What developing needs besides.
+$(VENV)/.ready: $(VENV)/.run
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+run: $(VENV)/.run
 	@$(BIN)/fedveil run digits
 
 federation: setup

@@ -1,7 +1,7 @@
 """Many silos at one coordinator: rounds per minute, and what the coordinator's processes hold and spend.
 
-The coordinator is the real one, as processes of their own under TLS with registered node keys. A silo is a thread of
-this process: it speaks with the link as a silo's carrier does, and hands letters to a silo with a small table.
+The coordinator is the real one, as processes of their own under TLS with client certificates. A silo is a thread of
+this process: it fetches messages as a silo's network process does, and hands them to a silo with a small table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.curves import Place
-from benchmarks.flower_nodes import connected
 from benchmarks.harness import Row
-from fedveil.flower.coordinator_host.submission import END, Submission, create_run, read_document
-from fedveil.flower.enrollment.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.sockets import free_port
+from benchmarks.silo_threads import connected
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.run_outcome import END
+from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.submission import Submission, create_run, read_document
 from fedveil.run.folder.run_folder import RunFolder
 
 _ROUNDS = 5
@@ -72,15 +73,15 @@ def _measure(folder: Path, silos: int) -> _Found:
 
 
 def _watch(run: RunFolder, coordinator: int) -> _Found:
-    """Wait for the run's end; return the pace of the rounds after the first, which waits for the nodes."""
+    """Wait for the run's end; return the pace of the rounds after the first, which waits for the silos."""
     begin, most, spent = time.monotonic(), 0.0, dict[int, float]()
     own = time.process_time()
     while not (run / END).exists():
         if time.monotonic() - begin > _LONGEST_SECONDS:
             raise TimeoutError(f"{run.path}: the run does not end")
         tree = _tree(coordinator)
-        most = max(most, sum(_megabytes(process) for process in tree))
-        spent |= {process: _cpu_seconds(process) for process in tree}
+        most = max(most, sum(megabytes_of(process) for process in tree))
+        spent |= {process: cpu_seconds_of(process) for process in tree}
         time.sleep(0.5)
     end = json.loads((run / END).read_bytes())
     rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -109,7 +110,7 @@ def _tree(root: int) -> list[int]:
     return found
 
 
-def _megabytes(process: int) -> float:
+def megabytes_of(process: int) -> float:
     """Return the memory that no other process shares, and its part of what is shared."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
@@ -118,7 +119,8 @@ def _megabytes(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def _cpu_seconds(process: int) -> float:
+def cpu_seconds_of(process: int) -> float:
+    """Return the processor seconds that a process has spent."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -2,8 +2,8 @@
 
 Letters against what is in them, all parties in one process, after the setup: HeartDisease, and 10,001 parameters under
 ring-LWE. Not with ``--quick``: a coordinator and four silos as processes under TLS on this host; the time of an
-exchange against an empty one of Flower's own ``send_and_receive`` through Flower's own processes before and after, and
-every byte between silos and coordinator, counted by relays; and the time of as many rounds under secure aggregation.
+exchange, every byte between silos and coordinator, counted by relays, and the time of as many rounds under secure
+aggregation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.federation import World
-from benchmarks.flower_empty import empty_exchanges, wait_for
 from benchmarks.harness import Row, at_most
+from benchmarks.silo_threads import wait_for
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import load
 from fedveil.data.records import Population, Records
+from fedveil.federation.enrollment.joining import DraftedPolicy
+from fedveil.federation.enrollment.provisioning import Provisioned, provision
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.run_outcome import END, SOCKET
+from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.submission import Submission, read_document
 from fedveil.federation.silo_data import LocalPopulation
-from fedveil.flower.coordinator_host.submission import END, SOCKET, Submission, read_document
-from fedveil.flower.enrollment.joining import DraftedPolicy
-from fedveil.flower.enrollment.provisioning import Provisioned, provision
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.sockets import free_port
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.folder.run_folder import RunFolder
 
@@ -51,8 +52,8 @@ def rows(quick: bool) -> Iterator[Row]:
     yield _bytes("HeartDisease, d = 14, Paillier", _experiment(3, _PAILLIER), hospitals)
     yield _bytes("made up, d = 10001, ring-LWE", _experiment(3, _RING), _made_up(10_000))
     if not quick:
-        yield from over_flower(hospitals, _ROUNDS)
-        yield from large_over_flower(10_000, 3)
+        yield from over_tls(hospitals, _ROUNDS)
+        yield from large_over_tls(10_000, 3)
 
 
 def smallest() -> Iterator[Row]:
@@ -210,8 +211,8 @@ class _Federation:
         return moments
 
 
-def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
-    """Time and count the exchanges of a run, between empty ones of Flower's own.
+def over_tls(hospitals: Population, rounds: int) -> Iterator[Row]:
+    """Time and count the exchanges of a run.
 
     Args:
         hospitals: whose records become the silos' tables.
@@ -219,7 +220,6 @@ def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        empty = empty_exchanges(folder / "before", 4)
         with _Federation(folder, hospitals) as federation:
             passed = federation.bytes
             time.sleep(20)
@@ -227,19 +227,9 @@ def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
             moments = federation.play(rounds, _PAILLIER)
             began = time.monotonic()
             masked = federation.play(rounds, _MASKS)[-1][0] - began
-        empty += empty_exchanges(folder / "after", 4)
     (begin, before), (end, after) = moments[0], moments[-1]
-    ours, peer = (end - begin) / (len(moments) - 1) / _EXCHANGES, float(np.median(empty))
-    ratio = peer / ours
-    yield Row(
-        case=f"an exchange of {len(moments) - 1} rounds over TLS; peer: an empty one of Flower's own",
-        unit="s",
-        ours=ours,
-        peer=peer,
-        ratio=ratio,
-        target=1 / 1.3,
-        met=ratio >= 1 / 1.3,
-    )
+    seconds = (end - begin) / (len(moments) - 1) / _EXCHANGES
+    yield Row(case=f"an exchange of {len(moments) - 1} rounds over TLS", unit="s", ours=seconds)
     yield from _wire("HeartDisease, d = 14", (after - before) / (len(moments) - 1), hospitals, _PAILLIER)
     yield at_most(
         f"{rounds} rounds of uldp-avg under secure aggregation, from submission on", "s", masked, 60.0
@@ -247,7 +237,7 @@ def over_flower(hospitals: Population, rounds: int) -> Iterator[Row]:
     yield Row(case="bytes a second on the wire without a run, four silos", unit="B/s", ours=idle)
 
 
-def large_over_flower(features: int, rounds: int) -> Iterator[Row]:
+def large_over_tls(features: int, rounds: int) -> Iterator[Row]:
     """Count the bytes of a larger model under ring-LWE.
 
     Args:

@@ -63,11 +63,12 @@ BENCHMARKS: Final = Page(
         "Local training": "training",
         "DP-SGD in silos": "dpsgd",
         "Client-level simulation": "simulation",
+        "Large models, many users, noise": "scale",
         "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",
-        "Letters and exchanges of a federation": "federation",
-        "Carriers": "carriers",
+        "Messages and rounds of a federation": "federation",
+        "The transport": "exchanges",
     },
 )
 

@@ -28,6 +28,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.server_state import begin_state, released_model
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role
@@ -151,7 +152,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
     """Play all rounds and return the run's model."""
     experiment, method = prepared.experiment, prepared.method
     model = prepared.task.initial()
-    state, privacy = method.init(model), experiment.privacy.randomness()
+    state, privacy = begin_state(method, model), experiment.privacy.randomness()
     parties = SimulatedParties.in_the_open(prepared.setting)
     for number in range(1, experiment.rounds + 1):
         turn = RoundContext(
@@ -163,7 +164,7 @@ def trained(prepared: Prepared) -> Float32[Tensor, " d"]:
             privacy=privacy,
         )
         model, state, _ = play_round(turn, parties)
-    return method.model_of(model, state)
+    return released_model(method, model, state)
 
 
 def _values(prepared: Prepared, metrics: dict[str, float | None]) -> Values:

@@ -4,8 +4,8 @@ Clients of 50 records, a cohort of 50, 5 epochs in batches of 10, one thread, no
 with fedveil's, so it runs in an interpreter of its own, in the same benchmark run: ``FEDVEIL_PFL_PYTHON`` names it (a
 virtual environment with ``pip install pfl==0.6.0 torch``). Without it the peer's column is empty.
 
-Both call the same kernels of PyTorch for a CNN. The row "convolutions and poolings alone" is the time of those kernels
-for a round's batches and nothing else: its ratio is the most that any trainer that calls them can reach.
+The row "convolutions and poolings alone" is the time of one client's kernels, channels innermost, for a round's batches
+and nothing else. It is no lower limit: a batch of clients may call other kernels.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def rows(quick: bool) -> Iterator[Row]:
         if model == "cnn":
             floor = ours["kernels"]
             yield Row(
-                case="cnn: convolutions and poolings alone, the floor of a round",
+                case="cnn: convolutions and poolings alone",
                 unit="CPU s",
                 ours=floor,
                 peer=theirs,

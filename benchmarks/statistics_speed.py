@@ -13,6 +13,7 @@ from benchmarks.statistics import histograms
 from fedveil.data.columns import ColumnTable, Numbers
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import Sender
+from fedveil.methods.method import message_kinds
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
@@ -70,7 +71,7 @@ def _masked(step: LocalStatistic, n_silos: int) -> Row:
         return agreed.units(method.channel.send(np.zeros(step.length), at).numbers)
 
     def round_of_zeros() -> object:
-        driver: LocalDriver[Any, Any] = LocalDriver(agreed, kinds=method.kinds)
+        driver: LocalDriver[Any, Any] = LocalDriver(agreed, kinds=message_kinds(method))
         return driver.play((1, 0), tuple(range(n_silos)), None, give)
 
     ours, theirs = cpu_seconds(lambda: noisy_sum(release, table, privacy), round_of_zeros, repeats=3)

@@ -221,4 +221,6 @@ def _bullets(texts: Iterable[str]) -> list[str]:
 def _markdown(rows: Sequence[Line]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
-    return lines + [f"| {' | '.join(row.get(name, '') for name in names)} |" for row in rows]
+    return lines + [
+        f"| {' | '.join(row.get(name, '').replace('|', '&#124;') for name in names)} |" for row in rows
+    ]

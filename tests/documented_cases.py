@@ -41,6 +41,7 @@ FOUND: Final = {"clip": 1.0, "noise_multiplier": "calibrated"}
 PUBLIC_MODEL: Final = save({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)})
 """The file public.safetensors of the cases."""
 ELSEWHERE: Final = {
+    ("DeclaredMain.main_silos", "text"): "tests/test_main_silos.py",
     ("model.loss_sha256", TEXT): "tests/test_in_memory_objects.py",  # which only the program writes
     ("privacy.allow_large_delta", "false"): "tests/test_large_delta.py",  # as a document without the key
 }
@@ -78,7 +79,7 @@ class Case:
         """The experiment, its paths relative to the folder of the made-up files."""
         base = dict(BASE)
         for table, key in (("method", "name"), ("data", "name"), ("data", "table")):
-            if key in self.changes.get(table, {}):
+            if key in (self.changes.get(table) or {}):
                 base[table] = {}
         return parse(merge(base, self.changes), self.name)
 
@@ -201,7 +202,9 @@ def _of_methods() -> list[Case]:
         add(name, "correlated", method=stream, rounds=3)
         if weighted:
             add(name, "some power", method={**NOISY, "power": 2.5})
-            add(name, "file of main silos", method={**NOISY, "power": {"main_silos": "0" * 64}})
+            why, only = "a file of main silos is shared between institutions", ("power", "a table")
+            add(name, "file of main silos", why, only, method={**NOISY, "power": {"main_silos": "0" * 64}})
+            add(name, "file that a simulation writes", method={**NOISY, "power": "linked"})
     for bands, period in ((0, 2), (1, 1)):
         stream = {"correlated": {"period": period, "bands": bands}}
         add("uldp-avg", f"{bands} bands of {period}", method={**NOISY, **stream}, rounds=2)

@@ -339,10 +339,10 @@ class World:
         record = RunRecord(self.run_folder, self.membership, self.key)
         public = FixedPopulation(public_share_of(self.held))
         run = ExperimentParts(
-            prepare(self.experiment, public),
+            prepare(self.experiment, public, trains=False),
             self.run_folder,
             observer or Silent(),
-            prepare=lambda refined: prepare(refined, public),
+            prepare=lambda refined: prepare(refined, public, trains=False),
             witness=record,
         )
         return next_session(run, record, SeenHeads(self.folder / HEADS, bytes(32)))

@@ -10,6 +10,8 @@ slowest, and by how much the process grew.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import resource
 import sys
@@ -37,6 +39,10 @@ from fedveil.errors import FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms
 from fedveil.federation.canonical_document import canonical, read_canonical
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.transport.frames import pack_frames, unpack_frames
+from fedveil.federation.transport.https.endpoints import SiloEndpoint, by_silo_number
+from fedveil.federation.transport.https.http_server import ClosedByPeerError, Connection, Limits
+from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.partial_encryption.inputs import PartialInputs
@@ -131,9 +137,75 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
             read=lambda data: read_canonical(data.decode(errors="replace")),
             good=(canonical(asked()).encode(),),
         ),
+        Decoder(name="requests to a mailbox", read=Requests(), good=Requests.good),
+        Decoder(
+            name="frames of a mailbox", read=_frames, good=(b"".join(pack_frames([(1, b"one"), (2, b"")])),)
+        ),
         Decoder(name="terms of a run", read=read_terms, good=(terms.read_bytes(),)),
         *(_of_file(name, kind) for name, kind in files.items()),
     )
+
+
+class _Answers:
+    """Takes what a server writes."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    async def drain(self) -> None: ...
+
+
+class Requests:
+    """Reads bytes as a mailbox reads a connection: whatever they are, it answers in HTTP or closes."""
+
+    good = tuple(
+        (line + "\r\nHost: x\r\nSilo: 1\r\n" + more).encode()
+        for line, more in (
+            (
+                "GET /v1/message HTTP/1.1",
+                "If-None-Match: x\r\nHave: y\r\n\r\nGET /v1/message HTTP/1.1\r\nHost: x\r\n\r\n",
+            ),
+            ("POST /v1/answer HTTP/1.1", "Answers: t\r\nContent-Length: 5\r\n\r\nhello"),
+            ("POST /v1/answer HTTP/1.1", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
+        )
+    )
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._limits = Limits(poll_seconds=0.0)
+        mailbox = self._runner.run(_mailbox())
+        self._endpoint = SiloEndpoint(mailbox, by_silo_number(mailbox), self._limits)
+
+    def __call__(self, data: bytes) -> bytes:
+        return self._runner.run(self._serve(data))
+
+    async def _serve(self, data: bytes) -> bytes:
+        reader, answers = asyncio.StreamReader(), _Answers()
+        reader.feed_data(data)
+        reader.feed_eof()
+        with contextlib.suppress(ClosedByPeerError):
+            await Connection(reader, answers, self._limits, None).serve(self._endpoint)  # type: ignore[arg-type]
+        assert not answers.written or answers.written.startswith(b"HTTP/1.1 ")
+        return answers.written
+
+
+async def _mailbox() -> Mailbox:
+    mailbox = Mailbox()
+    mailbox.introduce(Members(keys=("a", "b"), names=("a", "b")))
+    mailbox.set_longest(1 << 20)
+    mailbox.offer(1, b"a message")
+    mailbox.slot(1).tag = "t"
+    return mailbox
+
+
+def _frames(data: bytes) -> Any:
+    try:
+        return unpack_frames(data)
+    except ValueError:  # of the coordinator's own mailbox
+        return None
 
 
 def _decoded(data: bytes) -> Any:

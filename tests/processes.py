@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.flower.coordinator_host.submission import END, SOCKET
-from fedveil.flower.enrollment.demonstration import Demonstration
-from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.sockets import address
+from fedveil.federation.enrollment.demonstration import Demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.run_outcome import END, SOCKET
+from fedveil.federation.hosts.sockets import address
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.folder.run_folder import RunFolder
 

@@ -21,7 +21,9 @@ from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import sum_noise_std
 from fedveil.methods.partial_encryption import PartialEncryption
+from fedveil.methods.server_state import begin_state
 from fedveil.methods.uldp import uldp_avg_w, uldp_sgd_w
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accounting import make_accountant
@@ -197,7 +199,7 @@ def test_a_round_is_one_gaussian_release_of_the_multiplier_that_is_given(
     guarantee = derive(method, PublicFacts(n_silos=SILOS, n_users=USERS, dimension=11))
     assert isinstance(guarantee.event, GaussianEvent)
     assert guarantee.event.noise_multiplier == pytest.approx(z, rel=1e-12)
-    z_d = method.noise_std(SILOS)
+    z_d = sum_noise_std(method, SILOS)
     assert z_d is not None
     s_b = z_d / share
     assert 1 / math.sqrt(z_d**-2 + (m / s_b) ** 2) == pytest.approx(z, rel=1e-12)
@@ -265,7 +267,7 @@ def test_masks_change_no_bit() -> None:
         turn = RoundContext(
             setting=prepared.setting,
             model=prepared.task.initial(),
-            state=prepared.method.init(prepared.task.initial()),
+            state=begin_state(prepared.method, prepared.task.initial()),
             round_number=1,
             experiment=ExperimentRandomness(0),
             privacy=PrivacyRandomness.insecure(11),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedveil as fv
+from fedveil.methods.server_state import begin_state
 from fedveil.privacy.ledger import Head
 from fedveil.report.page import write_report
 from fedveil.run.advice import advice, advice_of
@@ -96,7 +97,7 @@ def test_steps_that_are_not_plain_and_noise_that_is_not_known_have_no_movement(
     start = Checkpoint(
         round=0,
         model=model,
-        state=prepared.method.init(model),
+        state=begin_state(prepared.method, model),
         row={"round": 0},
         ledger=Head(count=0, digest=""),
     )

@@ -154,7 +154,7 @@ def test_between_institutions_the_walk_is_as_long_as_the_page_says(between: set[
         r"another (\d+) modules and (\d+) of\s+transport: (\d+) hops.*?(?=\n\n)", PAGE, re.DOTALL
     )
     assert stated is not None
-    transport = set(re.findall(r"`(flower/[\w/]+\.py)`", stated[0]))
+    transport = set(re.findall(r"`(federation/(?:hosts|transport)/[\w/]+\.py)`", stated[0]))
     assert (len(between), len(transport)) == (int(stated[1]), int(stated[2])), sorted(between)
     assert len(between) + len(transport) == int(stated[3])
     for module in between:

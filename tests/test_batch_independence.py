@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.data.records import Population, Records
 from fedveil.errors import ModelError
+from fedveil.methods.method import training_bound
 from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
@@ -429,7 +430,7 @@ def by_pair(ready: Prepared) -> dict[tuple[int, int], torch.Tensor]:
             cohort.per_contribution(torch.arange(len(groups))),
             torch.arange(len(groups)),
             torch.ones(len(groups), dtype=torch.float64),
-            ready.method.local_bound,
+            training_bound(ready.method),
             ExperimentRandomness(0),
             ("round", 1),
         ),

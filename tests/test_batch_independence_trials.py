@@ -15,7 +15,12 @@ from fedveil.errors import ModelError
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training import trainer_choice
-from fedveil.training.batch_independence import LINE, is_gradient_batch_independent, tried_slots
+from fedveil.training.batch_independence import (
+    LINE,
+    is_gradient_batch_independent,
+    trial_memory,
+    tried_slots,
+)
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.losses import load_loss
@@ -126,6 +131,26 @@ def test_a_trial_takes_no_more_memory_than_training() -> None:
     with RoundsBySlot("odd", 1):
         assert can_vectorise_records(task, cohort, 4096)
         assert not can_vectorise_records(task, cohort, 1 << 22)
+
+
+def test_a_linear_model_whose_trial_exceeds_the_memory_is_trained_without_gram_matrices() -> None:
+    """The trial of the Gram trainer holds the updates of all its contributions, by public facts alone."""
+    task, cohort, local = (
+        task_of("linear", (300,)),
+        cohort_of([3, 2], (300,)),
+        LocalSgd(learning_rate=0.1, batch_size=4),
+    )
+    needed = trial_memory(task.dimension, cohort, 4)
+    assert 50 * 8 * task.dimension < needed < 2 << 20
+    for memory, chosen in ((None, GramTrainer), (needed, GramTrainer), (needed - 1, VmapTrainer)):
+        trainer = choose_trainer(
+            task, local, TrainerOptions(memory=memory), cohort=cohort, bound=Clip(norm=1.0)
+        )
+        assert isinstance(trainer, chosen), memory
+    named = TrainerOptions(name="gram", memory=needed - 1)
+    with pytest.raises(ModelError, match=r"trainer.memory_mb.*or use 'auto'"):
+        choose_trainer(task, local, named, cohort=cohort, bound=Clip(norm=1.0))
+    assert isinstance(choose_trainer(task, local, named, cohort=cohort), GramTrainer)
 
 
 def alike(users: int, records: int, features: int) -> Cohort:

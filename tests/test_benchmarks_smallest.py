@@ -17,7 +17,7 @@ from tests.processes import SECONDS
 from tests.synthetic import serve_hospitals
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = ("carriers", "ergonomics", "federation_nodes", "rounds")
+PROCESSES = ("ergonomics", "federation_nodes", "rounds")
 """Benchmarks whose smallest cases begin processes, which takes seconds each."""
 
 

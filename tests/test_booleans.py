@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 import fedveil
 from fedveil.data.schema import Schema
 from fedveil.errors import CompositionError, ConfigError
+from fedveil.federation.hosts.folders import CoordinatorSettings
+from fedveil.federation.hosts.link_folder import LinkSettings
 from fedveil.federation.policy import Policy
-from fedveil.flower.coordinator_host.link_folder import LinkSettings
-from fedveil.flower.folders import CoordinatorSettings
 from fedveil.registry import BUILTINS
 from fedveil.run.config.choice import section_of
 from fedveil.run.config.experiment import EvaluationSection, Experiment

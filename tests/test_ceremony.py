@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
-    load_ssh_private_key,
 )
 from typer.testing import CliRunner
 
@@ -33,14 +32,16 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
+from fedveil.federation.enrollment.certificates import Authority, days_left, node_key_digest, node_public
+from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
+from fedveil.federation.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
+from fedveil.federation.enrollment.requests import Request
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder, check_server_key, members_of
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.link import server_context
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.flower.enrollment.certificates import Authority, days_left, node_public
-from fedveil.flower.enrollment.founder import admit, create_federation, revoke, seal
-from fedveil.flower.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
-from fedveil.flower.enrollment.requests import Request
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
+from fedveil.federation.transport.https.mailbox import Mailbox
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Origin
 from fedveil.protocols.messages import SERVER
@@ -177,8 +178,7 @@ def halves(path: Path) -> list[bytes]:
     else:
         if key_files.is_protected(content):
             content, _ = key_files.unprotect(content, SECRET, kind=b"authority")
-        load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
-        key = load(content, None)
+        key = load_pem_private_key(content, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         raw = key.private_numbers().private_value.to_bytes(48, "big")
         der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
@@ -350,7 +350,7 @@ def test_a_crash_while_keys_change_is_ended_by_accepting_again(
         for name, content in before.items():
             (north / name).write_bytes(content)
             (north / name).chmod(0o600)
-    assert kills == 3
+    assert kills == 4
 
 
 def test_a_silo_is_not_served_with_a_key_that_its_membership_does_not_name(parties: Parties) -> None:
@@ -422,6 +422,75 @@ def test_a_lost_key_of_the_coordinator_is_revoked_and_the_ledgers_go_on(
     assert found["terms"] == found["membership"] == "holds"
 
 
+def test_every_kind_of_key_is_revoked(parties: Parties, tmp_path: Path) -> None:
+    """Identity and TLS keys of a silo and of the coordinator. Those of the founder end with the charter."""
+    root, charter = parties.root, parties.founder / "charter.toml"
+    before = SiloFolder(root / "north").membership
+    south = node_key_digest(before.nodes[1])
+    revoke(parties.founder, "south", "stolen")
+    made = parties.seal()
+    assert made.silos == ("north",)
+    assert (made.revoked[0].identity, made.revoked[0].transport) == (before.roster[1], south)
+    mailbox = Mailbox()
+    mailbox.introduce(members_of(made))
+    assert mailbox.number(south) is None
+    assert mailbox.members is not None
+    assert mailbox.members.revoked == (south,)
+    thief = load_pem_private_key((root / "south" / "node.key").read_bytes(), None)
+    assert isinstance(thief, ec.EllipticCurvePrivateKey)
+    again = join_as_silo(tmp_path / "west", charter, name="west", passphrase=None)
+    stolen = replace(again, transport=before.nodes[1])
+    stolen.with_signatures(IdentityKey.load(tmp_path / "west" / "identity.key"), thief).write(
+        tmp_path / "west.request"
+    )
+    with pytest.raises(IntegrityError, match="was revoked"):
+        admit(parties.founder, tmp_path / "west.request", stolen.fingerprint)
+
+    old = Request.read(root / "coordinator" / "coordinator.request")
+    revoke(parties.founder, "coordinator", "stolen")
+    (root / "coordinator").rename(root / "stolen")
+    new = join_as_coordinator(root / "coordinator", charter, passphrase=None)
+    identity = IdentityKey.load(root / "coordinator" / "identity.key")
+    with_old_tls = replace(new, transport=old.transport).with_signatures(identity)
+    with_old_tls.write(tmp_path / "coordinator.request")
+    with pytest.raises(IntegrityError, match="was revoked"):
+        admit(parties.founder, tmp_path / "coordinator.request", with_old_tls.fingerprint)
+    admit(parties.founder, root / "coordinator" / "coordinator.request", new.fingerprint)
+    later = parties.seal()
+    assert later.server == new.transport_digest != before.server
+    assert {one.transport for one in later.revoked} == {south, before.server}
+    assert SiloFolder(root / "north").server_key == later.server  # a silo compares it in every handshake
+    with pytest.raises(ConfigError, match="has a key that was revoked"):
+        replace(later, server=before.server)
+    with pytest.raises(IntegrityError, match="does not have this party's keys"):
+        accept(root / "stolen", parties.sealed, later.fingerprint, asked)
+
+
+def test_a_coordinator_changes_its_keys(parties: Parties) -> None:
+    home = parties.root / "coordinator"
+    request = rotate(home, asked)
+    admit(parties.founder, home / "coordinator.request", request.fingerprint)
+    check_server_key(CoordinatorFolder(home))  # until then it is served with the keys that it has
+    made = parties.seal()
+    assert (made.coordinator, made.server) == (request.identity, request.transport_digest)
+    folder = CoordinatorFolder(home, asked)
+    assert folder.identity.public == request.identity
+    check_server_key(folder)
+    server_context(folder.link)
+    assert not list(home.rglob("*.next"))
+    shutil.copy(parties.sealed.with_name("silo-north.crt"), home / "link" / "server.crt")
+    with pytest.raises(ConfigError, match=r"server\.crt: not of the key that membership\.toml names"):
+        check_server_key(folder)
+
+
+def test_a_certificate_of_another_key_is_not_accepted(parties: Parties) -> None:
+    certificates = [parties.sealed.with_name(f"silo-{name}.crt") for name in ("north", "south")]
+    shutil.copy(certificates[1], certificates[0])
+    fingerprint = Membership.read(parties.sealed).fingerprint
+    with pytest.raises(IntegrityError, match=r"silo-north\.crt: of another key than membership\.toml names"):
+        accept(parties.root / "north", parties.sealed, fingerprint, asked)
+
+
 def test_a_federation_that_is_founded_again_goes_on_with_its_ledgers(parties: Parties) -> None:
     """The founder's keys are lost: new ones, new folders, and each silo's state carried over."""
     root = parties.root
@@ -482,7 +551,7 @@ def test_nothing_is_sealed_that_no_party_could_read(parties: Parties, tmp_path: 
 def test_two_silos_of_one_node_key_are_not_sealed_together(parties: Parties, tmp_path: Path) -> None:
     """The link registers a key once: no run of anybody began under such a membership."""
     charter = parties.founder / "charter.toml"
-    private = load_ssh_private_key((parties.root / "south" / "node.key").read_bytes(), None)
+    private = load_pem_private_key((parties.root / "south" / "node.key").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     joined = join_as_silo(tmp_path / "west", charter, name="west", passphrase=None)
     identity = IdentityKey.load(tmp_path / "west" / "identity.key")

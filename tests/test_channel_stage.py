@@ -17,7 +17,7 @@ from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, sum_noise_std
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg_w, uldp_group
 from fedveil.privacy.bounds import Unbounded
@@ -83,8 +83,8 @@ def test_uldp_avg_w_over_the_channel_has_the_noise_of_uldp_avg_w(lattice: str | 
         assert abs(np.mean((noise / (wrong * std)) ** 2) - 1) > sixth
     correlation = np.corrcoef(noise, totals[:honest].sum(axis=0))[0, 1]
     assert abs(correlation) < 5 / np.sqrt(d)
-    expected = additive(colluding).noise_std(SILOS)
-    assert method.noise_std(SILOS) == expected == pytest.approx(std * np.sqrt(SILOS / honest))
+    expected = sum_noise_std(additive(colluding), SILOS)
+    assert sum_noise_std(method, SILOS) == expected == pytest.approx(std * np.sqrt(SILOS / honest))
 
 
 def test_every_message_has_a_key_of_its_own_and_a_seed_repeats_it() -> None:
@@ -247,4 +247,4 @@ def test_calibration_finds_the_same_noise_over_the_channel() -> None:
     wanted = {"method": {"noise_multiplier": "calibrated"}, "privacy": {"epsilon": 2.0}}
     over = prepare(experiment(**wanted)).method
     plain = prepare(experiment(**wanted, channel={"name": "additive"})).method
-    assert over.noise_std(SILOS) == plain.noise_std(SILOS)
+    assert sum_noise_std(over, SILOS) == sum_noise_std(plain, SILOS)

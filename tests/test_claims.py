@@ -22,7 +22,7 @@ from fedveil.methods.derive import compute_claims, compute_sensitivity, derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import Sender
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, message_kinds, parties_of
 from fedveil.methods.paraaegis import paraaegis, varying_dp
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation
@@ -176,7 +176,7 @@ def test_readers_know_the_models_and_every_line_is_that_of_what_is_sent(names: t
         method, claims = folded(name)
         guarantee = derive(method, public(method))
         assert known_to(Role.READER, method.sends(), method.channel.content) == {Reveals.MODEL}, name
-        assert [view.role for view in guarantee.views] == list(method.parties), name
+        assert [view.role for view in guarantee.views] == list(parties_of(method)), name
         for view in guarantee.views:
             known = known_to(view.role, method.sends(), method.channel.content)
             assert view.event == least_covering_claim(known, claims).charged_event, name
@@ -188,7 +188,7 @@ def test_a_driver_carries_no_message_that_the_method_does_not_list() -> None:
     listed = LocalDriver(PlaintextSums(clients=2, length=2), kinds={PlaintextVector})
     assert listed.play((1, 0), (0, 1), None, lambda _: vector)[1] == 2
     masked = replace(uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=5.0), protection=SecureAggregation())
-    other = LocalDriver(PlaintextSums(clients=2, length=2), kinds=masked.kinds)
+    other = LocalDriver(PlaintextSums(clients=2, length=2), kinds=message_kinds(masked))
     with pytest.raises(ProtocolError, match="PlaintextVector is none of the messages that the method lists"):
         other.play((1, 0), (0, 1), None, lambda _: vector)
 

@@ -139,7 +139,7 @@ def test_lists(command: str) -> None:
 
 
 def test_a_preset_is_printed_as_toml() -> None:
-    assert "[variants.uldp-avg-w]" in output("presets", "digits")
+    assert "[variants.recommended]" in output("presets", "digits")
 
 
 def test_schema_is_drafted_from_a_public_sample(tmp_path: Path) -> None:
@@ -272,8 +272,9 @@ def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pyte
 def test_a_full_disk_is_one_line_wherever_it_is_met(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"))
     monkeypatch.setattr("fedveil.cli.training.prepare", full)
-    said = ended("check", str(toml)).mistake
-    assert said.endswith("/media/usb/model cannot be written: No space left on device")
+    found = ended("check", str(toml))
+    assert found.code == 74
+    assert found.err.strip().endswith("/media/usb/model cannot be written: No space left on device")
 
 
 def test_check_shows_every_seed_and_a_study_loads_each_population_once(
@@ -476,7 +477,7 @@ def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
         (("check", "digits", "--variant", "uldp-navie"), "did you mean 'uldp-naive'?"),
         (("check", "digits", "--set", "method.name=uldp-agv"), "did you mean 'uldp-avg'?"),
         (
-            ("check", "digits", "--variant", "uldp-avg-w", "--set", "method.noise=1"),
+            ("check", "digits", "--variant", "uldp-naive", "--set", "method.noise=1"),
             "did you mean 'noise_multiplier'?",
         ),
     ],

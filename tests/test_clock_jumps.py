@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower.enrollment.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.sockets import free_port
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.sockets import free_port
 from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import Processes, complete, rounds, seeded, submittable, wait_until
 
@@ -72,7 +72,6 @@ def test_the_clock_of_a_process_jumps(library: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["coordinator", "silo", "everybody"])
 def test_a_clock_that_jumps_changes_nothing(whose: str, library: Path, tmp_path: Path) -> None:
-    pytest.importorskip("flwr")
     hospitals = {"north": 60, "south": 50}
     made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
     seeded(made)

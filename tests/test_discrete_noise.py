@@ -18,6 +18,14 @@ from fedveil.randomness import PrivacyRandomness
 from tests.discrete_laws import pmf
 
 PRECISE = Context(prec=90)
+
+
+def enclosure(exponent: Fraction, bits: int) -> tuple[Fraction, Fraction]:
+    """Return the enclosure of exp(-exponent) as rational numbers."""
+    lower, upper = (Fraction(*map(int, one.as_integer_ratio())) for one in exp_enclosure(exponent, bits))
+    return lower / 2**bits, upper / 2**bits
+
+
 scales = st.fractions(Fraction(1, 1000), 2**31, max_denominator=2**20)
 leading_bits = st.one_of(
     st.integers(0, 2**UNIFORM_BITS - 1), st.integers(0, 9), st.integers(0, 9).map(lambda k: 2**63 - 1 - k)
@@ -57,7 +65,7 @@ def test_geometric_next_to_a_boundary(k: int, scale: int, offset: int) -> None:
     """U within a few 2^-63 of exp(-k / b), where float64 cannot tell k from k - 1."""
     if k > 30 * scale:
         k = k % (30 * scale) + 1
-    lower, _ = exp_enclosure(Fraction(k, scale), 120)
+    lower, _ = enclosure(Fraction(k, scale), 120)
     bits = min(max(1, math.floor(lower * 2**UNIFORM_BITS) + offset), 2**UNIFORM_BITS - 1)
     value = geometric(np.array([bits], dtype=np.uint64), Fraction(scale), Zeros())
     assert value.tolist() == [math.floor(scale * minus_log(bits))]
@@ -72,7 +80,7 @@ def test_below_exp_is_the_real_comparison(bits: int, exponent: Fraction) -> None
 
 @given(exponent=st.fractions(Fraction(1, 2**20), 40, max_denominator=2**30), offset=st.integers(-2, 2))
 def test_below_exp_next_to_the_boundary(exponent: Fraction, offset: int) -> None:
-    lower, _ = exp_enclosure(exponent, 120)
+    lower, _ = enclosure(exponent, 120)
     bits = min(max(0, math.floor(lower * 2**UNIFORM_BITS) + offset), 2**UNIFORM_BITS - 1)
     result = below_exp(
         np.array([bits], dtype=np.uint64), np.array([float(exponent)]), lambda index: exponent, Zeros()
@@ -82,7 +90,7 @@ def test_below_exp_next_to_the_boundary(exponent: Fraction, offset: int) -> None
 
 def test_further_bits_settle_what_63_bits_leave_open() -> None:
     half = Fraction(1, 2)
-    bits = math.floor(exp_enclosure(half, 120)[0] * 2**UNIFORM_BITS)
+    bits = math.floor(enclosure(half, 120)[0] * 2**UNIFORM_BITS)
     assert LazyUniform(bits, UNIFORM_BITS, Words(0)).below_exp(half)
     assert not LazyUniform(bits, UNIFORM_BITS, Words(2**64 - 1)).below_exp(half)
     assert LazyUniform(2**UNIFORM_BITS - 1, UNIFORM_BITS, Words()).below_exp(Fraction(0))
@@ -96,8 +104,8 @@ def test_no_bit_set_is_no_error() -> None:
 
 @given(exponent=st.fractions(Fraction(1, 2**40), 1000, max_denominator=2**40), bits=st.integers(20, 300))
 def test_enclosure_holds_the_exponential(exponent: Fraction, bits: int) -> None:
-    lower, upper = exp_enclosure(exponent, bits)
-    wide_lower, wide_upper = exp_enclosure(exponent, bits + 200)
+    lower, upper = enclosure(exponent, bits)
+    wide_lower, wide_upper = enclosure(exponent, bits + 200)
     assert lower <= wide_lower < wide_upper <= upper
     assert (upper - lower) / lower < Fraction(1, 2**bits)
     assert float(lower) == pytest.approx(math.exp(-exponent), rel=1e-6 if bits < 40 else 1e-9, abs=1e-300)

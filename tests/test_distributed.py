@@ -22,6 +22,7 @@ from torch import nn
 
 from fedveil.data.records import Affine, Records
 from fedveil.errors import ConfigError
+from fedveil.methods.method import training_bound
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run import workers
@@ -136,7 +137,7 @@ def test_what_is_bounded_by_parts_is_bounded_once_in_every_process() -> None:
         setting.cohort,
         members,
         setting.weights[members],
-        setting.method.local_bound,
+        training_bound(setting.method),
         ExperimentRandomness(prepared.experiment.seed),
         ("round", 1),
     )

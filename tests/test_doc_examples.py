@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 import re
 import shlex
@@ -22,17 +21,17 @@ import tomlkit
 from fedveil.cli import app
 from fedveil.config_keys import ComposedField, keys_of
 from fedveil.data.schema import Schema
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.policy import Policy
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.methods import Method, keys
 from fedveil.methods.weights import Weights
 from fedveil.privacy.events import Adjacency
 from fedveil.registry import find, names
 from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.release_document import InferenceDocument
-from fedveil.run.config.study import Selection, load_study, presets
+from fedveil.run.config.study import Selection, load_study, presets, study_documents
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
@@ -171,7 +170,7 @@ def test_the_tutorial_of_three_hospitals_is_true(hospitals: Path) -> None:
     assert words(" ".join(claim)) in words(ran)
     assert "report: runs/hospitals/report.html" in ran
     resumed = fedveil(only("docs/how-to/resume-and-budget.md", 0))
-    assert "from round 20 of 20" in resumed
+    assert "from round 30 of 30" in resumed
 
 
 def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
@@ -197,8 +196,8 @@ def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
 
 def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> None:
     cases = [
-        "check hospitals.toml --set method.clp=1",
-        "check hospitals.toml --set method.clip=0",
+        "check hospitals.toml --set local.epoch=1",
+        "check hospitals.toml --set local.epochs=0",
         "check digits --variant nope",
         "report nowhere",
     ]
@@ -222,15 +221,22 @@ def test_messages_are_those_of_the_program(hospitals: Path, tmp_path: Path) -> N
         assert words(stopped) == f"hospitals: stopped: {run._round_step(12).refusal()}"
 
 
-def test_fragments_of_documents_are_valid() -> None:
+def test_fragments_of_documents_are_valid(here: Path) -> None:
     for name in ("docs/how-to/choose-noise-and-rounds.md:5", "docs/how-to/resume-and-budget.md:1"):
         assert parse(merge(BASE, tomllib.loads(BLOCKS[name].text)), name).privacy.delta
+    for name in ("choose-clip", "imbalanced-classes", "train-on-a-gpu"):
+        laid = merge(BASE, {"privacy": {"epsilon": 2.0}, "method": {"noise_multiplier": "calibrated"}})
+        parse(merge(laid, tomllib.loads(BLOCKS[f"docs/how-to/{name}.md:0"].text)), name)
+    Path("study.toml").write_text(BLOCKS["docs/how-to/compare-methods.md:1"].text)
+    compared = study_documents("study.toml", Selection(overrides=()))
+    assert [parse(one, "compared").name for one in compared] == ["by-records", "main-silo"]
     optimizer = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:0"].text)
     assert parse(merge(BASE, optimizer), "fedadam").server.optimizer is not None
-    for name in ("docs/how-to/choose-a-server-optimiser.md:1", "docs/how-to/more-accuracy.md:0"):
-        laid = merge(BASE, tomllib.loads(BLOCKS[name].text))
-        laid |= {"privacy": {"epsilon": 2.0}} if laid["method"]["noise_multiplier"] == "calibrated" else {}
-        assert parse(laid, name).server.average is not None
+    falling = tomllib.loads(BLOCKS["docs/how-to/choose-a-server-optimiser.md:1"].text)
+    assert parse(merge(BASE, falling), "tail").server.average is not None
+    single = {"name": "own", "data": BASE["data"], "privacy": {"epsilon": 2.0}}
+    single |= tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:0"].text)
+    assert parse(single, "more accuracy").method.name == "uldp-avg-w"
     stream = tomllib.loads(BLOCKS["docs/how-to/more-accuracy.md:1"].text) | {"privacy": {"epsilon": 2.0}}
     plain = {key: value for key, value in BASE.items() if key not in ("local", "method")}
     assert parse(merge(plain, stream), "correlated").method.get("correlated").period == 5
@@ -330,7 +336,8 @@ def play_by_hand(folder: Path, experiment: Path) -> None:
             "rounds": 2,
             "model": {"name": "linear", "loss": "binary_cross_entropy"},
             "data": {"table": {"test_file": "test.csv"}},
-            "method": {"name": "uldp-avg", "noise_multiplier": 20.0},
+            "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 20.0},
+            "local": {"learning_rate": 0.5},
             "protection": {"name": "secure-aggregation"},
             "privacy": {"epsilon": None},
         },
@@ -362,6 +369,7 @@ def test_plans_are_made(here: Path) -> None:
     for place in range(3):
         assert "uldp-sgd, uldp-avg, uldp-avg-w" in fedveil(only(page, place))
     assert "rho" in fedveil(only(page, 3))
+    assert "rho" in fedveil(only("docs/how-to/choose-epsilon.md", 0))
     assert "error left" in fedveil(only(page, 4))
 
 
@@ -378,9 +386,9 @@ def test_what_is_said_of_the_first_run_is_true(here: Path) -> None:
     assert re.search(like(BLOCKS[f"{page}:1"].text.strip()), ran)
     assert "report: runs/digits/comparison.html" in ran
     listed = BLOCKS[f"{page}:3"].text.split("\n", 1)[1].split()
-    assert sorted(path.name for path in Path("runs/digits/uldp-avg-w").iterdir()) == sorted(listed)
+    assert sorted(path.name for path in Path("runs/digits/recommended").iterdir()) == sorted(listed)
     sentences = words(
-        " ".join(json.loads(Path("runs/digits/uldp-avg-w/privacy.json").read_text())["sentences"])
+        " ".join(json.loads(Path("runs/digits/recommended/privacy.json").read_text())["sentences"])
     )
     for place in ("README.md", page):
         text = (ROOT / place).read_text(encoding="utf-8")
@@ -391,7 +399,7 @@ def test_what_is_said_of_the_first_run_is_true(here: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     said = re.search(r"epsilon is (\S+) now, (\S+) against the server", text)
     assert said is not None
-    assert columns(ran)["uldp-avg-w"][:2] == list(said.groups())
+    assert columns(ran)["recommended"][:2] == list(said.groups())
     assert "comparison: runs/noise.html" in fedveil(compared)
     assert "round 30/30" in fedveil(only("docs/how-to/hide-record-counts.md", 2))
 
@@ -432,21 +440,8 @@ def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
 
 
 def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
-    from fedveil.flower import mods
+    from fedveil.federation.transport.flower import mods
 
     orders = [re.findall(r"(clip|quantise)\(", line) for line in (mods.__doc__ or "").splitlines()]
     assert ["quantise", "clip"] in orders  # the first mod is the outermost: it sees what the others return
     assert ["clip", "quantise"] not in orders
-
-
-def test_the_pages_agree_on_where_the_superlink_keeps_its_state() -> None:
-    from fedveil.flower.coordinator_host import link
-
-    assert "state in memory" in words(inspect.getdoc(link.make_app) or "")
-    for page, where in (
-        ("docs/reference/commands.md", "kept in memory"),
-        ("docs/deployment.md", "state in memory"),
-    ):
-        said = words((ROOT / page).read_text(encoding="utf-8"))
-        assert where in said, page
-        assert not re.search(r"state on the disk", said), page

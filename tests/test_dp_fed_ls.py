@@ -17,6 +17,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed, dp_fed_ls
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import sum_noise_std
 from fedveil.methods.uldp import uldp_group
 from fedveil.privacy.events import (
     Adjacency,
@@ -167,7 +168,7 @@ def test_the_noise_of_the_mean_is_what_denoisers_are_told() -> None:
     for prepared in (prepare(client), prepare(parse(document, "test"))):
         moved, _ = one_round(prepared)
         method, n_silos = prepared.method, prepared.setting.cohort.n_silos
-        stated = method.noise_std(n_silos) / method.divisor(prepared.population.n_users, n_silos)
+        stated = sum_noise_std(method, n_silos) / method.divisor(prepared.population.n_users, n_silos)
         measured = float(moved.square().mean().sqrt())
         assert measured == pytest.approx(stated, rel=5.5 * math.sqrt(1 / (2 * len(moved))))
     assert isinstance(prepared.method.channel, GaussianShares)
@@ -216,7 +217,7 @@ def test_the_closed_form_gives_the_papers_noise() -> None:
         privacy={"epsilon": 6.0, "delta": 1000**-1.1},
     )
     prepared = prepare(document)
-    assert prepared.method.noise_std(1) == pytest.approx(0.8080, abs=1e-4)
+    assert sum_noise_std(prepared.method, 1) == pytest.approx(0.8080, abs=1e-4)
     assert prepared.epsilon_after(30) < 2.3
 
 

@@ -16,6 +16,7 @@ from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import Sender
+from fedveil.methods.method import sum_noise_std
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.privacy.events import Adjacency, GaussianEvent
@@ -268,7 +269,7 @@ def lacking(missing: int, colluding: int = 0) -> Any:
 @pytest.mark.parametrize(("missing", "colluding"), [(1, 0), (2, 0), (1, 1), (2, 1)])
 def test_a_sum_that_lacks_silos_keeps_the_stated_noise(missing: int, colluding: int) -> None:
     method, silos = lacking(missing, colluding), 5
-    left = method.noise_std(silos, silos - missing)
+    left = sum_noise_std(method, silos, silos - missing)
     unknown = left * math.sqrt((silos - missing - colluding) / (silos - missing))
     assert unknown == pytest.approx(SIGMA * CLIP)
     guarantee = derive(method, PublicFacts(n_silos=silos, n_users=6))

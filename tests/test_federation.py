@@ -63,7 +63,7 @@ def test_a_hundred_mishaps_change_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method = ADAPTIVE["method"] | {"clip": MOVING} | who
+    method: dict[str, Any] = {"clip": MOVING} | who
     experiment = asked(rounds=12, method=method, server=ADAPTIVE["server"], **protection)
     held = population()
     undisturbed = files(in_one_process(experiment, held, tmp_path / "here"))

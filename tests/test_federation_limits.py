@@ -425,7 +425,7 @@ LIMITED = """\
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from fedveil.flower.silo_host.service import limit_memory
+from fedveil.federation.hosts.silo_service import limit_memory
 limit_memory(SimpleNamespace(policy=SimpleNamespace(memory_mb=1024)))
 import numpy
 try:

@@ -15,14 +15,14 @@ from fedveil.errors import DataError
 from fedveil.federation import proposal_review
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.enrollment.joining import DraftedPolicy
+from fedveil.federation.enrollment.provisioning import provision
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.inspection import inspect_silo
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.enrollment.joining import DraftedPolicy
-from fedveil.flower.enrollment.provisioning import provision
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries

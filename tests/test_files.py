@@ -40,6 +40,7 @@ from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
 from fedveil.federation.audit.run_record import STATE, identify
 from fedveil.federation.charter import Charter
+from fedveil.federation.enrollment.requests import Request
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
@@ -57,7 +58,6 @@ from fedveil.files import (
     read_text,
     replace_file,
 )
-from fedveil.flower.enrollment.requests import Request
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.weighting.inputs import WeightedInputs

@@ -17,6 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import fedveil as fv
@@ -182,17 +184,50 @@ def test_a_class_is_text_or_a_whole_number(classes: Any) -> None:
     assert read_labels([0, 1], list(np.array([0.0, 1.0])), "targets")[1] == (0, 1)
 
 
+def ids_by_row(given: Any) -> list[str]:
+    names, place = read_ids(given, "user")
+    assert names == sorted(set(names))
+    assert set(place.tolist()) == set(range(len(names)))
+    return [names[number] for number in place]
+
+
+@given(
+    ids=st.lists(
+        st.one_of(st.integers(-9, 9), st.integers(-9, 9).map(str), st.sampled_from(["a", "A", "é"]))
+    ),
+    whole=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+)
+def test_ids_read_once_for_each_distinct_one_are_those_of_each_row(ids: list[Any], whole: list[int]) -> None:
+    assert ids_by_row(ids) == [str(one) for one in ids]
+    assert ids_by_row(np.array(whole)) == [str(one) for one in whole]
+    texts = [str(one) for one in whole]
+    assert ids_by_row(np.array(texts)) == ids_by_row(pd.Series(texts)) == texts
+
+
+@given(
+    labels=st.lists(st.one_of(st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0, "1", "b"])))
+)
+def test_labels_read_once_for_each_distinct_one_are_those_of_each_row(labels: list[Any]) -> None:
+    classes = [0, 1, 2, 3, "b"]
+    texts = [one if isinstance(one, str) else str(int(one)) for one in labels]
+    found, _ = read_labels(labels, classes, "targets")
+    assert found.tolist() == [list(map(str, classes)).index(text) for text in texts]
+    numbers = [int(one) for one in labels if not isinstance(one, str)]
+    for kind in (np.int64, np.float64, np.uint8):
+        assert read_labels(np.array(numbers, kind), classes, "targets")[0].tolist() == numbers
+
+
 def test_ids_are_read_one_by_one() -> None:
-    assert read_ids([2**63, -5, "a", np.int64(7), torch.tensor(8)], "user") == [
+    assert ids_by_row([2**63, -5, "a", np.int64(7), torch.tensor(8)]) == [
         str(2**63),
         "-5",
         "a",
         "7",
         "8",
     ]
-    assert read_ids(pd.Series([np.int64(7), "a"], dtype=object), "user") == ["7", "a"]
-    assert read_ids(np.array([np.int64(7), "a"], dtype=object), "user") == ["7", "a"]
-    assert read_ids(pa.array(["a", "b", "a"]).dictionary_encode(), "user") == ["a", "b", "a"]
+    assert ids_by_row(pd.Series([np.int64(7), "a"], dtype=object)) == ["7", "a"]
+    assert ids_by_row(np.array([np.int64(7), "a"], dtype=object)) == ["7", "a"]
+    assert ids_by_row(pa.array(["a", "b", "a"]).dictionary_encode()) == ["a", "b", "a"]
     day = np.datetime64("2020-01-01", "ns")
     for odd in (
         8.0,

@@ -1,6 +1,7 @@
 """A gradient that runs as a list of kernels is the gradient, bit for bit, and the list holds nobody's records."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.dpsgd import RecordSums
 from fedveil.training.dropout import SeededDropout
-from fedveil.training.kernel_replay import ReplayedGradient
-from fedveil.training.kernels import optimise_graph
+from fedveil.training.kernel_replay import CALLS_OF_POOLING, ReplayedGradient
+from fedveil.training.kernels import max_pool_channels_last, optimise_graph
 from fedveil.training.losses import load_loss
+from fedveil.training.shapes import equal_with_nan
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import TrainJob
@@ -379,3 +381,43 @@ def test_a_layer_of_dropout_hashes_its_positions_once():
     assert not {"aten.arange.default", "aten.view.default", "aten.mul.Tensor"} & set(calls(kernels))
     for seeds in (given[0], given[0] + 1):
         assert torch.equal(kernels(seeds, given[1]), function(seeds, given[1]))
+
+
+@pytest.mark.parametrize(
+    "settings", [([2, 2],), ([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([3, 2], [1, 2])]
+)
+@pytest.mark.parametrize("channels", [3, 16, 40])
+def test_pooling_with_channels_innermost_chooses_the_same_numbers(channels: int, settings: Any) -> None:
+    """Equal numbers and NaN included: values, positions and memory layout are those of PyTorch's kernel."""
+    generator = torch.Generator().manual_seed(0)
+    planes = torch.randint(-2, 3, (3, channels, 9, 8), generator=generator).float()
+    planes[0, 0, 2, 3] = torch.nan
+    for given in (planes, planes[:, :, :, ::2], planes.contiguous(memory_format=torch.channels_last)):
+        expected = torch.ops.aten.max_pool2d_with_indices(given, *settings)
+        for one, other in zip(max_pool_channels_last(given, *settings), expected, strict=True):
+            assert equal_with_nan(one, other)
+            assert one.stride() == other.stride()
+
+
+def test_the_list_of_a_pooling_model_pools_with_channels_innermost() -> None:
+    task = Task(
+        model=torch.nn.Sequential(
+            torch.nn.Conv2d(1, 16, 3), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 2)
+        ),
+        loss=load_loss("cross_entropy"),
+    )
+    gradients = BatchedGradients(task, torch.device("cpu"), False).at_each
+    parameters = task.layout.unflatten(task.initial().repeat(2, 1))
+    batch = (
+        torch.rand(2, 3, 1, 8, 8),
+        torch.zeros(2, 3).long(),
+        torch.ones(2, 3).bool(),
+        torch.zeros(2).long(),
+    )
+    expected = gradients._function(parameters, *batch)
+    for _ in range(CALLS_OF_POOLING):
+        gradients(parameters, *batch)
+    (kernels,) = gradients._lists.values()
+    assert any("max_pool_channels_last" in call for call in calls(kernels.__self__))
+    found = gradients(parameters, *batch)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -100,7 +100,7 @@ def test_the_model_is_that_of_the_main_silos_in_one_process_bit_for_bit(tmp_path
     world = Declaring(tmp_path, experiment, held, [found] * 3)
     world.play()
     there = files(world.run_folder.path)
-    here = files(in_one_process(experiment, held, tmp_path / "here"))
+    here = files(in_one_process(experiment, replace(held, main_silos=found), tmp_path / "here"))
     main = asked(
         method={"name": "uldp-avg-w", "power": "main", "clip": MOVING},
         protection={"name": "secure-aggregation"},
@@ -121,7 +121,7 @@ def test_rounds_go_on_without_a_silo_whose_users_are_then_away(tmp_path: Path) -
     world = Declaring(tmp_path, experiment, held, [found] * 3)
     world.play()
     assert world.outcome.stopped is None
-    here = in_one_process(experiment, held, tmp_path / "here")
+    here = in_one_process(experiment, replace(held, main_silos=found), tmp_path / "here")
     assert statement(here) == statement(world.run_folder.path)
     world.close()
     by_totals = declared(found, method={"power": 2}, protection=recovering)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.flower import metrics_server as pages
-from fedveil.flower.metrics import Meter
-from fedveil.flower.metrics_server import AT_ONCE, SOCKET, MetricsServer, local_port, probe
-from fedveil.flower.sockets import RunningFolder, address
+from fedveil.federation.hosts import metrics_server as pages
+from fedveil.federation.hosts.metrics import Meter
+from fedveil.federation.hosts.metrics_server import AT_ONCE, SOCKET, MetricsServer, ask_party, local_port
+from fedveil.federation.hosts.sockets import RunningFolder, address
 from fedveil.protocols.refusals import Code
 
 
@@ -58,26 +58,30 @@ def asked(running: RunningFolder, path: str, method: str = "GET") -> tuple[int, 
     return int(head.split()[1]), text
 
 
-def test_the_socket_answers_three_paths_to_its_owner(running: RunningFolder, tmp_path: Path) -> None:
-    well = [True, False]
-    with closing(MetricsServer(running, None, lambda: well.pop(0), lambda: "fedveil_round 3\n")):
+def test_the_socket_answers_four_paths_to_its_owner(running: RunningFolder, tmp_path: Path) -> None:
+    trouble = ["", "dns: a name"]
+    connection = {"connected": False}
+    with closing(
+        MetricsServer(running, None, lambda: trouble.pop(0), lambda: "fedveil_round 3\n", lambda: connection)
+    ):
         assert (running / SOCKET).stat().st_mode & 0o777 == 0o600
         assert asked(running, "/live") == (200, "OK\n")
-        assert [asked(running, "/ready")[0] for _ in range(2)] == [200, 503]
+        assert [asked(running, "/ready") for _ in range(2)] == [(200, "OK\n"), (503, "dns: a name\n")]
+        assert asked(running, "/connection") == (200, '{"connected": false}\n')
         assert asked(running, "/metrics") == (200, "fedveil_round 3\n")
         assert asked(running, "/metrics", "HEAD") == (200, "")
         assert asked(running, "/")[0] == asked(running, "/metrics/../secret")[0] == 404
         assert {asked(running, "/metrics", method)[0] for method in ("POST", "PUT", "TRACE")} == {405}
-        assert probe(tmp_path, "/live")
-    assert not probe(tmp_path, "/live")
-    assert not probe(tmp_path / "nowhere", "/live")
+        assert ask_party(tmp_path, "/live") == (200, "OK")
+    assert ask_party(tmp_path, "/live") is None
+    assert ask_party(tmp_path / "nowhere", "/live") is None
 
 
 @pytest.mark.parametrize(
     "question", [b"GET /live\r\n\r\n", b"\0" * 8192, b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 1362]
 )
 def test_what_is_no_short_question_is_answered_so(running: RunningFolder, question: bytes) -> None:
-    with closing(MetricsServer(running, None, lambda: True, str)):
+    with closing(MetricsServer(running, None, str, str)):
         assert answer_of(door_of(running), question[:8192]).startswith(b"HTTP/1.1 400 ")
 
 
@@ -87,7 +91,7 @@ def test_slow_senders_hold_a_door_for_seconds_and_nothing_else(
     """The deadline is of a whole question: who sends a byte now and then holds no thread; others wait that long."""
     monkeypatch.setattr(pages, "_SECONDS", 0.3)
     before = threading.active_count()
-    with closing(MetricsServer(running, None, lambda: True, str)), ExitStack() as slow:
+    with closing(MetricsServer(running, None, str, str)), ExitStack() as slow:
         senders = [slow.enter_context(door_of(running)) for _ in range(AT_ONCE)]
         sent = 0
         with suppress(OSError):
@@ -112,7 +116,7 @@ def test_figures_are_computed_once_a_second(
             raise RunFolderError("a private place")
         return "here\n"
 
-    with closing(MetricsServer(running, None, lambda: True, figures)):
+    with closing(MetricsServer(running, None, str, figures)):
         assert {asked(running, "/metrics") for _ in range(5)} == {(200, "here\n")}
         assert len(times) == 1
         monkeypatch.setattr(pages, "_FRESH_SECONDS", 0.0)
@@ -137,18 +141,18 @@ def test_a_port_is_on_a_loopback_address_alone(running: RunningFolder, port: int
         "[::1%eth0]:9464",
     ):
         with pytest.raises(ConfigError, match="loopback address and a port"):
-            MetricsServer(running, wrong, lambda: True, str)
+            MetricsServer(running, wrong, str, str)
     assert local_port("[::1]:9464") == ("::1", 9464)
     with (
         closing(socket.create_server(("127.0.0.1", port))),
         pytest.raises(ConfigError, match="in use"),
     ):
-        MetricsServer(running, f"127.0.0.1:{port}", lambda: True, str)
+        MetricsServer(running, f"127.0.0.1:{port}", str, str)
 
 
 def test_a_port_answers_its_own_address_alone(running: RunningFolder, port: int) -> None:
     """A page of the web whose name leads to this host (DNS rebinding) brings that name, and is told nothing."""
-    with closing(MetricsServer(running, f"127.0.0.1:{port}", lambda: True, lambda: "here\n")):
+    with closing(MetricsServer(running, f"127.0.0.1:{port}", str, lambda: "here\n")):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("GET", "/metrics")
         assert connection.getresponse().read() == b"here\n"

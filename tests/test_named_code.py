@@ -12,9 +12,9 @@ import pytest
 
 from fedveil.bundle.writing import bundle_run
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.flower.coordinator_host.submission import create_run, due_parts, read_document
-from fedveil.flower.enrollment.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.run.audit import audit
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.config.named_code import find_named_code

@@ -38,7 +38,7 @@ PACKAGES = (
     "methods",
     "statistics",
     "protocols",
-    "flower/folders.py",
+    "federation/hosts/folders.py",
 )
 """Where records are read and used before or while a run trains."""
 
@@ -63,7 +63,7 @@ PUBLIC_TABLE = "public: a test table"
 NAMED: dict[str, dict[str, str]] = {
     "run/setup.py": {"a client is a silo that holds one user": CLIENT},
     "federation/silo_data.py": {"names a list of users": SCHEMA, "a list of users with the sha256": SCHEMA},
-    "flower/folders.py": {"no such table": FILE},
+    "federation/hosts/folders.py": {"no such table": FILE},
     "training/losses.py": {
         "the label is not in 0..": BY_HAND,
         "the label is neither 0 nor 1": BY_HAND,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.federation.hosts.submission import create_run, read_document
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import create_run, read_document
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent

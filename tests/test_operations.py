@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import fedveil
 from fedveil import __version__
 from fedveil.cli import app
 from fedveil.errors import (
@@ -38,22 +40,33 @@ from fedveil.errors import (
     RunFolderError,
     SilentSiloError,
 )
+from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.hosts.child_process import ProcessError
+from fedveil.federation.hosts.deployment import (
+    CONTAINERS,
+    PACKAGES,
+    REQUIREMENTS,
+    SERVICES,
+    Hosting,
+    write_deployment,
+)
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.metrics import as_metrics
+from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.run_outcome import SOCKET, RunOutcome
+from fedveil.federation.hosts.sockets import RunningFolder, address
+from fedveil.federation.hosts.status import party_status
+from fedveil.federation.hosts.submission import Submission, read_document, wait
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.flower.coordinator_host.submission import SOCKET, RunOutcome, Submission, read_document, wait
-from fedveil.flower.deployment import CONTAINERS, PACKAGES, REQUIREMENTS, SERVICES, Hosting, write_deployment
-from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.metrics import as_metrics
-from fedveil.flower.metrics_server import MetricsServer
-from fedveil.flower.silo_host.ipc import receive_frame, send_frame
-from fedveil.flower.silo_host.key_process import open_silo
-from fedveil.flower.sockets import RunningFolder, address
-from fedveil.flower.status import party_status
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Origin
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.sanitize import LogFormat, LogLevel, show_log
+from tests.commands import ended
+from tests.full_disks import Disk
 
 IMAGE = "python:3.12-slim@sha256:" + "5e" * 32
 ANSWERS: dict[str, Any] = {
@@ -77,12 +90,16 @@ def run(*words: str | Path) -> Any:
 def test_a_party_tells_how_it_does(made: Demonstration) -> None:
     coordinator, silo = made.provisioned.coordinator, made.provisioned.silos[0]
     assert run("health", coordinator).exit_code == run("health", silo).exit_code == 1
-    well = [True, False]
+    trouble = ["", "dns: the name of learn.example.org:9443 cannot be resolved"]
+    connection = {"connected": False, "cause": trouble[1]}
     with (
         closing(RunningFolder(silo)) as running,
-        closing(MetricsServer(running, None, lambda: well.pop(0), str)),
+        closing(MetricsServer(running, None, lambda: trouble.pop(0), str, lambda: connection)),
     ):
-        assert [run("health", silo).exit_code for _ in range(2)] == [0, 1]
+        well, ill = run("health", silo), run("health", silo)
+        assert (well.exit_code, well.output) == (0, "")
+        assert (ill.exit_code, ill.output.strip()) == (1, connection["cause"])
+        assert json.loads(run("status", silo, "--json").output)["cause"] == connection["cause"]
         assert run("health", coordinator).exit_code == 1
         status = json.loads(run("status", silo, "--json").output)
         assert (status["role"], status["served"], status["membership"]) == ("silo", True, 1)
@@ -141,7 +158,7 @@ def test_what_no_epsilon_bounds_is_above_every_alarm(
     path = Path(shutil.copytree(made.provisioned.silos[0], tmp_path / "silo"))
     (path / "state").mkdir(exist_ok=True)
     (path / "state" / LEDGER).touch()
-    monkeypatch.setattr("fedveil.flower.status._spent", lambda *_: ("head", math.inf))
+    monkeypatch.setattr("fedveil.federation.hosts.status._spent", lambda *_: ("head", math.inf))
     assert "\nfedveil_budget_spent_ratio +Inf\n" in as_metrics(party_status(path, served=False))
 
 
@@ -195,6 +212,36 @@ def test_exit_codes_are_those_of_the_page(error: type[FedveilError], code: int) 
     assert error.exit_code == code
     page = (Path(__file__).parents[1] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert f"\n| {code} | " in page
+
+
+def is_restarted(unit: str, code: int) -> bool:
+    """What systemd does with a service that ends with a code: the rules of Restart= in systemd.service(5)."""
+    text = (Path(fedveil.__file__).parent / "deploy" / unit).read_text()
+    (policy,) = re.findall(r"^Restart=(.*)$", text, re.MULTILINE)
+    (prevented,) = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
+    assert policy == "on-failure"
+    clean = code == 0 or -code in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
+    return not clean and str(code) not in prevented.split()
+
+
+def test_a_unit_is_restarted_after_what_may_pass_and_after_nothing_else(
+    made: Demonstration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the codes that the program really gives."""
+    silo = made.provisioned.silos[2]
+    wrong = ended("silo", "serve", tmp_path).code
+    with pytest.MonkeyPatch.context() as patched:
+        disk = Disk(patched)
+        disk.fill(lambda _: True)
+        with disk.acting(True):
+            full = ended("silo", "serve", silo).code
+    with closing(RunningFolder(silo)):
+        busy = ended("silo", "serve", silo).code
+    assert (wrong, full, busy, ProcessError.exit_code) == (2, 74, 75, 74)
+    for unit in ("fedveil-silo@.service", "fedveil-link.service", "fedveil-coordinator.service"):
+        codes = (wrong, IntegrityError.exit_code, full, busy, ProcessError.exit_code, -signal.SIGKILL, 70, 0)
+        found = [is_restarted(unit, code) for code in codes]
+        assert found == [False, False, True, True, True, True, True, False], unit
 
 
 def test_a_bug_ends_with_a_code_of_its_own(

@@ -31,13 +31,13 @@ from fedveil.federation.audit.run_record import (
     signed_end,
 )
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.hosts import submission
+from fedveil.federation.hosts.folders import SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.submission import due_parts
 from fedveil.federation.silo_session.release_task import SiloReleaseTask
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.statement_check import SiloCharges
-from fedveil.flower.coordinator_host import submission
-from fedveil.flower.coordinator_host.submission import due_parts
-from fedveil.flower.folders import SiloFolder
-from fedveil.flower.silo_host.key_process import open_silo
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement

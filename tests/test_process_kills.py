@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower.coordinator_host.submission import END
-from fedveil.flower.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.sockets import free_port
+from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.run_outcome import END
+from fedveil.federation.hosts.sockets import free_port
 from fedveil.privacy.ledger import read_entries
 from tests.processes import FEDVEIL, Processes, rounds, seeded, submittable, tree
 
@@ -108,7 +108,6 @@ def test_twenty_kills_of_processes_lose_nothing(protection: str, tmp_path: Path)
 
     A silo that is killed between its charge and its answer charges the round again; the coordinator charges it once.
     """
-    pytest.importorskip("flwr")
     pytest.importorskip("tenseal")
     made, source = demonstration(tmp_path / "demo", protection), random.Random(protection)
     served, until = Served(made), time.monotonic() + SECONDS

@@ -109,12 +109,12 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_a_chooser_takes_what_its_method_and_local_training_take() -> None:
     listed = [name for name in fv.__all__ if name.replace("_", "-") in names("methods")]
-    assert len(listed) == 13
+    assert len(listed) == 14
     for name in listed:
         shown = set(fv.__getattr__(name).__signature__.parameters)
         own = {key.name for key in own_keys(find("methods", name.replace("_", "-")).load())}
         assert own <= shown
-        assert (name in ("uldp_sgd", "uldp_sgd_w", "newton")) == ("epochs" not in shown)
+        assert (name in ("uldp_sgd", "uldp_sgd_w", "newton", "boosted_trees")) == ("epochs" not in shown)
     chosen = fv.uldp_avg_w(clip=0.5, local_learning_rate=0.3, epochs=2)
     assert (chosen.parameters, chosen.local) == ({"clip": 0.5}, {"learning_rate": 0.3, "epochs": 2})
     assert method("uldp-sgd", clip=1.0).local is None

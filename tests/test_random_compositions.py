@@ -17,6 +17,7 @@ import pytest
 from fedveil.data.records import Population, Records
 from fedveil.errors import FedveilError
 from fedveil.methods.correlated import CorrelatedShares
+from fedveil.methods.server_state import begin_state
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import parse
@@ -132,7 +133,7 @@ def moved(seed: int) -> float | None:
     event = guarantee.event.event if isinstance(guarantee.event, PoissonSampledEvent) else guarantee.event
     assert isinstance(event, GaussianEvent)
     parties, pasts = SimulatedParties.in_the_open(whole.setting), (SumHistory(), SumHistory())
-    model, state = whole.task.initial(), method.init(whole.task.initial())
+    model, state = whole.task.initial(), begin_state(method, whole.task.initial())
     square = claimed = 0.0
     for number in range(1, whole.experiment.rounds + 1):
         turns = [one.round_context(number, model, state, privacy) for one in (whole, less)]

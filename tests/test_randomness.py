@@ -1,5 +1,10 @@
 """The three kinds of randomness: named streams, secrecy, repetition."""
 
+import copy
+import os
+import pickle
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -7,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.randomness import ExperimentRandomness, KeyedStream, PrivacyRandomness
+from fedveil.randomness import ExperimentRandomness, KeyedStream, PrivacyRandomness, SecretStream
 
 parts = st.one_of(st.text(max_size=8), st.integers(-(10**6), 10**6))
 paths = st.lists(parts, max_size=4).map(tuple)
@@ -86,3 +91,58 @@ def test_words_are_uniform_in_every_byte(randomness: PrivacyRandomness) -> None:
     for position in range(8):
         counts = np.bincount((words >> np.uint64(8 * position)).astype(np.uint8), minlength=256)
         assert stats.chisquare(counts).pvalue > 1e-9
+
+
+def keys(count: int) -> Iterator[bytes]:
+    return (bytes([number]) * 32 for number in range(count))
+
+
+def test_a_secret_stream_is_a_keystream_under_keys_of_the_system_each_used_once() -> None:
+    """The oracle: so many words of each key's own keystream, and no key drawn before it is needed."""
+    drawn = keys(3)
+    stream = SecretStream(lambda size: next(drawn)[:size], renewed_after=32)
+    expected = [KeyedStream(key).uint64(4).tolist() for key in keys(3)]
+    assert (
+        stream.uint64(3).tolist() + stream.uint64(6).tolist()
+        == [word for words in expected for word in words][:9]
+    )
+    assert stream.uint64(3).tolist() == expected[2][1:]
+    with pytest.raises(StopIteration):
+        stream.uint64(1)
+
+
+def test_two_secret_streams_share_no_key() -> None:
+    drawn = keys(2)
+    one, other = (SecretStream(lambda size: next(drawn)) for _ in range(2))
+    assert one.uint64(2).tolist() == KeyedStream(bytes(32)).uint64(2).tolist()
+    assert other.uint64(2).tolist() == KeyedStream(b"\1" * 32).uint64(2).tolist()
+
+
+def test_a_key_may_be_overwritten_once_the_cipher_is_set_up() -> None:
+    """A secret stream erases its key's bytes: the cipher goes on with its own copy."""
+    key = bytearray(b"k" * 32)
+    stream = KeyedStream(key)
+    before = stream.uint64(2).tolist()
+    key[:] = bytes(32)
+    assert before + stream.uint64(2).tolist() == KeyedStream(b"k" * 32).uint64(4).tolist()
+
+
+def test_a_forked_process_goes_on_with_a_key_of_its_own() -> None:
+    stream = PrivacyRandomness.system().stream("noise", 1)
+    stream.uint64(1)
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(send, stream.uint64(4).tobytes())
+        os._exit(0)
+    words = stream.uint64(4).tobytes()
+    theirs = os.read(receive, 32)
+    os.waitpid(child, 0)
+    assert len(theirs) == len(words) == 32
+    assert theirs != words
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_secret_stream_is_never_copied_or_stored(copied: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match="cannot be copied or stored"):
+        copied(PrivacyRandomness.system().stream("noise", 1))

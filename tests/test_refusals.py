@@ -14,7 +14,7 @@ from fedveil.methods.channels import Channel, Identity
 from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloContribution
 from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, sum_noise_std
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.methods.secure_aggregation import SecureAggregation
@@ -191,7 +191,7 @@ def test_a_stage_from_elsewhere_refuses_with_its_own_reason() -> None:
 def test_noise_sized_for_fewer_silos_is_known_to_a_denoiser() -> None:
     colluding = uldp_avg(local=SGD, clip=1.0, noise_multiplier=2.0, colluding_silos=2)
     method = replace(colluding, denoiser=JamesStein())
-    assert method.noise_std(5) == pytest.approx(2.0 * (5 / 3) ** 0.5)
+    assert sum_noise_std(method, 5) == pytest.approx(2.0 * (5 / 3) ** 0.5)
 
 
 def test_the_noise_of_dp_sgd_is_unknown_whatever_the_channel_adds() -> None:

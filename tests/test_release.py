@@ -33,5 +33,5 @@ def test_the_bill_of_materials_lists_all_that_is_needed() -> None:
     }
     reached = {one["ref"] for one in document["dependencies"]}
     assert {one["purl"] for one in document["components"]} < reached
-    assert "flwr" not in versions
-    assert "flwr" in {one["name"] for one in json.loads(federated)["components"]}
+    assert "h11" not in versions
+    assert "h11" in {one["name"] for one in json.loads(federated)["components"]}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower.enrollment.demonstration import write_demonstration
-from fedveil.flower.folders import CoordinatorFolder
-from fedveil.flower.sockets import free_port
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.federation.hosts.sockets import free_port
 from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import FEDVEIL, Processes, complete, seeded, tree, wait_until
 
@@ -69,14 +69,12 @@ def play(folder: Path, slow: str = "") -> float:
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy")
 def test_a_run_beside_eight_loops_ends_and_nothing_is_started_again(tmp_path: Path) -> None:
-    pytest.importorskip("flwr")
     print(f"{ROUNDS} rounds beside {LOOPS} loops: {play(tmp_path):.0f} s")
 
 
 @pytest.mark.slow
 def test_a_guard_that_takes_45_seconds_for_an_answer_is_waited_for(tmp_path: Path) -> None:
     """It is not dead: it says that it is at work after 30 seconds, and what it answers is taken."""
-    pytest.importorskip("flwr")
     seconds = play(tmp_path, slow="va")
     print(f"{ROUNDS} rounds with a guard of {GUARD_SECONDS} s an answer: {seconds:.0f} s")
     assert seconds > (2 + ROUNDS) * GUARD_SECONDS

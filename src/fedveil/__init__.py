@@ -27,6 +27,7 @@ if _typing.TYPE_CHECKING:
     from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
+        boosted_trees,
         cepam_gaussian,
         cepam_laplace,
         dp_fed,
@@ -123,6 +124,7 @@ __all__ = [
     "WandB",
     "Yogi",
     "audit",
+    "boosted_trees",
     "cepam_gaussian",
     "cepam_laplace",
     "check",

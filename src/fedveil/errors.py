@@ -52,6 +52,14 @@ class BudgetError(PrivacyError):
     exit_code = 4
 
 
+class TooFewPeopleWarning(UserWarning):
+    """So few people that noise is a large part of a model at an epsilon; computed from public numbers."""
+
+
+class LargeDeltaWarning(UserWarning):
+    """A delta that allows to publish the records of a share of a person in expectation."""
+
+
 class UserCodeError(FedveilError):
     """Exception in the user's own code; names function, file, line and kind of exception, and no value."""
 
@@ -82,6 +90,12 @@ class BusyError(ConfigError):
     """Resource that is not available now (not served yet, or in use); a later attempt may succeed."""
 
     exit_code = 75
+
+
+class HostError(FedveilError):
+    """Fault of this host: a full disk, no memory, a process that was killed; the same command may succeed later."""
+
+    exit_code = 74
 
 
 class IntegrityError(RunFolderError):

@@ -8,6 +8,7 @@ longer, than in files that fedveil writes. Errors while decoding become the same
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from fedveil.errors import ConfigError, FedveilError, RunFolderError
+from fedveil.errors import ConfigError, FedveilError, HostError, RunFolderError
 from fedveil.sanitize import sanitize
 
 LARGEST_DOCUMENT: Final = 1 << 26
@@ -38,6 +39,13 @@ CLOSED_IN_CHILDREN: Final = getattr(os, "O_CLOEXEC", 0)
 _NEVER_WAITED_FOR: Final = (
     getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
+
+_HOST_FAULTS: Final = tuple(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ENOMEM")
+    if hasattr(errno, name)
+)
+"""Errors that say nothing about a file: there is no room, no descriptor or no memory, or the disk fails."""
 
 DEEPEST: Final = 64
 """Deepest nesting of tables and lists in a document that is read; documents of fedveil stay below 16."""
@@ -101,7 +109,9 @@ def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
     # "from None": the cause of the error may quote the file's content, which may be private.
     except OSError as problem:
         known = "no such file" if isinstance(problem, FileNotFoundError) else problem.strerror
-        raise error(f"{place} cannot be read: {known or type(problem).__name__}") from None
+        raise with_host_code(
+            problem, error(f"{place} cannot be read: {known or type(problem).__name__}")
+        ) from None
     except _MALFORMED as problem:
         raise error(f"{place} is damaged, or of another kind ({type(problem).__name__})") from None
 
@@ -119,7 +129,14 @@ def writing(place: object, error: type[FedveilError], so: str = "") -> Iterator[
         yield
     except OSError as problem:
         why = problem.strerror or type(problem).__name__
-        raise error(f"{place} cannot be written: {why}{so}") from None
+        raise with_host_code(problem, error(f"{place} cannot be written: {why}{so}")) from None
+
+
+def with_host_code(problem: OSError, failed: FedveilError) -> FedveilError:
+    """Give an error the exit code of a host's fault where it is one, so that a service manager tries again."""
+    if problem.errno in _HOST_FAULTS:
+        failed.exit_code = HostError.exit_code
+    return failed
 
 
 def read_content(

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -25,22 +26,31 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from fedveil.config_keys import whole
 
 _WORD = np.dtype("<u8")
+_ZEROS = memoryview(bytes(2**18))  # encrypted to give a keystream; fits a core's cache
+RENEWED_AFTER = 2**30
+"""Bytes of a :class:`SecretStream` under one key, a multiple of 8; ChaCha20 repeats itself after 2^38."""
 
 
 def _digest(*path: str | int) -> bytes:
     """Hash a path of names and numbers to 32 bytes; distinct paths never collide by concatenation."""
-    state = hashlib.sha256()
-    for part in path:
-        # The length prefix and the type name make the encoding injective: ("ab", "c") differs from ("a", "bc"), 1
-        # from "1".
-        encoded = f"{type(part).__name__}:{part}".encode()
-        state.update(len(encoded).to_bytes(8, "big") + encoded)
-    return state.digest()
+    return hashlib.sha256(b"".join(map(_encoded, path))).digest()
+
+
+def _encoded(part: str | int) -> bytes:
+    # The length prefix and the type name make the encoding injective: ("ab", "c") differs from ("a", "bc"), 1 from
+    # "1".
+    encoded = f"{type(part).__name__}:{part}".encode()
+    return len(encoded).to_bytes(8, "big") + encoded
+
+
+_NAMED = hashlib.sha256(_encoded("name"))
 
 
 def key_of(name: str) -> int:
     """Return 63 bits that depend on a name alone; two names share them only by chance."""
-    return int.from_bytes(_digest("name", name)[:8], "big") >> 1
+    state = _NAMED.copy()  # the digest of the path ("name", name)
+    state.update(_encoded(name))
+    return int.from_bytes(state.digest()[:8], "big") >> 1
 
 
 class ExperimentRandomness:
@@ -82,7 +92,7 @@ class KeyedStream:
     A key must never serve two purposes: derive one key per purpose.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes | bytearray) -> None:
         if len(key) != 32:
             raise ValueError(f"a stream key has 32 bytes, got {len(key)}")
         # A zero nonce is safe because a key is used for one stream only.
@@ -94,20 +104,64 @@ class KeyedStream:
 
     def uint64(self, count: int) -> np.ndarray:
         """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
-        return np.frombuffer(self.bytes(8 * count), dtype=_WORD)
+        words = np.empty(count, dtype=_WORD)
+        written = memoryview(words.view(np.uint8).data)
+        for first in range(0, len(written), len(_ZEROS)):
+            part = written[first : first + len(_ZEROS)]
+            self._encryptor.update_into(_ZEROS[: len(part)], part)
+        return words
 
 
-class _SystemSource:
+class SecretStream:
+    """Words that nobody can predict or repeat: a ChaCha20 keystream under a key of the system's generator.
+
+    The key is drawn for this object alone. It is drawn again after :data:`RENEWED_AFTER` bytes, and in a process that
+    was forked from the one that drew it, which would generate the same words. The object cannot be copied, pickled or
+    read, so no checkpoint holds it. docs/theory/discrete-gaussian.md has the argument.
+
+    Args:
+        draw: returns so many bytes that nobody can predict; tests replace it.
+        renewed_after: bytes under one key, a multiple of 8.
+    """
+
+    def __init__(self, draw: Callable[[int], bytes] = os.urandom, renewed_after: int = RENEWED_AFTER) -> None:
+        self._draw, self._renewed_after = draw, renewed_after
+        self._process, self._left = -1, 0
+
     def uint64(self, count: int) -> np.ndarray:
-        return np.frombuffer(os.urandom(8 * count), dtype=_WORD)
+        """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
+        words, done = np.empty(count, dtype=_WORD), 0
+        while done < count:
+            if self._left == 0 or self._process != os.getpid():
+                self._draw_key()
+            taken = min(count - done, self._left // 8)
+            words[done : done + taken] = self._stream.uint64(taken)
+            self._left -= 8 * taken
+            done += taken
+        return words
+
+    def _draw_key(self) -> None:
+        key = bytearray(self._draw(32))
+        self._stream, self._process, self._left = KeyedStream(key), os.getpid(), self._renewed_after
+        key[:] = bytes(32)  # OpenSSL has its own copy, which it erases when the stream is deleted
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies: two copies would generate the same noise.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a secret stream cannot be copied or stored: its copies would generate the same noise"
+        )
 
 
 class PrivacyRandomness:
     """Secret randomness on which a guarantee rests: noise, and the sample of participants.
 
-    ``PrivacyRandomness.system()`` reads every word from the operating system. ``PrivacyRandomness.insecure(seed)``
-    derives the words from a seed, for tests and exact repetition. Anyone with the seed can subtract the noise, so a
-    statement made with it says so.
+    ``PrivacyRandomness.system()`` keys each stream from the operating system's generator
+    (:class:`SecretStream`). ``PrivacyRandomness.insecure(seed)`` derives the words from a seed, for tests and exact
+    repetition. Anyone with the seed can subtract the noise, so a statement made with it says so.
     """
 
     def __init__(self, insecure_seed: int | None) -> None:
@@ -131,5 +185,5 @@ class PrivacyRandomness:
     def stream(self, *path: str | int) -> BitSource:
         """Return the source for one purpose; under a seed it depends on the path, so a resumed run repeats it."""
         if self._seed is None:
-            return _SystemSource()
+            return SecretStream()
         return KeyedStream(_digest("insecure privacy randomness", self._seed, *path))

@@ -57,6 +57,7 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "uldp-avg": "fedveil.methods.uldp:uldp_avg",
         "uldp-avg-w": "fedveil.methods.uldp:uldp_avg_w",
         "newton": "fedveil.methods.newton:newton",
+        "boosted-trees": "fedveil.methods.boosted_trees:boosted_trees",
         "dp-fed": "fedveil.methods.dp_fed_ls:dp_fed",
         "dp-fed-ls": "fedveil.methods.dp_fed_ls:dp_fed_ls",
         "cepam-gaussian": "fedveil.methods.cepam:cepam_gaussian",

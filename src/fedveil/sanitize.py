@@ -88,8 +88,17 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line | ({"error": record.exc_text} if record.exc_text else {}))
 
 
+_shown: list[tuple[LogLevel, LogFormat]] = []
+
+
+def log_choice() -> tuple[LogLevel, LogFormat]:
+    """Return level and format of the log, as :func:`show_log` set them last."""
+    return _shown[-1] if _shown else (LogLevel.WARNING, LogFormat.TEXT)
+
+
 def show_log(level: LogLevel, layout: LogFormat = LogFormat.TEXT) -> None:
     """Show this program's log on standard error, sanitized; a second call changes level and format."""
+    _shown[:] = [(level, layout)]
     log = logging.getLogger("fedveil")
     log.setLevel(level.upper())
     shown = [one for one in log.handlers if isinstance(one, logging.StreamHandler)]

@@ -93,17 +93,17 @@ def test_a_round_keeps_names_shapes_types_and_what_it_was_given(average: Average
         given = {name: value.clone() for name, value in state.items()}
         following = average.update(model, state)
         assert all(torch.equal(given[name], state[name]) for name in given)
-        assert matching(average, model, following)
+        assert matching(average.init(model), following)
         state = following
 
 
 @averages
 def test_a_state_that_is_not_its_own_is_known(average: Average) -> None:
     state = average.init(START)
-    assert not matching(average, START, {**state, "other": torch.zeros(SIZE)})
+    assert not matching(average.init(START), {**state, "other": torch.zeros(SIZE)})
     if state:
-        assert not matching(average, START, {})
-        assert not matching(average, START[1:], state)
+        assert not matching(average.init(START), {})
+        assert not matching(average.init(START[1:]), state)
 
 
 @pytest.mark.parametrize(

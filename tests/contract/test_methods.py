@@ -17,6 +17,7 @@ from scipy import stats
 
 from fedveil.data.records import Affine, Groups, Records, limit_records_per_user
 from fedveil.errors import CompositionError
+from fedveil.methods.boosted_trees import boosted_trees
 from fedveil.methods.cepam import (
     cepam_gaussian,
     cepam_laplace,
@@ -99,6 +100,9 @@ METHOD_CASES |= {
 }
 METHOD_CASES["newton"] = lambda sigma: newton(
     inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=sigma
+)
+METHOD_CASES["boosted-trees"] = lambda sigma: boosted_trees(
+    inputs=3, classes=2, target_range=None, noise_multiplier=sigma
 )
 NOISE_BY_COMPRESSION = ("cepam-gaussian", "cepam-laplace")
 every_method = pytest.mark.parametrize("name", METHOD_CASES)

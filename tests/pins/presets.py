@@ -8,6 +8,7 @@ what the made-up records give; all else is as in a run. Where the data set bring
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,17 @@ def made_up(experiment: Experiment) -> Population:
     )
 
 
+def at_some_rate(experiment: Experiment) -> Experiment:
+    """Return the experiment with a number for a local rate that a word asks for, which no statement depends on."""
+    if experiment.local is None or experiment.local.has_rate:
+        return experiment
+    return experiment.model_copy(update={"local": replace(experiment.local, learning_rate=0.1)})
+
+
 def stated(preset: str) -> list[dict[str, Any]]:
     """Return what a preset states of a round, and of how many: every statement with the experiments that make it."""
     names, found = {role: name for name, role in ROLES.items()}, list[dict[str, Any]]()
-    for experiment in load_study(preset, Selection()).experiments:
+    for experiment in map(at_some_rate, load_study(preset, Selection()).experiments):
         composition = Composition(experiment=experiment, population=made_up(experiment))
         method = composition.method()
         public = composition.public_facts(method, composition.population.train, _DIMENSION)

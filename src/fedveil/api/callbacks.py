@@ -20,6 +20,7 @@ from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import number
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import as_path
+from fedveil.methods.server_state import released_model
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.run_data import DIRECTION
 from fedveil.run.advice import advice, heard_before, news
@@ -65,7 +66,7 @@ class RoundSummary:
         """Return the parameters of this round's model by name; the model is released, so epsilon covers it."""
         checkpoint = RunFolder(self.folder).read_checkpoint()
         assert checkpoint is not None
-        released = self._prepared.method.model_of(checkpoint.model, checkpoint.state)
+        released = released_model(self._prepared.method, checkpoint.model, checkpoint.state)
         return self._prepared.task.state(released)
 
 

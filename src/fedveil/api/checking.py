@@ -15,6 +15,7 @@ from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
 from fedveil.privacy.claims import Role
+from fedveil.run.people import people_warnings
 from fedveil.run.remarks import remarks
 from fedveil.run.setup import Prepared
 
@@ -39,7 +40,10 @@ class CheckFrame(Frame):
     def shown(self) -> Sequence[Row]:
         """The figures in words, without what no experiment asked for."""
         noises = ("noise of bounds", "noise of test metric (sd)")
-        unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {"not read"}
+        unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {
+            "warnings",
+            "not read",
+        }
         within = {None: "nothing is guaranteed", True: "yes", False: "no"}
         told = [
             dict(row)
@@ -78,7 +82,11 @@ def check(model: nn.Module | str, people: Population, **arguments: Any) -> Check
     source = people.source
     return CheckFrame(
         rows=(check_row(prepared),),
-        notes=remarks(prepared.task, people),
+        notes=(
+            *map(str, people_warnings(prepared)),
+            *prepared.experiment.unused_tables(),
+            *remarks(prepared.task, people),
+        ),
         private=True,
         budgets=(prepared.experiment.privacy.budget,),
         data=() if source is None else (data_report(read_schema(source.schema_file), source.files),),
@@ -113,6 +121,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
+        "warnings": [str(one) for one in people_warnings(prepared)],
         "not read": list(experiment.unused_tables()),
     }
 

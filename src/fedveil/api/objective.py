@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,12 @@ from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.in_memory_method import SESSION
 from fedveil.run.config.task_choice import defaults_of
+from fedveil.training.class_weights import ClassWeighted
 from fedveil.training.copying import copy_module, unwrap
 from fedveil.training.import_path import import_object
 from fedveil.training.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
 from fedveil.training.metrics import check_metric, load_metric
-from fedveil.training.models import build_model
+from fedveil.training.models import STARTS, build_model
 from fedveil.training.state_leak_check import fingerprint, snapshot, tensor_bytes
 from fedveil.training.task import Task
 from fedveil.training.validation import validate_behaviour, validate_layers, validate_loss
@@ -55,12 +56,28 @@ class Objective:
         return Task(model=self.module, loss=self.loss, metrics=self.metrics)
 
 
+class Beginning(NamedTuple):
+    """Changes of a model and a loss before training.
+
+    Attributes:
+        start: a word of ``model.start``; None changes nothing.
+        class_weights: declared weights of the classes in the loss; None: all 1.
+    """
+
+    start: str | None = None
+    class_weights: tuple[float, ...] | None = None
+
+
+UNCHANGED: Final = Beginning()
+
+
 def objective(
     model: nn.Module | str,
     people: Population,
     seed: int,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
+    beginning: Beginning = UNCHANGED,
 ) -> Objective:
     """Check a model, a loss and metrics against a population; the model sees synthetic records only.
 
@@ -70,6 +87,7 @@ def objective(
         seed: seed of the initial values of a model given by name.
         loss: a loss or its name; None takes the default of the task and the number of outputs.
         metrics: metrics or their names; None takes the defaults of the task.
+        beginning: how the initial values and the loss are changed.
 
     Raises:
         ModelError: the model mixes records, has no trainable parameter, fails on records of this shape, or has the
@@ -77,9 +95,12 @@ def objective(
             depends on other records although it claims not to.
         ConfigError: a name does not exist; an object is no model, loss or metric.
     """
-    module, recorded = _module(model, people, seed)
+    module, recorded = _module(model, people, seed, beginning.start)
     outputs = _outputs(module, people)
     found = _loss(loss, people, outputs)
+    if beginning.class_weights is not None:
+        found = ClassWeighted(found, beginning.class_weights, people.n_classes)
+        recorded["class_weights"] = list(beginning.class_weights)
     found.check_task(people.task)
     validate_loss(found, people.task, outputs, torch.from_numpy(people.train.targets))
     found.check_targets(torch.from_numpy(people.train.targets), outputs)
@@ -130,7 +151,9 @@ def recorded_name(given: Any, what: str) -> str:
     return path if found is given and not path.startswith("__main__") else f"{SESSION}{name}"
 
 
-def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+def _module(
+    model: nn.Module | str, people: Population, seed: int, start: str | None
+) -> tuple[nn.Module, dict[str, Any]]:
     """Return a copy of the model, and its name and digest for ``[model]``.
 
     Raises:
@@ -141,7 +164,8 @@ def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.M
     if isinstance(model, str):
         wide = people.n_classes or 1
         built = build_model(model, input_shape=shape, n_outputs=wide, randomness=ExperimentRandomness(seed))
-        return built, {"name": model}
+        STARTS[start or "seed"](built)
+        return built, {"name": model, "start": start or "seed"}
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ConfigError(
             f"model: {model.__name__} is a class; hand over a model of it: {model.__name__}(...)"
@@ -155,13 +179,15 @@ def _module(model: nn.Module | str, people: Population, seed: int) -> tuple[nn.M
     validate_layers(model)
     _check_trainable(model)
     mine = copy_module(model).cpu()
+    STARTS[start or "seed"](mine)
     # The check runs on synthetic records: its error message must not depend on private ones. The fork leaves the
     # caller's random state unchanged.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made_up = torch.randn(4, *shape)
     validate_behaviour(mine, made_up)
-    return mine, {"name": f"{SESSION}{type(model).__name__}", "sha256": model_digest(mine)}
+    name = f"{SESSION}{type(model).__name__}"
+    return mine, {"name": name, "sha256": model_digest(mine), "start": start or "seed"}
 
 
 def _check_trainable(model: nn.Module) -> None:

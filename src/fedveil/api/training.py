@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from torch import nn
 
 from fedveil.api import methods
 from fedveil.api.callbacks import Callback, CallbackObserver
 from fedveil.api.methods import MethodChoice
-from fedveil.api.objective import LossLike, MetricLike, Objective, objective
+from fedveil.api.objective import Beginning, LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
 from fedveil.config_keys import whole_argument
-from fedveil.data.records import Population
+from fedveil.data.records import Label, Population
 from fedveil.errors import ConfigError, RunFolderError, did_you_mean
 from fedveil.files import as_path
 from fedveil.methods.method import Method
+from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
-from fedveil.run.config.in_memory_method import (
-    SESSION,
-    InMemoryMethod,
-    describe_algorithm,
-)
+from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
+from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.stage import answers
 from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
+from fedveil.training.server.averages import Average
+from fedveil.training.server.denoise import Denoiser
 from fedveil.training.server.optimizers import Optimizer
 from fedveil.training.steps import LocalSgd
+
+Table: TypeAlias = str | Mapping[str, Any]
+"""A stage by its name, or by its table as in a TOML document."""
 
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
@@ -47,10 +52,10 @@ def train(
     model: nn.Module | str,
     people: Population,
     *,
-    method: MethodChoice | Method,
-    rounds: int,
+    method: MethodChoice | Method | None = None,
+    rounds: int | None = None,
     epsilon: float | None = None,
-    delta: float = 1e-5,
+    delta: float | None = None,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
     local: LocalAlgorithm | None = None,
@@ -59,6 +64,11 @@ def train(
     batch_size: int | None = None,
     server_learning_rate: float | Literal["by-rule"] | None = None,
     server: Optimizer | None = None,
+    average: Average | Table | None = None,
+    denoiser: Denoiser | Table | None = None,
+    protection: ProtectionStage | Table | None = None,
+    start: Literal["zeros", "zero-output"] | None = None,
+    class_weight: Mapping[Label, float] | None = None,
     callbacks: Sequence[Callback] = (),
     seed: int = 0,
     name: str = "run",
@@ -78,12 +88,15 @@ def train(
             initial values count as PUBLIC: do not pass a model that was trained on these people.
         people: the records, with the user and the silo of each record, from :func:`fedveil.data`.
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
-            method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``.
-        rounds: T, the number of rounds.
+            method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
+            recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local steps,
+            rounds, server, average, denoiser, protection and delta (docs/theory/recommended.md). Other arguments
+            replace single ones.
+        rounds: T, the number of rounds; None: 30.
         epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
-            it. None if the method has a ``noise_multiplier``, or adds no noise.
+            it. None if the method has a ``noise_multiplier``, or adds no noise. There is no default.
         delta: additive slack of the guarantee: the amount by which a probability may change beyond the factor
-            e^epsilon. Choose it well below 1 / n_users. A delta of 1 / n_users or more is refused unless ``settings``
+            e^epsilon. None: min(1e-5, 1 / (10 n_users)). A delta of 1 / n_users or more is refused unless ``settings``
             contain ``{"privacy": {"allow_large_delta": True}}``.
         loss: a name, a loss of ``torch.nn``, or a function (outputs, targets) -> one term per record. None takes
             cross-entropy, squared error or Cox's partial likelihood, by the task and the model's outputs.
@@ -99,6 +112,12 @@ def train(
             the method's own, which is 1.
         server: optimiser of the server, such as ``fedveil.Sgd(0.5, momentum=0.9)``, with its own rate; None is a plain
             step at ``server_learning_rate``.
+        average: which model the run releases: a stage, a name or a table, such as ``{"name": "ema", "beta": 0.8}``.
+        denoiser: the server's estimate of the noisy mean, in the same forms.
+        protection: what hides a silo's message from the server, in the same forms, such as ``"secure-aggregation"``.
+        start: "zeros" sets all parameters of a model of one linear layer to zero, "zero-output" those of the last
+            layer. A module is copied first.
+        class_weight: DECLARED weight of each class in the loss, by label; weights counted from the records are refused.
         callbacks: callbacks that receive public numbers after every round.
         seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
             depend on it.
@@ -112,6 +131,10 @@ def train(
 
     Raises:
         FedveilError: the model, population, method or budget is invalid; the error is raised before any training.
+
+    Warns:
+        TooFewPeopleWarning: noise is more than a quarter of the largest possible movement of the model.
+        LargeDeltaWarning: delta is 1 / (10 n_users) or more.
     """
     given = TrainingArguments(
         method=method,
@@ -126,6 +149,11 @@ def train(
         batch_size=batch_size,
         server_learning_rate=server_learning_rate,
         server=server,
+        average=average,
+        denoiser=denoiser,
+        protection=protection,
+        start=start,
+        class_weight=class_weight,
         seed=seed,
         name=name,
         settings=settings,
@@ -136,8 +164,14 @@ def train(
 
 
 def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
-    """Play a run that is ready, in a new folder under ``parent``, and return its result."""
+    """Play a run that is ready, in a new folder under ``parent``, and return its result.
+
+    Warns:
+        TooFewPeopleWarning, LargeDeltaWarning: as :func:`train`.
+    """
     people = prepared.population
+    for warning in people_warnings(prepared):
+        warnings.warn(warning, stacklevel=3)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
     return Result.from_outcome(outcome, prepared.experiment, learned, people)
@@ -147,10 +181,10 @@ def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequen
 class TrainingArguments:
     """Arguments of :func:`train` that determine an experiment; see there."""
 
-    method: MethodChoice | Method
-    rounds: int
+    method: MethodChoice | Method | None
+    rounds: int | None
     epsilon: float | None
-    delta: float
+    delta: float | None
     loss: LossLike | None
     metrics: Sequence[MetricLike] | None
     local: LocalAlgorithm | None
@@ -159,6 +193,11 @@ class TrainingArguments:
     batch_size: int | None
     server_learning_rate: float | Literal["by-rule"] | None
     server: Optimizer | None
+    average: Average | Table | None
+    denoiser: Denoiser | Table | None
+    protection: ProtectionStage | Table | None
+    start: Literal["zeros", "zero-output"] | None
+    class_weight: Mapping[Label, float] | None
     seed: int
     name: str
     settings: Mapping[str, Any] | None
@@ -194,35 +233,53 @@ class TrainingArguments:
             FedveilError: the model, population, method or budget is invalid.
         """
         method, epsilon = self.method, self.epsilon
-        _check(people, method)
-        local = {name: getattr(self, name) for name in _LOCAL}
+        _check(people, method, epsilon)
         if isinstance(method, Method):
-            rate = {"server_learning_rate": self.server_learning_rate}
-            _check_whole(
-                {"epsilon": epsilon, "local": self.local, "server": self.server, **rate, **local},
-                self.settings,
-            )
+            _check_whole({name: getattr(self, name) for name in _OF_A_METHOD}, self.settings)
         # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
         seed = whole_argument("fedveil.train: seed", self.seed)
-        learned = objective(model, people, seed, self.loss, self.metrics)
+        learned = self._objective(model, people, seed)
+        delta = RECOMMENDED.delta_for(people.n_users) if self.delta is None else self.delta
         document: dict[str, Any] = {
             "name": self.name,
             "seed": seed,
-            "rounds": self.rounds,
             "data": data_section(people),
             "model": dict(learned.section),
-            "method": _method(method, epsilon)
-            if isinstance(method, MethodChoice)
-            else InMemoryMethod.from_method(method),
-            "server": _server(self.server, self.server_learning_rate),
-            "privacy": {"delta": self.delta} | ({} if epsilon is None else {"epsilon": epsilon}),
+            "server": self._server(),
+            "privacy": {"delta": delta} | ({} if epsilon is None else {"epsilon": epsilon}),
         }
-        if isinstance(method, MethodChoice) and method.local is not None:
-            document["local"] = _local(method, local)
+        if self.rounds is not None:
+            document["rounds"] = self.rounds
+        if self.protection is not None:
+            document["protection"] = _stage("protections", "protection", self.protection)
+        if local := _local(method, {name: getattr(self, name) for name in _LOCAL}):
+            document["local"] = local
+        if isinstance(method, MethodChoice):
+            document |= {"method": _method(method, epsilon)} | (
+                {} if method.local is None else {"local": local}
+            )
+        elif method is not None:
+            document["method"] = InMemoryMethod.from_method(method)
         experiment = parse(_laid_over(document, self.settings), "fedveil.train")
         if self.local is not None:
             experiment = _with_algorithm(experiment, self.local)
         return _prepared(experiment, people, learned), learned
+
+    def _objective(self, model: nn.Module | str, people: Population, seed: int) -> Objective:
+        """Return the checked model, loss and metrics."""
+        start: str | None = self.start
+        if start is None and self.method is None and isinstance(model, str) and ":" not in model:
+            start = "zero-output"
+        weights = _class_weights(self.class_weight, people)
+        return objective(model, people, seed, self.loss, self.metrics, Beginning(start, weights))
+
+    def _server(self) -> dict[str, Any]:
+        """Return the table ``[server]``."""
+        found = _server(self.server, self.server_learning_rate)
+        for key, kind in (("average", "averages"), ("denoiser", "denoisers")):
+            if (given := getattr(self, key)) is not None:
+                found[key] = _stage(kind, key, given)
+        return found
 
 
 _FIELDS: Final = frozenset(field.name for field in fields(TrainingArguments))
@@ -264,9 +321,10 @@ def resume(
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
+    begun = Beginning(experiment.model.start, experiment.model.class_weights)
     if local is not None:
         experiment = _with_same_algorithm(opened, experiment, local)
-    learned = objective(model, people, experiment.seed, loss, metrics)
+    learned = objective(model, people, experiment.seed, loss, metrics, begun)
     # Compare what the objects of this call would record with the recorded experiment: the digest of a model, the
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
     recorded = flatten_keys(experiment.model_dump(mode="json"))
@@ -283,9 +341,16 @@ def resume(
     return Result.from_outcome(outcome, prepared.experiment, learned, people)
 
 
-def _check(people: Any, method: Any) -> None:
+def _check(people: Any, method: Any, epsilon: float | None) -> None:
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
+    if method is None and epsilon is None:
+        raise ConfigError(
+            "epsilon: needed; there is no default. fedveil.train(model, people, epsilon=2) takes the recommended "
+            "settings, fedveil.train(model, people, method=fedveil.uldp_avg_w(clip=0.5), epsilon=2) a method of yours"
+        )
+    if method is None:
+        return
     if not isinstance(method, MethodChoice | Method):
         name = getattr(method, "__name__", None)
         own = isinstance(name, str) and getattr(methods, name, None) is method
@@ -420,6 +485,19 @@ def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
     return section
 
 
+_OF_A_METHOD: Final = (
+    *(
+        "epsilon",
+        "local",
+        "local_learning_rate",
+        "local_epochs",
+        "batch_size",
+        "server_learning_rate",
+        "server",
+    ),
+    *("average", "denoiser", "protection"),
+)
+"""Arguments that a composed method already determines."""
 _LOCAL: Final = {
     "local_learning_rate": "learning_rate",
     "local_epochs": "epochs",
@@ -428,17 +506,60 @@ _LOCAL: Final = {
 """Keys of the table ``[local]`` by the arguments that set them."""
 
 
-def _local(method: MethodChoice, given: Mapping[str, Any]) -> dict[str, Any]:
+def _local(method: MethodChoice | Method | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table ``[local]`` of a method and of the arguments of local training.
 
     Raises:
-        ConfigError: the method and an argument set the same key.
+        ConfigError: the method and an argument set the same key, or the method does not train locally.
     """
-    section = dict(method.local or {})
+    section = dict(method.local or {}) if isinstance(method, MethodChoice) else {}
     for argument, value in given.items():
-        if value is not None and section.setdefault(_LOCAL[argument], value) is not value:
+        if value is None:
+            continue
+        if isinstance(method, MethodChoice) and method.local is None:
+            raise ConfigError(f"{argument}: {method.name} does not train locally; leave it out")
+        if _LOCAL[argument] in section:
             raise ConfigError(f"{argument}: the method has it too; give it once")
+        section[_LOCAL[argument]] = value
     return section
+
+
+def _stage(kind: str, argument: str, given: Any) -> dict[str, Any]:
+    """Return the table of a stage that was given as a name, a table or a value.
+
+    Raises:
+        ConfigError: a value of a class that nobody registers.
+    """
+    if isinstance(given, str):
+        return {"name": given}
+    if isinstance(given, Mapping):
+        return dict(given)
+    chosen = choice_of(kind, given)
+    if chosen is None:
+        raise ConfigError(
+            f"{argument}: a name, a table or a registered stage is needed, not {type(given).__name__}"
+        )
+    return chosen.document()
+
+
+def _class_weights(given: Mapping[Label, float] | None, people: Population) -> tuple[float, ...] | None:
+    """Return the declared weights in the order of the classes.
+
+    Raises:
+        ConfigError: no mapping, or a class without a weight, or a weight of no class.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            "class_weight: a weight for each class is needed, such as {'sick': 5.0, 'well': 1.0}, from public "
+            "knowledge of how rare a class is; weights counted from the records ('balanced') tell how many there are"
+        )
+    classes = people.classes or tuple(range(people.n_classes or 0))
+    if set(given) != set(classes):
+        named = ", ".join(map(str, classes)) or "no classes"
+        raise ConfigError(f"class_weight: one weight for each of {named} is needed")
+    return tuple(given[one] for one in classes)
 
 
 def _server(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:

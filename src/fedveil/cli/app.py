@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import logging
 import traceback
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,8 +20,8 @@ from typer.core import TyperCommand, TyperGroup
 from fedveil import __version__
 from fedveil.cli.examples import show_examples
 from fedveil.console import Terminal
-from fedveil.errors import FedveilError
-from fedveil.sanitize import LogFormat, LogLevel, show_log
+from fedveil.errors import FedveilError, HostError
+from fedveil.sanitize import LogFormat, LogLevel, log_choice, show_log
 from fedveil.user_code import name_user_code
 
 _BUG: Final = 70
@@ -157,8 +158,8 @@ COMMANDS: Final = {
         "Show the state of a party on this host: service, run and round, certificates, membership, budget.",
     ),
     "health": Command(
-        "operations:health_command",
-        "Exit with code 0 if the party is serving and its certificates and membership are valid, otherwise 1.",
+        "health:health_command",
+        "Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause.",
     ),
     "deploy": Command("operations:deploy", "Write files for service managers, containers and proxies."),
     "coordinator": Command(
@@ -257,11 +258,15 @@ def main() -> None:
         code = _BUG
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _say(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
-            code = FedveilError.exit_code
+            code = HostError.exit_code
         else:
             traceback.print_exc()
     raise SystemExit(code or 0)
 
 
 def _say(mistake: str) -> None:
+    """Print a mistake for a person, or log it where every line is one JSON object."""
+    if log_choice()[1] is LogFormat.JSON:
+        logging.getLogger("fedveil").critical("%s", mistake)
+        return
     Terminal(stderr=True).print(f"fedveil: {mistake}", style="bold red", highlight=False)

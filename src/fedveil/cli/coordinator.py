@@ -10,12 +10,11 @@ import typer
 from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.flower.enrollment.joining import accept, join_as_coordinator
-from fedveil.flower.flower_version import check_flower_version
-from fedveil.flower.folders import CoordinatorFolder
+from fedveil.federation.enrollment.joining import accept, join_as_coordinator, rotate
+from fedveil.federation.hosts.folders import CoordinatorFolder
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
-    from fedveil.flower.coordinator_host.service import CoordinatorService
+    from fedveil.federation.hosts.coordinator_service import CoordinatorService
 
 coordinator = group("Join a federation as its coordinator, accept its membership, serve.")
 
@@ -23,10 +22,10 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 
 def open_party(folder: CoordinatorFolder) -> CoordinatorService:
-    """Return the coordinator of a folder; what carries letters is imported when it serves."""
-    party: CoordinatorService = import_late("fedveil.flower.coordinator_host.service").CoordinatorService(
-        folder
-    )
+    """Return the coordinator of a folder; its transport is imported when it serves."""
+    party: CoordinatorService = import_late(
+        "fedveil.federation.hosts.coordinator_service"
+    ).CoordinatorService(folder)
     return party
 
 
@@ -64,16 +63,22 @@ def accept_command(
     print_result(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
 
 
+@coordinator.command("rotate")
+def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
+    """Make new keys and the request to replace the old ones; they are used once a membership names them."""
+    asked = rotate(folder, PromptedPassphrase(descriptor))
+    tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
+
+
 @coordinator.command("serve")
 def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
-    """Serve as the coordinator: a TLS port for registered silos alone, and runs submitted on this host."""
-    check_flower_version()
+    """Serve as the coordinator: a TLS port for the silos of the membership, and runs submitted on this host."""
     home = CoordinatorFolder(folder, PromptedPassphrase(descriptor))
     _ = home.identity  # asks for the passphrase before anything listens
     end_by_terminate()
     party = open_party(home)
     try:
         OUT.print(f"listening on {home.link.settings.address}; Ctrl-C ends it")
-        raise party.link.wait()
+        party.wait()
     finally:
         party.stop()

@@ -12,16 +12,20 @@ import typer
 
 from fedveil.cli.coordinator import open_party
 from fedveil.cli.figures import print_statement
-from fedveil.cli.link import end_by_terminate
+from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.cli.release_folders import RELEASES, kind_of
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.charter import CHARTER
-from fedveil.flower.coordinator_host.submission import (
-    END,
-    RunOutcome,
+from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
+from fedveil.federation.enrollment.demonstration import write_demonstration
+from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.inspection import inspect_silo
+from fedveil.federation.hosts.run_outcome import END, RunOutcome
+from fedveil.federation.hosts.submission import (
     Submission,
     check_served,
     create_run,
@@ -29,18 +33,13 @@ from fedveil.flower.coordinator_host.submission import (
     wait,
     watch,
 )
-from fedveil.flower.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.flower.enrollment.demonstration import write_demonstration
-from fedveil.flower.enrollment.founder import admit, create_federation, revoke, seal
-from fedveil.flower.folders import CoordinatorFolder, SiloFolder
-from fedveil.flower.inspection import inspect_silo
-from fedveil.flower.silo_host.service import SiloService
 from fedveil.report.page import write_report
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import RunFolder
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
-    from fedveil.flower.coordinator_host.service import CoordinatorService
+    from fedveil.federation.hosts.coordinator_service import CoordinatorService
+    from fedveil.federation.hosts.silo_service import SiloService
 
 federation = group("Create a federation between institutions, check a silo, run an experiment.")
 
@@ -144,9 +143,10 @@ def demo_command(
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
     end_by_terminate()
+    service = import_late("fedveil.federation.hosts.silo_service").SiloService
     served: list[CoordinatorService | SiloService] = [open_party(home)]
     try:
-        served += [SiloService(SiloFolder(path)) for path in made.provisioned.silos]
+        served += [service(SiloFolder(path)) for path in made.provisioned.silos]
         _run(home, create_run(home, read_document(made.experiment, home)), as_json=False)
     finally:
         for one in reversed(served):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -13,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.errors import ConfigError
-from fedveil.flower.coordinator_host.link_folder import LinkFolder
-from fedveil.flower.flower_version import check_flower_version
+from fedveil.federation.hosts.link_folder import LinkFolder
 
 
 def link_command(
@@ -22,20 +19,18 @@ def link_command(
 ) -> None:
     """Serve the coordinator's link under its own user account, which holds the TLS key and no other key."""
     found = LinkFolder(folder)
+    serve_link = import_late("fedveil.federation.hosts.link").serve_link
     end_by_terminate()
-    os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(found / "flower")})
-    serve = import_late("fedveil.flower.coordinator_host.link").serve
     typer.echo(f"listening on {found.settings.address}; Ctrl-C ends it")
-    serve(found, _slept)
+    serve_link(found, lambda: False)
 
 
 def import_late(module: str) -> Any:
-    """Return a module that carries letters, which is imported when it serves.
+    """Return a module of a transport, which is imported when it serves.
 
     Raises:
-        ConfigError: what it needs is not installed, or another release of Flower than it was made for.
+        ConfigError: a package of the extra ``federation`` is not installed.
     """
-    check_flower_version()
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:
@@ -51,8 +46,3 @@ def end_by_terminate() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _slept(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False

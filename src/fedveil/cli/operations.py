@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +11,10 @@ import typer
 from fedveil.cli.options import OUT, Json, group
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
-from fedveil.flower.deployment import Hosting, write_deployment
-from fedveil.flower.metrics import as_metrics
-from fedveil.flower.metrics_server import probe
-from fedveil.flower.status import party_status
+from fedveil.federation.hosts.deployment import Hosting, write_deployment
+from fedveil.federation.hosts.metrics import as_metrics
+from fedveil.federation.hosts.metrics_server import ask_party
+from fedveil.federation.hosts.status import party_status
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
@@ -33,7 +34,13 @@ def status_command(
     as_json: Json = False,
 ) -> None:
     """Show the state of a party on this host: service, run and round, certificates, membership, budget."""
-    found = party_status(folder, served=probe(folder, "/live"))
+    answer = ask_party(folder, "/connection")
+    found = party_status(folder, served=answer is not None)
+    connection = json.loads(answer[1]) if answer is not None else {}
+    if connection and not metrics:
+        found |= connection if as_json else {name: shown_fact(value) for name, value in connection.items()}
+    elif connection:
+        found["connection"] = connection
     if metrics:
         OUT.print(as_metrics(found), end="")
     elif as_json:
@@ -42,16 +49,11 @@ def status_command(
         OUT.print(transposed_table([found]))
 
 
-def health_command(folder: Folder) -> None:
-    """Exit with code 0 if the party is serving and its certificates and membership are valid, otherwise 1."""
-    try:
-        party_status(folder, served=False)
-    except ConfigError as error:
-        OUT.print(str(error))
-    else:
-        if probe(folder, "/ready"):
-            return
-    raise typer.Exit(1)
+def shown_fact(value: object) -> object:
+    """Return a fact of a connection as text for a table."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {fact:g}" for name, fact in value.items()) or "none"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
 
 
 @deploy.command("write")

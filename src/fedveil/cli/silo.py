@@ -8,15 +8,14 @@ from typing import Annotated
 import typer
 
 from fedveil.cli.coordinator import tell_request
-from fedveil.cli.link import end_by_terminate
+from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.federation.audit.ledger_audit import export_ledger
+from fedveil.federation.enrollment.joining import accept, join_as_silo, rotate
+from fedveil.federation.enrollment.migration import leave_federation, migrate
+from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.silo_ledger import adopt
-from fedveil.flower.enrollment.joining import accept, join_as_silo, rotate
-from fedveil.flower.enrollment.migration import leave_federation, migrate
-from fedveil.flower.folders import SiloFolder
-from fedveil.flower.silo_host.service import SiloService, limit_memory
 
 silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
 ledger = group("What the silo's users have spent over all runs.")
@@ -50,7 +49,7 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
 def accept_command(
     folder: Folder,
     sealed: Annotated[
-        Path, typer.Argument(metavar="MEMBERSHIP", help="the membership file that the founder sealed")
+        Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with silo-NAME.crt beside it")
     ],
     fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
     descriptor: Descriptor = None,
@@ -71,11 +70,12 @@ def accept_command(
 
 @silo.command("serve")
 def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
-    """Serve as a silo: the guard, with table and keys, and its carrier of messages; no port is opened."""
+    """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
     home = SiloFolder(folder, PromptedPassphrase(descriptor))
     end_by_terminate()
-    limit_memory(home)
-    served = SiloService(home)
+    service = import_late("fedveil.federation.hosts.silo_service")
+    service.limit_memory(home)
+    served = service.SiloService(home)
     try:
         OUT.print(
             f"silo {home.settings.name} serves the coordinator at {home.settings.coordinator}; Ctrl-C ends it"
@@ -83,6 +83,13 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
         served.wait()
     finally:
         served.stop()
+
+
+@silo.command("ping")
+def ping_command(folder: Folder, as_json: Json = False) -> None:
+    """Make one authenticated request to the coordinator, and print its time, or why it fails."""
+    seconds = import_late("fedveil.federation.hosts.silo_service").ping(SiloFolder(folder))
+    print_result(as_json, {"seconds": seconds}, f"the coordinator answered after {seconds:.3f} s")
 
 
 @silo.command("migrate")

@@ -31,6 +31,7 @@ from fedveil.report.tradeoff import write_tradeoff
 from fedveil.run.advice import advice_of
 from fedveil.run.config.experiment import Experiment, parse_assignment
 from fedveil.run.config.study import Selection, Study, load_study
+from fedveil.run.people import people_warnings
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
@@ -92,6 +93,8 @@ def run_command(
     outcomes, report = [], None
     with observer(OUT, quiet=as_json) as watching:
         for one in prepared:
+            if not as_json:
+                OUT.print(*(f"{one.experiment.name}: {said}" for said in people_warnings(one)), sep="\n")
             outcome = run(one, parent, watching, transcript=transcript)
             report = write_report(outcome.folder)
             outcomes.append(outcome)
@@ -143,8 +146,9 @@ def check_command(
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
         for row in found.rows:
-            for said in row["not read"]:
-                OUT.print(f"{row['experiment']}: {said}")
+            OUT.print(
+                *(f"{row['experiment']}: {said}" for said in (*row["warnings"], *row["not read"])), sep="\n"
+            )
 
 
 @expand_option_groups

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from fedveil.config_keys import is_number, plain, whole, whole_argument
+from fedveil.data.cells import refuse_rows
 from fedveil.data.column_checks import check_task
-from fedveil.data.identities import AS_TEXT, MOST_USERS, index_names, keys_of, near_duplicate_ids
+from fedveil.data.identities import AS_TEXT, MOST_USERS, keys_of, near_duplicate_ids
 from fedveil.data.input_arrays import (
     FeatureTable,
     check_alike,
@@ -139,8 +140,8 @@ def population(
     table = read_features(columns.features)
     labels, words = _targets(columns.targets, task, classes, "targets")
     refuse_outside(labels, within, "targets")
-    users, place = index_names(read_ids(columns.user, "user"))
-    names, of_silo = _silos(read_ids(columns.silo, "silo"), silos)
+    users, place = read_ids(columns.user, "user")
+    names, of_silo = _silos(*read_ids(columns.silo, "silo"), silos)
     _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
     # Seeds follow the id, not `place`: the place changes for later ids when an earlier user's records are removed.
     # A counted |U| is at least 1, because |U| divides every user-level mean.
@@ -253,7 +254,7 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
         raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
-    check_share("population", test_share, test, least=0)
+    check_share("population", test_share, test, least=0.0)
 
 
 def _range(task: Task, given: Any) -> tuple[float, float] | None:
@@ -294,10 +295,15 @@ def _targets(
 
 
 def _silos(
-    names: list[str], declared: Sequence[str | int] | None
+    present: list[str], place: Int32[np.ndarray, "n"], declared: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
-    """Return the names of all silos, and the silo number of every record."""
-    present, place = index_names(names)
+    """Return the names of all silos, and the silo number of every record.
+
+    Args:
+        present: the sorted names of the silos with records.
+        place: (n,) index among them of each record's silo.
+        declared: the declared names; None takes those with records.
+    """
     if declared is None:
         if not present:
             raise ConfigError("population: without a record the silos must be declared: silos=[...]")
@@ -306,12 +312,9 @@ def _silos(
     if not known or len(set(known)) != len(known):
         raise ConfigError("population: silos must list one name or more, each once")
     number = {one: at for at, one in enumerate(known)}  # the declared order, not that of the records
-    missing = [one for one in present if one not in number]
-    if missing:
-        raise DataError(
-            f"silo, row {names.index(missing[0])}: the silo is not among those declared: {', '.join(known)}"
-        )
-    return known, np.array([number[one] for one in names], dtype=np.int32)
+    found = np.array([number.get(one, -1) for one in present], dtype=np.int32)[place]
+    refuse_rows(found < 0, "silo", f"the silo is not among those declared: {', '.join(known)}")
+    return known, found
 
 
 def _check_lengths(

@@ -9,6 +9,7 @@ result for an entry depends on that entry alone. Errors count rows from 0 and re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Int64
 
 from fedveil.data.records import Features
 from fedveil.errors import DataError
@@ -24,6 +26,7 @@ LARGEST_WHOLE: Final = 1 << 24
 """Largest absolute value up to which float32 holds every whole number exactly (2^24)."""
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
+_PLAIN: Final = frozenset({str, int, float, bool})
 _TENSOR_FLOATS: Final = (torch.float16, torch.float32, torch.float64)
 """Floating-point types that both PyTorch and numpy have; bfloat16 and the float8 types are not among them."""
 
@@ -174,6 +177,8 @@ def unwrap(cell: Any) -> Any:
 
     A numpy date is not converted: its ``item()`` is a whole number in some units and a date in others.
     """
+    if type(cell) in _PLAIN:
+        return cell
     if isinstance(cell, np.bool_ | np.integer | np.floating | np.str_):
         return cell.item()
     if isinstance(cell, torch.Tensor) and cell.ndim == 0 and not cell.is_meta:
@@ -223,8 +228,25 @@ def stack_records(given: Sequence[Any], where: str, *, keep_bytes: bool) -> Feat
     return stacked
 
 
-def read_entries(given: Any, where: str, what: str) -> tuple[list[Any], np.dtype[Any]]:
-    """Return the entries of a column as Python values, and the type of the column (object for a list).
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entries:
+    """The entries of a column: each distinct one once.
+
+    Args:
+        values: the distinct entries as Python values, in any order.
+        place: (n,) index among them of the entry of each row.
+        kind: type of the column; object for a list.
+    """
+
+    values: list[Any]
+    place: Int64[np.ndarray, " n"]
+    kind: np.dtype[Any]
+
+
+def read_entries(given: Any, where: str, what: str) -> Entries:
+    """Return the distinct entries of a column as Python values.
+
+    Entries of different types are distinct, even if they are equal (1, 1.0 and True).
 
     Args:
         given: one entry per record.
@@ -233,12 +255,34 @@ def read_entries(given: Any, where: str, what: str) -> tuple[list[Any], np.dtype
 
     Raises:
         DataError: ``given`` does not have exactly one axis.
+
+    >>> found = read_entries(["b", 1, "b", True], "user", "id")
+    >>> found.values, found.place.tolist()
+    (['b', 1, True], [0, 1, 0, 2])
     """
     if isinstance(given, list | tuple):
-        return [unwrap(one) for one in given], np.dtype(object)
+        return _distinct([unwrap(one) for one in given], np.dtype(object))
     values = to_array(given, where)
     if values.ndim == 0:
         raise DataError(f"{where}: one {what} a record is needed, not a single {type(given).__name__}")
     if values.ndim != 1:
         raise DataError(f"{where}: one {what} a record is needed, but the shape is {values.shape}")
-    return [unwrap(one) for one in values.tolist()], values.dtype
+    if values.dtype.kind in "biuf":
+        once, place = np.unique(values, return_inverse=True)
+        return Entries(values=[unwrap(one) for one in once.tolist()], place=place, kind=values.dtype)
+    return _distinct([unwrap(one) for one in values.tolist()], values.dtype)
+
+
+def _distinct(entries: list[Any], kind: np.dtype[Any]) -> Entries:
+    types = set(map(type, entries))
+    keys: Sequence[Any] = (
+        entries if types <= {str} or types <= {int} else [(type(one), one) for one in entries]
+    )
+    try:
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    except TypeError:  # an entry that cannot be hashed, which the caller refuses by its type
+        return Entries(values=entries, place=np.arange(len(entries)), kind=kind)
+    place = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
+    return Entries(
+        values=list(numbers) if keys is entries else [one for _, one in numbers], place=place, kind=kind
+    )

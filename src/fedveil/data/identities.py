@@ -86,9 +86,15 @@ def near_duplicate_ids(ids: Iterable[str]) -> list[set[str]]:
     >>> [sorted(group) for group in near_duplicate_ids(["7", "007", "P-1", "p1", "8", "8.0", "80", "1,000", "1E+03"])]
     [['007', '7'], ['P-1', 'p1'], ['8', '8.0'], ['1,000', '1E+03']]
     """
+    every = list(ids)
+    # The most frequent ids by far are their own form: whole numbers as programs write them.
+    numbers = {who for who in every if who.isascii() and who.isdigit() and who[0] != "0"}
     forms: dict[str, set[str]] = {}
-    for who in ids:
-        forms.setdefault(_form(who), set()).add(who)
+    for who in every:
+        if who not in numbers:
+            forms.setdefault(_form(who), set()).add(who)
+    for form in numbers.intersection(forms):
+        forms[form].add(form)
     return [written for written in forms.values() if len(written) > 1]
 
 
@@ -137,8 +143,10 @@ def identifies_user(
     """
     there = ~np.isnan(values)
     values, person = values[there], person[there]
+    if np.any(values != np.rint(values)):
+        return False
     people = len(np.unique(person))
-    if people < _FEWEST or np.any(values != np.rint(values)):
+    if people < _FEWEST:
         return False
     if not len(set(zip(values.tolist(), person.tolist(), strict=True))) == people == len(np.unique(values)):
         return False

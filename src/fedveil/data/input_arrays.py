@@ -6,6 +6,7 @@ from 0 and repeat no value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int32, Int64
 
 from fedveil.data.cells import (
     numbers_of_cells,
@@ -23,11 +25,13 @@ from fedveil.data.cells import (
     to_float32,
     unwrap,
 )
+from fedveil.data.identities import index_names
 from fedveil.data.records import Features, Label, Targets, Task
 from fedveil.data.target_leakage import refuse_time_before_event
 from fedveil.errors import ConfigError, DataError
 from fedveil.sanitize import sanitize
 
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _EXACT_WHOLE: Final = 1 << 53
 """Bound below which a Python float holds every whole number exactly."""
 
@@ -83,34 +87,45 @@ def read_features(given: Any, where: str = "features") -> FeatureTable:
     return FeatureTable(values=values, names=names)
 
 
-def read_ids(given: Any, where: str) -> list[str]:
+def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]]:
     """Read one id per record, text or a whole number, as text.
 
     The number 7, the text "7" and the bytes b"7" are the same id: bytes are read as UTF-8.
 
+    Returns:
+        The sorted distinct ids, and the (n,) index among them of each record's id.
+
     Raises:
         DataError: an id is missing, empty, or of another type.
     """
-    ids, kind = read_entries(given, where, "id")
+    entries = read_entries(given, where, "id")
+    ids, place, kind = entries.values, entries.place, entries.kind
     if not ids:
-        return []  # numpy gives an empty list the type float, which the check below would refuse
+        # numpy gives an empty list the type float, which the check below would refuse
+        return [], place.astype(np.int32)
     if kind.kind not in "iuUOS":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
         )
     ids = [_decoded(one) if isinstance(one, bytes) else one for one in ids]
+
+    def refuse(wrong: list[bool], problem: str) -> None:
+        refuse_rows(np.array(wrong, dtype=np.bool_)[place], where, problem)
+
     # bool is a subclass of int, but True is no id.
-    wrong = np.array([not isinstance(one, str | int) or isinstance(one, bool) for one in ids], dtype=np.bool_)
-    refuse_rows(wrong, where, "the id is missing, or neither text nor a whole number; every record needs one")
-    refuse_rows(
-        np.array([one == "" for one in ids], dtype=np.bool_), where, "the id is empty; every record needs one"
+    refuse(
+        [not isinstance(one, str | int) or isinstance(one, bool) for one in ids],
+        "the id is missing, or neither text nor a whole number; every record needs one",
     )
+    refuse([one == "" for one in ids], "the id is empty; every record needs one")
     # An unpaired surrogate has no UTF-8 encoding, so the id could not be hashed to a seed key.
-    broken = [any("\ud800" <= letter <= "\udfff" for letter in one) for one in map(str, ids)]
-    refuse_rows(
-        np.array(broken, dtype=np.bool_), where, "the id has half a character (a surrogate), which is no text"
+    texts = [str(one) for one in ids]
+    refuse(
+        [not one.isascii() and _SURROGATE.search(one) is not None for one in texts],
+        "the id has half a character (a surrogate), which is no text",
     )
-    return [str(one) for one in ids]
+    names, of_text = index_names(texts)
+    return names, of_text[place]
 
 
 def _decoded(one: bytes) -> str | None:
@@ -135,7 +150,7 @@ def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[
         ConfigError: a class is neither text nor a whole number.
         DataError: a label is missing, of another type, or not among the classes.
     """
-    labels = _label_entries(given, where)
+    labels, place = _label_entries(given, where)
     if (
         classes is None
     ):  # if one label occurs as a number and as text, the sort lets the number name the class
@@ -148,18 +163,20 @@ def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[
         raise DataError(f"{where}: a class is declared twice")
     number = {word: place for place, word in enumerate(words)}
     found = np.array([number.get(_label(one), -1) for one in labels], dtype=np.int64)
+    found = found[place]
     refuse_rows(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
     return found, tuple(_plain(one) for one in known)
 
 
-def _label_entries(given: Any, where: str) -> list[str | int]:
-    """Return the labels as text or whole numbers.
+def _label_entries(given: Any, where: str) -> tuple[list[str | int], Int64[np.ndarray, " n"]]:
+    """Return the distinct labels as text or whole numbers, and the (n,) index among them of each record's label.
 
     Raises:
         DataError: a label is missing, a fraction, of another type, or a float so large that it may be rounded. The
             error names the row.
     """
-    labels, kind = read_entries(given, where, "class label")
+    entries = read_entries(given, where, "class label")
+    labels, place, kind = entries.values, entries.place, entries.kind
     if kind.kind not in "biufUO":
         raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
     # A float type with p significand bits (nmant + 1) holds every whole number below 2^p, and rounds larger ones.
@@ -167,20 +184,22 @@ def _label_entries(given: Any, where: str) -> list[str | int]:
     floats = np.array([one if isinstance(one, float) else 0.0 for one in labels], dtype=np.float64)
     wrong = [not isinstance(one, str | int | float) for one in labels]
     refuse_rows(
-        np.array(wrong, dtype=np.bool_) | ~np.isfinite(floats),
+        (np.array(wrong, dtype=np.bool_) | ~np.isfinite(floats))[place],
         where,
         "the label is missing, or neither text nor a whole number",
     )
     refuse_rows(
-        floats != np.round(floats), where, "the label is a fraction; task='regression' predicts numbers"
+        (floats != np.round(floats))[place],
+        where,
+        "the label is a fraction; task='regression' predicts numbers",
     )
     refuse_rows(
-        np.abs(floats) >= exact,
+        (np.abs(floats) >= exact)[place],
         where,
         f"the label is a whole number of {exact} or more written as a float, which may be another one rounded; hand "
         "over integers or text",
     )
-    return [int(one) if isinstance(one, float) else one for one in labels]
+    return [int(one) if isinstance(one, float) else one for one in labels], place
 
 
 def read_numbers(given: Any, task: Task, where: str) -> Targets:

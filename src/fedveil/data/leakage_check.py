@@ -65,5 +65,7 @@ def _equal(column: Shaped[np.ndarray, "n"], kind: Shaped[np.ndarray, "n"]) -> bo
 
 
 def _may_be_an_id(column: Shaped[np.ndarray, "n"], person: Int32[np.ndarray, "n"]) -> bool:
-    """Return whether no value of the column belongs to two people."""
-    return len(set(zip(column.tolist(), person.tolist(), strict=True))) == len(np.unique(column))
+    """Return whether all values of the column are whole numbers, and none belongs to two people."""
+    return np.array_equal(column, np.rint(column)) and len(
+        set(zip(column.tolist(), person.tolist(), strict=True))
+    ) == len(np.unique(column))

@@ -51,6 +51,7 @@ from fedveil.federation.transcript_binding import (
     terms_context,
     with_totals,
 )
+from fedveil.methods.method import message_kinds, shows_counts
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec, ServerProtocol
@@ -343,7 +344,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _joined(self, answers: Answers) -> None:
         """Prepare ledger heads and totals for the first round, and start the protocol's setup."""
-        users = self._plan.n_users if self._plan.method.shows_counts else None
+        users = self._plan.n_users if shows_counts(self._plan.method) else None
         self._ahead = opening_messages(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
@@ -369,7 +370,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._draw = draw = draw_sample(self._record.folder, self._plan, number, attempt.charge)
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         model, clip = part.start
-        start, kinds = RoundStartState(model=model, clip=clip), self._plan.method.kinds
+        start, kinds = RoundStartState(model=model, clip=clip), message_kinds(self._plan.method)
         told = {
             silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present
         }

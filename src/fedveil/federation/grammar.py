@@ -27,6 +27,7 @@ from typing import Final
 
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan
+from fedveil.methods.method import shows_counts
 from fedveil.privacy.claims import Role
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.exchanges import Exchanges, ExchangeStep, Kind, Shape, message_shape
@@ -107,9 +108,9 @@ class Grammar:
         return cls(
             opening=ExchangeStep(
                 OPENINGS[plan.phase is not None],
-                (Join, *((UserCounts,) if method.shows_counts else ()), *exchanges.joined),
+                (Join, *((UserCounts,) if shows_counts(method) else ()), *exchanges.joined),
             ),
-            totals=method.shows_counts,
+            totals=shows_counts(method),
             task=tuple(
                 kind
                 for kind in (SamplingCommitment, SampledUsers, SampledFlag, RoundClip, GlobalModel, RoundTask)

@@ -22,6 +22,9 @@ from fedveil.validation import DocumentTable
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
 
 
+_KeyDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+"""SHA-256 of the SubjectPublicKeyInfo of a TLS key; empty: none."""
+
 _Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
 LONGEST_REASON: Final = 200
 """Largest reason of a revocation, in characters."""
@@ -38,6 +41,7 @@ class _Revoked(DocumentTable):
     identity: Key
     since: _Date
     reason: Annotated[str, Field(max_length=LONGEST_REASON)]
+    transport: _KeyDigest = ""
 
 
 class _Document(FoundingDocument):
@@ -50,6 +54,7 @@ class _Document(FoundingDocument):
     seal: Annotated[str, Field(pattern=r"^([0-9a-f]{128})?$"), *IN_DIGITS]
     silos: Annotated[tuple[_Member, ...], Field(min_length=1, max_length=1000)]
     revoked: Annotated[tuple[_Revoked, ...], Field(max_length=10_000)] = ()
+    server: _KeyDigest = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +65,13 @@ class Revoked:
         identity: the public key.
         since: the day of the revocation, in UTC.
         reason: text of the founder.
+        transport: SHA-256 (hex) of the SubjectPublicKeyInfo of the member's TLS key; empty if it was not recorded.
     """
 
     identity: PublicIdentity
     since: str
     reason: str
+    transport: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +88,8 @@ class Membership:
         valid_until: the last day of validity, in UTC.
         charter: SHA-256 of the charter.
         revoked: keys that were removed.
+        server: SHA-256 (hex) of the SubjectPublicKeyInfo of the coordinator's TLS key, the only one that silos accept;
+            empty if no transport needs it.
         seal: signature of the founder over :attr:`digest`; empty if unsigned.
     """
 
@@ -93,6 +102,7 @@ class Membership:
     valid_until: str = "9999-12-31"
     charter: bytes = bytes(32)
     revoked: tuple[Revoked, ...] = ()
+    server: str = ""
     seal: bytes = b""
 
     def __post_init__(self) -> None:
@@ -107,7 +117,11 @@ class Membership:
                         f"{owners[one]} and {member} have the same {what}; each member has its own"
                     )
                 owners[one] = member
-        if set(identities) & {one.identity for one in self.revoked}:
+        revoked = (
+            {one.identity for one in self.revoked},
+            {one.transport for one in self.revoked if one.transport},
+        )
+        if set(identities) & revoked[0] or self.server in revoked[1]:
             raise ConfigError("a member of the federation has a key that was revoked")
 
     @cached_property

@@ -15,7 +15,7 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.limits import LARGEST_LETTER
 from fedveil.files import read_toml
 from fedveil.methods.guarantee import Guarantee
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, shows_counts
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.dominating_event import dominating_event
@@ -283,7 +283,7 @@ class Policy(DocumentTable):
         elif not self.without_guarantee:
             raise RefusalError(Code.UNBOUNDED)
         allowed = self.disclose_counts and self.trust_coordinator and self.trust_silos
-        if method.shows_counts and not (allowed or self.without_guarantee):
+        if shows_counts(method) and not (allowed or self.without_guarantee):
             raise RefusalError(Code.DISCLOSES_COUNTS)
 
     def event(self, guarantee: Guarantee) -> Event:

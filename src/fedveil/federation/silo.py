@@ -168,7 +168,12 @@ class SiloParty:
         try:
             return self._receive(data)
         finally:
-            outcome = "charged" if self._ledger.charges > charges else self._outcome
+            charged = self._ledger.charges - charges
+            if charged:
+                _log.info(
+                    "charged %d entries; the ledger ends with %s", charged, self._ledger.head.hex()[:16]
+                )
+            outcome = "charged" if charged else self._outcome
             self._allowance.count(time.thread_time() - began, outcome)
 
     def in_progress_message(self, data: bytes) -> bytes:
@@ -229,6 +234,7 @@ class SiloParty:
         if letter.number <= last.number:
             raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
         if kind in (Goodbye, Finalize):
+            _log.info("run %s ended", letter.run.hex()[:16])
             self._over = True
             self._reception.keep(letter.run, busy=False)
         if kind is Finalize:
@@ -317,6 +323,7 @@ class SiloParty:
         self._reception.admit()
         self._allowance.begin()
         self._session, self._over, self._outcome = session, False, "answered"
+        _log.info("joined run %s", letter.run.hex()[:16])
         return self._reply(letter, data, answers)
 
     def _check_budget(self, books: SiloState, work: SiloTask) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 
 from fedveil.methods.capabilities import count_colluding, round_strengths
 from fedveil.methods.guarantee import Guarantee, PublicFacts, View
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, parties_of
 from fedveil.privacy.claims import Claim, Reveals, Role, knowledge, least_covering_claim
 from fedveil.stage import Sensitivity, Source
 
@@ -38,7 +38,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     # event(party) = the event of the least claim that covers knowledge(party). An undeclared field is covered by no
     # claim, so a missing declaration weakens the statement and never strengthens it.
     readers = least_covering_claim(knowledge(Role.READER, sends, content), claims)
-    known = {role: knowledge(role, sends, content) for role in method.parties}
+    known = {role: knowledge(role, sends, content) for role in parties_of(method)}
     lines = {role: (what, least_covering_claim(what, claims)) for role, what in known.items()}
     uncovered = [
         text

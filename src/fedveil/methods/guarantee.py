@@ -58,18 +58,19 @@ class View:
     sees: str
     event: Event
 
-    def disclosure(self, epsilon: float | None, beside: Iterable[View] = ()) -> Disclosure:
+    def disclosure(self, epsilon: float | None, event: Event, beside: Iterable[View] = ()) -> Disclosure:
         """Return the view's line of a statement.
 
         Args:
             epsilon: epsilon of all rounds and of the side releases against the party; None or infinite for no
                 guarantee.
+            event: everything that was released to the party, without the loss of grids.
             beside: views of the side releases, of all parties.
         """
         finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
         more = dict.fromkeys(one.sees for one in beside if one.role == self.role)
         sees = "; ".join((self.sees, *(f"of the releases beside the rounds: {text}" for text in more)))
-        return Disclosure(role=self.role, party=self.party, sees=sees, epsilon=finite)
+        return Disclosure(role=self.role, party=self.party, sees=sees, epsilon=finite, event=event)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from fedveil.config_keys import calibrated_field, composed_field
+from fedveil.data.schema import Schema
 from fedveil.errors import PrivacyError
 from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.weights import DeclaredMain, Power
@@ -36,6 +37,14 @@ LargestSilo = Annotated[int, composed_field()]
 """Number of records of the largest silo; it counts as public if a method asks for it."""
 Colluding = Annotated[int, composed_field()]
 """Number of silos that may pool their knowledge, from the table ``[privacy]``."""
+Inputs = Annotated[int, composed_field()]
+"""Number of features of a record, from the population."""
+Classes = Annotated[int | None, composed_field()]
+"""Number of classes, from the population; None for a number to predict."""
+DeclaredSchema = Annotated[Schema | None, composed_field()]
+"""The public schema by which records were read; None without one."""
+TargetRange = Annotated[tuple[float, float] | None, composed_field()]
+"""Declared bounds of a number to predict; None without them."""
 
 ClipNorm = Annotated[
     float,
@@ -89,8 +98,9 @@ WeightPower = Annotated[
     Discriminator(_number_or_table),
     Field(
         description="p of the weights n_su^p / sum_s n_su^p of a user's silos: 1 as published, 0 for equal weights; "
-        '`"main"` gives all weight to the silo with most of the records; between institutions, so does a table of '
-        "`main_silos`, the SHA-256 of a file that the silos share ([how](../theory/weights.md#a-file-of-main-silos))"
+        '`"main"` gives all weight to the silo with most of the records; `"linked"` does too, by a file of main silos '
+        "that a simulation writes, and between institutions so does a table of `main_silos`, the SHA-256 of a file "
+        "that the silos share ([how](../theory/weights.md#a-file-of-main-silos))"
     ),
 ]
 GroupSize = Annotated[

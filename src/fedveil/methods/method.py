@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from fedveil.config_keys import is_number, make_plain
 from fedveil.data.records import Groups, Population
 from fedveil.errors import CompositionError
-from fedveil.methods.capabilities import StatefulNoise
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.no_protection import NO_PROTECTION
@@ -118,27 +116,12 @@ class Method:
 
     # --- messages and public facts --------------------------------------------------------------------------
 
-    @property
-    def parties(self) -> tuple[Role, ...]:
-        """Parties of the statement other than readers: server, one sender, coalitions of the protocol."""
-        return Role.SERVER, Role.SILO, *self.protection.parties
-
     def sends(self) -> tuple[Sent, ...]:
         """Return every message of the setup and of a round, with its readers."""
         # An adaptive bound is known only when its round begins, so silos receive it with the round.
         clip = (Sent(RoundClip, Role.SILO),) if self.bound.extra else ()
-        weights = self.weights.sends() if self.shows_counts else ()
+        weights = self.weights.sends() if shows_counts(self) else ()
         return (*SETUP, *clip, *weights, *self.protection.sends(self))
-
-    @property
-    def kinds(self) -> frozenset[type]:
-        """Message classes that the method may send, as in :meth:`sends`."""
-        return frozenset(one.kind for one in self.sends())
-
-    @property
-    def shows_counts(self) -> bool:
-        """Whether silos and server receive each user's record counts, for unprotected weights by records."""
-        return bool(self.weights.sends()) and not self.protection.weighs
 
     @property
     def draws(self) -> bool:
@@ -149,17 +132,6 @@ class Method:
     def noise_known(self) -> bool:
         """Whether the size of the noise on the sum is a public number; False for DP-SGD inside the silos."""
         return self.channel.noise_known and not self.local.own_noise
-
-    def noise_std(self, n_silos: int, summed: int | None = None) -> float | None:
-        """Return the standard deviation, per coordinate, of the noise on the sum; None if unknown.
-
-        Args:
-            n_silos: |S|.
-            summed: number of silos in the sum; None for all.
-        """
-        if not self.noise_known:
-            return None
-        return self.channel.noise_std(n_silos, n_silos if summed is None else summed)
 
     @property
     def uncovered_facts(self) -> tuple[str, ...]:
@@ -180,49 +152,17 @@ class Method:
             f"multiplied by {show_at_least(self.noise_decay)}",
         )
 
-    # --- one round ------------------------------------------------------------------------------------------
-
     def at_round(self, number: int, state: State = STATELESS) -> Method:
-        """Return the method with the noise and bound of round ``number``, given the server's state.
+        """Return the method with the noise and bound of round ``number``, given the server's state before it.
 
         sigma_t = sigma_1 ``noise_decay``^(t-1).
         """
-        bound = self.bound.at_state(_unnamed(_BOUND, state))
+        bound = self.bound.at_state(stage_state(BOUND, state))
         if self.noise_decay == 1:
             return self if bound is self.bound else replace(self, bound=bound)
         # sigma_t = sigma_1 noise_decay^(t-1)
         channel: Any = self.channel  # it supports noise decay, or the composition was refused
         return replace(self, bound=bound, channel=channel.scaled_noise(self.noise_decay ** (number - 1)))
-
-    def clip_at(self, state: State) -> float | None:
-        """Return the clip C_t of the next round, given the server's state; None if the clip is constant."""
-        return self.bound.at_state(_unnamed(_BOUND, state)).unit if self.bound.extra else None
-
-    def clipped_to(self, length: float) -> Method:
-        """Return the method of a round whose clip C_t another party has sent."""
-        return replace(self, bound=self.bound.measured_in(length))
-
-    def message_length(self, dimension: int) -> int:
-        """Return the length of a message: of a contribution, with the numbers that the bound adds."""
-        return self.local.message_length(dimension) + self.bound.extra
-
-    @property
-    def local_bound(self) -> Bound:
-        """Bound that local training enforces; Unbounded if the parts are clipped once the partition is known."""
-        return self.protection.local_bound(self.bound)
-
-    def compute_weights(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
-        """Return the weights of one party's contributions, limited so that the sensitivity bound holds.
-
-        Args:
-            groups: the (m,) contributions.
-            population: the population, or the part of it that the party has.
-
-        Returns:
-            (m,) float64 weights.
-        """
-        found = self.weights.for_population(groups, population)
-        return self.contribution.limit_weights(found, groups, population.n_silos, self.weights)
 
     def divisor(self, n_users: int, n_silos: int, summed: int | None = None) -> float:
         """Return the divisor that makes a mean update of the sum; it uses public numbers only, so it reveals nothing.
@@ -240,83 +180,68 @@ class Method:
             self.sampler.rate, n_users, n_silos, n_silos if summed is None else summed
         )
 
-    # --- state between rounds -------------------------------------------------------------------------------
 
-    def init(self, model: Float32[Tensor, " d"]) -> State:
-        """Return the server's state before the first round: the states of its stages, by stage and name."""
-        average, bound = self.average.init(model), self.bound.init()
-        stream = _reader_state(self.channel, model, self.message_length(len(model)))
-        return {
-            **self.server.init(model),
-            **_named(_AVERAGE, average),
-            **_named(_BOUND, bound),
-            **_named(_STREAM, stream),
-        }
-
-    def initial_reader_state(self, model: Float32[Tensor, " d"]) -> State:
-        """Return a silo's state before the first round; it decodes no sums, so they have length 0."""
-        return _named(_STREAM, _reader_state(self.channel, model, 0))
-
-    def decode_sum(
-        self, total: Float64[np.ndarray, " length"], model: Float32[Tensor, " d"], state: State
-    ) -> tuple[Float64[np.ndarray, " length"], State]:
-        """Return the round's own sum of the received total, and the channel reader's state after it.
-
-        Args:
-            total: (length,) float64 sum of all messages.
-            model: (d,) float32 model at the start of the round.
-            state: the server's state before the round.
-        """
-        if not isinstance(self.channel, StatefulNoise):
-            return total, {}
-        found, kept = self.channel.decode_sum(total, self.stream_of(state), model, self.bound.unit)
-        return found, _named(_STREAM, kept)
-
-    def stream_of(self, state: State) -> Mapping[str, Tensor]:
-        """Return the state of the channel's reader, without its prefix."""
-        return _unnamed(_STREAM, state)
-
-    def next_state(
-        self,
-        model: Float32[Tensor, " d"],
-        server: State,
-        marks: Float64[Tensor, " extra"],
-        users: float,
-        state: State,
-    ) -> State:
-        """Return the server's state after a step.
-
-        Args:
-            model: (d,) the next global model.
-            server: next state of the server optimiser.
-            marks: released sums of the extra coordinates that the bound adds to the updates.
-            users: expected number of participants.
-            state: the state before, from :meth:`init` or the previous step.
-        """
-        average = self.average.update(model, _unnamed(_AVERAGE, state))
-        bound = self.bound.next_state(marks, users, _unnamed(_BOUND, state))
-        return {**server, **_named(_AVERAGE, average), **_named(_BOUND, bound)}
-
-    def model_of(self, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
-        """Return the run's model after a round: the global model, or the average released instead."""
-        return self.average.released_model(model, _unnamed(_AVERAGE, state))
+BOUND: Final = "clip."
+"""Prefix of the tensors of an adaptive bound in the server's state."""
 
 
-_AVERAGE: Final = "average."
-_BOUND: Final = "clip."
-_STREAM: Final = "stream."
+def stage_state(prefix: str, state: State) -> State:
+    """Return the state of one stage, without its prefix, from the server's state."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def _named(stage: str, state: Mapping[str, Tensor]) -> State:
-    return {stage + name: value for name, value in state.items()}
+def parties_of(method: Method) -> tuple[Role, ...]:
+    """Return the parties of the statement other than readers: server, one sender, coalitions of the protocol."""
+    return Role.SERVER, Role.SILO, *method.protection.parties
 
 
-def _reader_state(channel: Channel, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
-    return channel.init(model, length) if isinstance(channel, StatefulNoise) else {}
+def message_kinds(method: Method) -> frozenset[type]:
+    """Return the message classes that a method may send, as in :meth:`Method.sends`."""
+    return frozenset(one.kind for one in method.sends())
 
 
-def _unnamed(stage: str, state: State) -> State:
-    return {name.removeprefix(stage): value for name, value in state.items() if name.startswith(stage)}
+def shows_counts(method: Method) -> bool:
+    """Return whether silos and server receive each user's record counts, for unprotected weights by records."""
+    return bool(method.weights.sends()) and not method.protection.weighs
+
+
+def sum_noise_std(method: Method, n_silos: int, summed: int | None = None) -> float | None:
+    """Return the standard deviation, per coordinate, of the noise on the sum; None if unknown.
+
+    Args:
+        method: the method.
+        n_silos: |S|.
+        summed: number of silos in the sum; None for all.
+    """
+    if not method.noise_known:
+        return None
+    return method.channel.noise_std(n_silos, n_silos if summed is None else summed)
+
+
+def message_length(method: Method, dimension: int) -> int:
+    """Return the length of a message in numbers, for a model of d parameters."""
+    found: int = method.local.message_length(dimension) + method.bound.extra
+    return found
+
+
+def training_bound(method: Method) -> Bound:
+    """Return the bound that local training enforces; Unbounded if the parts are clipped once the partition is known."""
+    return method.protection.local_bound(method.bound)
+
+
+def contribution_weights(method: Method, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
+    """Return the weights of one party's contributions, limited so that the sensitivity bound holds.
+
+    Args:
+        method: the method.
+        groups: the (m,) contributions.
+        population: the population, or the part of it that the party has.
+
+    Returns:
+        (m,) float64 weights.
+    """
+    found = method.weights.for_population(groups, population)
+    return method.contribution.limit_weights(found, groups, population.n_silos, method.weights)
 
 
 _CONTENTS: Final = (Reveals.MESSAGE, Reveals.EXACT, Reveals.KEYED, Reveals.UNDECLARED)

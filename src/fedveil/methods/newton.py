@@ -12,12 +12,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedveil.config_keys import Positive, composed_field
+from fedveil.config_keys import Positive
 from fedveil.data.schema import Category, Schema
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.keys import Colluding, Noise, WeightPower
+from fedveil.methods.keys import (
+    Classes,
+    Colluding,
+    DeclaredSchema,
+    Inputs,
+    Noise,
+    TargetRange,
+    WeightPower,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
@@ -26,14 +34,6 @@ from fedveil.training.newton import LinearFamily, LocalNewton
 from fedveil.training.newton_steps import NewtonSteps
 from fedveil.training.server.averages import Ema
 
-Inputs = Annotated[int, composed_field()]
-"""Number of features of a record, from the population."""
-Classes = Annotated[int | None, composed_field()]
-"""Number of classes, from the population; None for a number to predict."""
-DeclaredSchema = Annotated[Schema | None, composed_field()]
-"""The public schema by which records were read; None without one."""
-TargetRange = Annotated[tuple[float, float] | None, composed_field()]
-"""Declared bounds of a number to predict; None without them."""
 RecordLength = Annotated[
     float | None,
     Field(
@@ -84,7 +84,7 @@ def newton(
         inputs=inputs,
         classes=classes,
         record_length=expected_length(schema, inputs) if record_length is None else record_length,
-        residual=residual if classes is not None or residual is not None else _quarter(target_range),
+        residual=residual_of("newton", residual, classes, target_range),
     )
     return Method(
         name="newton",
@@ -113,12 +113,20 @@ def expected_length(schema: Schema | None, inputs: int) -> float:
     return math.sqrt(1 + categories + (len(schema.features) - categories) / 3)
 
 
-def _quarter(target_range: tuple[float, float] | None) -> float:
-    """Return a quarter of the declared range of a number to predict."""
+def residual_of(
+    method: str, asked: float | None, classes: int | None, target_range: tuple[float, float] | None
+) -> float | None:
+    """Return the bound of a residual: as asked, or a quarter of the declared range; None for the rule of classes.
+
+    Raises:
+        CompositionError: a number to predict, without a bound and without declared bounds of the target.
+    """
+    if asked is not None or classes is not None:
+        return asked
     if target_range is None:
         raise CompositionError(
-            "newton: the residuals of a number to predict need a public bound: declare the target's bounds (lower and "
-            "upper in the schema, target_range in Python), or give method.residual, about twice the standard "
+            f"{method}: the residuals of a number to predict need a public bound: declare the target's bounds (lower "
+            "and upper in the schema, target_range in Python), or give method.residual, about twice the standard "
             "deviation that you expect of them"
         )
     return (target_range[1] - target_range[0]) / 4

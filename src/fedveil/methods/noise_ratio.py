@@ -17,7 +17,7 @@ from typing import Final
 
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, sum_noise_std
 
 MOST: Final = 3.0
 """Longest step that the rule proposes, in mean updates."""
@@ -36,7 +36,7 @@ def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> f
     Raises:
         CompositionError: noise of unknown size.
     """
-    noise = method.noise_std(public.n_silos)
+    noise = sum_noise_std(method, public.n_silos)
     if noise is None or public.dimension is None:
         raise CompositionError(
             f"{method.name}: the noise-to-travel ratio needs one size of the noise on the sums, which is not known here"

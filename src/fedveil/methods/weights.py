@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -32,8 +32,8 @@ class DeclaredMain:
     main_silos: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-Power: TypeAlias = Annotated[float, Field(ge=0, le=64)] | Literal["main"]
-"""Exponent p of the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity."""
+Power: TypeAlias = Annotated[float, Field(ge=0, le=64)] | Literal["main", "linked"]
+"""Exponent p of the weights n_su^p / sum_s' n_s'u^p; "main" is p = infinity, "linked" the same by a file."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Weights(Stage):
     Args:
         law: one, uniform over the silos, by powers of record counts, or by a file of main silos.
         power: p.
-        digest: digest of the file.
+        digest: digest of the file; empty until a simulation has written it (``power = "linked"``).
     """
 
     law: Literal["one", "uniform", "records", "declared"]
@@ -81,7 +81,18 @@ class Weights(Stage):
                     "follow from the fields of DeclaredMain"
                 )
             return cls("declared", math.inf, power.main_silos)
+        if power == "linked":
+            return cls("declared", math.inf)
         return cls("records", math.inf if power == "main" else float(power))
+
+    def with_file(self, digest: str) -> Weights:
+        """Return the weights with the digest of the file that a simulation wrote."""
+        return replace(self, digest=digest)
+
+    @property
+    def linked(self) -> bool:
+        """Whether a simulation writes the file of main silos; between institutions the silos have one."""
+        return self.law == "declared" and not self.digest
 
     @property
     def uniform(self) -> bool:
@@ -144,8 +155,9 @@ class Weights(Stage):
     def for_population(self, groups: Groups, population: Population) -> Float64[Tensor, " m"]:
         """Return the weight of each contribution of a population, or of one party's part of it.
 
-        If all records are present, as in a simulation, main silos follow from the records and not from a file. A
-        party without the declared file has weight 0; a silo then takes no part (:meth:`check_file`).
+        If all records are present, as in a simulation, main silos follow from the records, as those of the file that
+        the simulation writes. A party without the declared file has weight 0; a silo then takes no part
+        (:meth:`check_file`).
 
         Returns:
             (m,) float64 weights.

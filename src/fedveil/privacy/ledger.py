@@ -35,6 +35,7 @@ from fedveil.files import (
     parse_json,
     read_content,
     sync_folder,
+    with_host_code,
 )
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.accounting_rule import load_event_types
@@ -320,7 +321,8 @@ class Ledger:
             self.recovered = _repair(self._file, content, complete)
         except OSError as error:
             self.close()
-            raise RunFolderError(f"{path}: cannot read or repair the ledger: {error.strerror}") from error
+            failed = RunFolderError(f"{path}: cannot read or repair the ledger: {error.strerror}")
+            raise with_host_code(error, failed) from error
         except RunFolderError:
             self.close()
             raise
@@ -521,7 +523,8 @@ def _open_locked(path: Path) -> int:
         if not existed:
             sync_folder(path.parent)
     except OSError as error:
-        raise RunFolderError(f"{path}: cannot open the ledger: {error.strerror}") from error
+        failed = RunFolderError(f"{path}: cannot open the ledger: {error.strerror}")
+        raise with_host_code(error, failed) from error
     try:
         portalocker.lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
     except (OSError, portalocker.LockException) as error:

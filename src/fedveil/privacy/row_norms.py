@@ -76,7 +76,12 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
     if dimension > _LARGEST_DIMENSION:
         raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
     sums = torch.empty(rows, dtype=torch.float64, device=deltas.device)
-    # Row blocks bound the memory of the float64 copy.
+    # Blocks of rows, or of one row's columns, bound the memory of the float64 copy and stay in a core's cache.
+    if dimension > _BLOCK_ELEMENTS:
+        for row, delta in enumerate(deltas):
+            parts = [of_each_(part.double()).sum() for part in delta.split(_BLOCK_ELEMENTS)]
+            sums[row] = torch.stack(parts).sum()
+        return sums
     step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
     for first in range(0, rows, step):
         sums[first : first + step] = of_each_(deltas[first : first + step].double()).sum(1)

@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
+    Field,
     PlainSerializer,
     PlainValidator,
     TypeAdapter,
@@ -95,12 +96,15 @@ class Disclosure:
         party: the party, in words.
         sees: data that the party sees, in words.
         epsilon: against the party; None if nothing is guaranteed.
+        event: everything that was released to the party, apart from ``grid_loss`` of the statement. None in statements
+            of versions of fedveil that did not record it.
     """
 
     role: _Role
     party: str
     sees: str
     epsilon: float | None
+    event: AnEvent | None = None
 
 
 @with_config(extra="forbid")
@@ -126,8 +130,10 @@ class Statement:
             is exceeded with probability at most delta; for Gaussian noise it is exceeded several times as often.
         accountant: name of the accountant that bounded epsilon.
         epsilons: (accountant, epsilon) of every accountant with a bound for the event; None for infinity.
-        event: everything that was released, as the ledger charged it. Recomputing from it gives ``epsilons``,
-            except for the small cost of the noise's grid.
+        event: everything that was released, as the ledger charged it. Recomputing from it and ``grid_loss`` gives
+            ``epsilons``.
+        grid_loss: largest change of a log-likelihood ratio by the grids of all noise, against every party. None in
+            statements of versions of fedveil that did not record it.
         units: public number of units; a delta of 1/units or more causes a warning. None if it is not public.
         mechanisms: every mechanism with its noise law, noise multiplier, sampling and count, in words.
         trust: parties and coalitions, with their views and the guarantees against them.
@@ -160,6 +166,7 @@ class Statement:
     notes: tuple[str, ...] = ()
     released: Literal["models", "statistics", "models and statistics"] = "models"
     event: AnEvent
+    grid_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a statement that contradicts itself."""
@@ -320,6 +327,10 @@ class Statement:
     def to_json(self) -> Json:
         """Return the JSON form, without infinities: an infinite epsilon is null, as the sentences explain."""
         values = _VALUES.dump_python(self, mode="json")
+        # Absent keys stand for None, as in statements of versions that did not record them.
+        for each, key in ((values, "grid_loss"), *((line, "event") for line in values["trust"])):
+            if each[key] is None:
+                del each[key]
         return {"schema_version": SCHEMA_VERSION, "sentences": list(self.sentences()), **values}
 
     @classmethod
@@ -529,14 +540,19 @@ def check_epsilons(statement: Statement) -> Iterator[Check]:
                 name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
             )
     for name, value in dict.fromkeys((*stated.items(), (statement.accountant, statement.epsilon))):
-        yield run_check(f"epsilon by {name}", partial(_epsilon, statement, name, value))
+        yield run_check(f"epsilon by {name}", partial(_epsilon, statement, statement.event, name, value))
+    for line in statement.trust:
+        if line.event is not None:
+            check = partial(_epsilon, statement, line.event, statement.accountant, line.epsilon)
+            yield run_check(f"epsilon against {_role_name(line.role)}", check)
 
 
-def _epsilon(statement: Statement, name: str, stated: float | None) -> str:
+def _epsilon(statement: Statement, event: Event, name: str, stated: float | None) -> str:
     if name not in ACCOUNTANTS:
         raise IntegrityError(f"there is no accountant '{name}'")
     with reading("the recorded event", IntegrityError):
-        found = make_accountant(name, statement.adjacency).epsilon(statement.event, statement.delta)
+        accountant, loss = make_accountant(name, statement.adjacency), statement.grid_loss or 0.0
+        found = epsilon_on_grid(accountant, event, statement.delta, loss)
     claimed = math.inf if stated is None else stated
     # The tolerance of 1e-9 allows for rounding.
     if found > claimed * (1 + 1e-9):

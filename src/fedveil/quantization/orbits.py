@@ -198,7 +198,10 @@ def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) 
     trial = scalar.quantize(x.reshape(-1, 1), streams, block)
     # The padding's trial is its noise alone. It has a stream of its own, so that the trial of the parameters draws the
     # same latents as the scalar quantiser of the unpadded block, whose receiver does not know D.
-    beyond = normals(streams.source("padding", block).uint64(padded.size - len(x))) * scalar.law.scale
+    # `normals` makes pairs: an odd number of them leaves the last normal unused.
+    lacking = padded.size - len(x)
+    words = streams.source("padding", block).uint64(lacking + lacking % 2)
+    beyond = normals(words)[:lacking] * scalar.law.scale
     y = np.append(scalar.reconstruct(trial.points, trial.dithers, trial.scales), beyond).reshape(padded.shape)
     count, ceiling = len(padded), 2.0**search
     choice = streams.source("choice", block)

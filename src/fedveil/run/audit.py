@@ -33,6 +33,8 @@ from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records
 from fedveil.errors import ConfigError, RunFolderError
+from fedveil.methods.method import sum_noise_std
+from fedveil.methods.server_state import begin_state
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.named_code import check_code
@@ -239,10 +241,10 @@ def canary_scores(
     everyone, ones = torch.arange(len(chosen)), torch.ones(len(chosen), dtype=torch.float64)
     model, scores = prepared.task.initial(), np.zeros(len(chosen))
     # r = sigma^2 / Var(coin), the ridge of the best linear estimator; a fair coin has variance 1/4.
-    ridge = 4 * (setting.method.noise_std(setting.cohort.n_silos) or 0.0) ** 2
+    ridge = 4 * (sum_noise_std(setting.method, setting.cohort.n_silos) or 0.0) ** 2
     experiment = ExperimentRandomness(prepared.experiment.seed)
     released = _Released(setting.method.server)
-    state = replace(setting.method, server=released).init(model)
+    state = begin_state(replace(setting.method, server=released), model)
     first = as_trained(setting.method.local, 1)
     # Choose the trainer once: the choice tries kernels, and the rounds differ in their learning rate only.
     watching = (

@@ -15,7 +15,7 @@ import math
 from jaxtyping import Float32
 from torch import Tensor
 
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, sum_noise_std
 from fedveil.run.folder.run_folder import Checkpoint, Row
 from fedveil.run.setup import Prepared
 
@@ -44,7 +44,7 @@ def movement(
     """
     number, people = last.round + 1, prepared.population
     method = prepared.method.at_round(number, last.state)
-    std, rate = method.noise_std(people.n_silos, summed), method.server.plain_rate
+    std, rate = sum_noise_std(method, people.n_silos, summed), method.server.plain_rate
     plain = rate is not None and not method.denoiser.changes and method.denominator == "expected"
     before = last.row.get("movement")
     # Without the movement of the round before, the sums over rounds stay unknown for the rest of the run.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, contribution_weights, message_length
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
@@ -28,6 +29,7 @@ from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.task_choice import beginning, task_of
 from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
@@ -90,7 +92,7 @@ class Prepared:
     @property
     def length(self) -> int:
         """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
-        return self.method.message_length(self.task.dimension)
+        return message_length(self.method, self.task.dimension)
 
     @property
     def side_releases(self) -> tuple[Release, ...]:
@@ -188,7 +190,11 @@ class Prepared:
 
 
 def prepare(
-    experiment: Experiment, populations: PopulationCache | None = None, task: Task | None = None
+    experiment: Experiment,
+    populations: PopulationCache | None = None,
+    task: Task | None = None,
+    *,
+    trains: bool = True,
 ) -> Prepared:
     """Load the data, build the model, compose the method and derive its guarantee.
 
@@ -196,6 +202,8 @@ def prepare(
         experiment: the experiment to run.
         populations: populations of the study that the experiment belongs to; None loads the experiment's own.
         task: model, loss and metrics that were passed in Python; None builds the ones that the experiment names.
+        trains: whether this process trains. A coordinator does not: it tries no kernels of its machine, and leaves
+            the choice of a trainer to each silo.
 
     Raises:
         FedveilError: any mistake; the message names the file, key, silo or row.
@@ -204,12 +212,14 @@ def prepare(
     # Side releases are planned from public numbers first, so that a refusal depends on no record.
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
+    experiment = _with_delta(experiment, population.n_users)
     experiment.privacy.check_delta(population.n_users)
     if experiment.schema_version == 1:
         experiment = in_mean_updates(experiment, population.n_silos)
     if task is None:
         experiment, begin = beginning(experiment)
         task = task_of(experiment, population, begin)
+    experiment = _with_local_rate(experiment, population, task)
     if experiment.trainer.precision != task.precision:
         task = replace(task, precision=experiment.trainer.precision)
     beside = (
@@ -220,10 +230,15 @@ def prepare(
     clip = None if preprocessing is None else preprocessing.clip
     composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
+    if method.weights.linked and not population.complete:
+        raise ConfigError(
+            "method.power: 'linked' has a simulation write the file of main silos; between institutions the silos "
+            "share one: give power = { main_silos = its sha256 }"
+        )
     if preprocessing is not None:
         preprocessing.check(method)
     records = _kept(method, population.train)
-    public = composition.public_facts(method, records, method.message_length(task.dimension))
+    public = composition.public_facts(method, records, message_length(method, task.dimension))
     # Noise that is calibrated to an epsilon depends on the public facts, which depend on the composed method:
     # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
@@ -235,19 +250,19 @@ def prepare(
         lambda device: Cohort.from_records(
             records, groups=groups, n_silos=n_silos, scale=population.scale, device=device
         ),
-        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users),
+        lambda cohort: _trainer(experiment, task, method, cohort, population.n_users, tried=trains),
     )
     setting = TrainingSetup(
         method=method,
         trainer=trainer,
         cohort=cohort,
-        weights=method.compute_weights(groups, population),
+        weights=contribution_weights(method, groups, population),
         n_users=population.n_users,
         shapes=tuple(tuple(shape) for shape in task.layout.shapes),
     )
     senders = _senders(method, population, n_silos)
     prepared = Prepared(
-        experiment=_resolved(experiment, trainer),
+        experiment=_resolved(experiment, trainer) if trains else experiment,
         population=population,
         task=task,
         guarantee=guarantee,
@@ -269,6 +284,24 @@ def prepare(
     prepared.check_countable()
     _check_budget(prepared)
     return prepared
+
+
+def _with_delta(experiment: Experiment, n_users: int) -> Experiment:
+    """Return the experiment with the recommended delta if its document gives none."""
+    if "delta" in experiment.privacy.model_fields_set:
+        return experiment
+    privacy = experiment.privacy.model_copy(update={"delta": RECOMMENDED.delta_for(n_users)})
+    return experiment.model_copy(update={"privacy": privacy})
+
+
+def _with_local_rate(experiment: Experiment, population: Population, task: Task) -> Experiment:
+    """Return the experiment with a number for the local rate by rule, from public facts of data and model."""
+    local = experiment.local
+    if local is None or local.has_rate:
+        return experiment
+    outputs, features = population.n_classes or 1, math.prod(population.feature_shape)
+    rate = RECOMMENDED.local_rate(task.loss, outputs, features)
+    return experiment.model_copy(update={"local": replace(local, learning_rate=rate)})
 
 
 def _beside(
@@ -320,7 +353,7 @@ def setting_with(prepared: Prepared, records: Records) -> TrainingSetup:
     cohort = Cohort.from_records(
         records, groups=groups, n_silos=n_silos, scale=population.scale, device=setting.cohort.device
     )
-    return replace(setting, cohort=cohort, weights=method.compute_weights(groups, population))
+    return replace(setting, cohort=cohort, weights=contribution_weights(method, groups, population))
 
 
 def _kept(method: Method, records: Records) -> Records:
@@ -389,7 +422,9 @@ def check_dealt_out(method: Method) -> None:
         raise ConfigError(f"trainer.processes: {method.name} {alone} and runs in one process")
 
 
-def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int) -> AnyTrainer:
+def _trainer(
+    experiment: Experiment, task: Task, method: Method, cohort: Cohort, n_users: int, *, tried: bool
+) -> AnyTrainer:
     """Return the trainer of the method's local step, with the memory limit of the experiment."""
     local: Any = method.local  # `own_noise` decides its type, which a type checker cannot follow
     megabytes = experiment.trainer.memory_mb
@@ -397,7 +432,7 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort,
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
     if local.sums_records:
-        local.vectors(task, cohort)  # checks the model, before anything is charged
+        local.vectors(task)  # checks the model, before anything is charged
         return RecordSumsTrainer(task=task, local=local)
     if local.own_noise:
         records = RECORD_MEMORY if memory is None else memory
@@ -407,10 +442,10 @@ def _trainer(experiment: Experiment, task: Task, method: Method, cohort: Cohort,
             noise=grid_gaussian,
             privacy=experiment.privacy.randomness(),
             memory=records,
-            together=can_vectorise_records(task, cohort, records),
+            together=can_vectorise_records(task, cohort, records, tried=tried),
         )
     asked = experiment.trainer
-    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile)
+    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile, tried=tried)
     return choose_trainer(task, local, options, cohort=cohort, bound=method.bound, users=n_users)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from fedveil.methods.method import message_kinds
 from fedveil.protocols.driver import NOBODY, LocalDriver
 from fedveil.protocols.errors import SiloVanished
 from fedveil.protocols.transcript import Transcript
@@ -32,7 +33,7 @@ class TrainingParties:
         method = prepared.method
         messages = Transcript() if method.protection.agrees else None
         driver: LocalDriver[Any, Any] = LocalDriver(
-            prepared.protocol_spec, messages, method.kinds, part.privacy
+            prepared.protocol_spec, messages, message_kinds(method), part.privacy
         )
         self._part, self._folder = part, folder
         self._parties = SimulatedParties(driver=driver, initial=prepared.task.initial())

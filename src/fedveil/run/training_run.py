@@ -18,6 +18,7 @@ from fedveil.run.environment import environment
 from fedveil.run.folder.diagnostics import RECORDS, population_diagnostics, require_same_records
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.loop import play_part
+from fedveil.run.main_silos_file import write_main_silos
 from fedveil.run.observer import Observer
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import TRANSCRIPT, ReleaseParties, TrainingParties
@@ -72,6 +73,7 @@ def continue_run(folder: RunFolder, prepared: Prepared, observer: Observer) -> O
             require_same_records(folder, parts.prepared)
         else:  # a new run, or one that was killed before this file
             folder.write_json(RECORDS, population_diagnostics(parts.prepared))
+        parts.prepared = write_main_silos(parts.prepared, folder)
         with share_training(parts.prepared) as parts.prepared:
             training = parts.training()
             reasons = [play_part(training, TrainingParties(training))]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from hashlib import sha256
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import Tensor
 from fedveil.data.records import Affine, Groups, Records
 from fedveil.privacy.bounds import Unbounded
 from fedveil.randomness import ExperimentRandomness
-from fedveil.training.kernel_replay import Tensors
+from fedveil.training.kernel_replay import GradientFunction, Tensors
 from fedveil.training.shapes import equal_with_nan, single_threaded, slot_multiple
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, Trainer, TrainJob
@@ -74,7 +75,8 @@ def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[in
         cohort: gives the shapes of a record.
         shapes: slots of the largest batch, by the number of records of each contribution.
     """
-    with single_threaded():
+    gradients = BatchedGradients.for_task(task, cohort.device)
+    with single_threaded(), without_fallback_warnings():
         for width, most in shapes.items():
             # Gradients in all slots of a long batch must equal the gradient in the middle of a short one, among
             # others.
@@ -82,12 +84,24 @@ def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[in
             among_others = _MadeUp(task, cohort, width, short)
             place = short // 2
             everywhere = among_others.repeated(place, long)
-            for one, other in zip(
-                _gradients(task, cohort, everywhere), _gradients(task, cohort, among_others), strict=True
-            ):
-                if not all(equal_with_nan(one[name], other[name][place]) for name in one):
+            # One pair of gradients at a time, and one slot of the short batch: a chunk's models and gradients are all
+            # that the memory of a chunk holds.
+            for at in (gradients.at_one, gradients.at_each):
+                each = at is gradients.at_each
+                other = {
+                    name: slope[place].clone() for name, slope in among_others.gradients(at, each).items()
+                }
+                one = everywhere.gradients(at, each)
+                if not all(equal_with_nan(one[name], other[name]) for name in one):
                     return False
+                del one
     return True
+
+
+def trial_memory(dimension: int, cohort: Cohort, batch_size: int | None) -> int:
+    """Return the bytes of made-up records and updates in :func:`is_training_batch_independent`, from public facts."""
+    sizes = _sizes(cohort, batch_size)
+    return 8 * dimension * len(sizes) + 4 * cohort.features[0].numel() * min(sum(sizes), _POOL)
 
 
 def is_training_batch_independent(
@@ -102,25 +116,37 @@ def is_training_batch_independent(
         batch_size: of the local steps, or None. The trial adds so many contributions of ``batch_size`` + 1
             records that they start at every offset from a cache line.
     """
-    sizes = [*_SIZES, *(_MANY if cohort.features[0].numel() < _MANY[0] else ())]
-    few = len(sizes)
-    sizes += [] if batch_size is None else [batch_size + 1] * (max(slot_multiple(batch_size), LINE) + 1)
+    sizes = _sizes(cohort, batch_size)
+    few = len(_sizes(cohort, None))
     made_up = _made_up_cohort(cohort, np.array(sizes, dtype=np.int64))
 
-    def updates(gone: set[int]) -> tuple[Tensor, Tensor]:
-        left = torch.tensor([member for member in range(len(sizes)) if member not in gone])
+    def updates(gone: set[int]) -> dict[int, bytes]:
+        """Return a digest of each update: the updates of one run at a time are in memory."""
+        left = [member for member in range(len(sizes)) if member not in gone]
         weights = torch.ones(len(left), dtype=torch.float64)
-        job = TrainJob(start, made_up, left, weights, Unbounded(), ExperimentRandomness(0), ("trial",))
-        return trainer.sums(job.per_contribution()).total, left
+        job = TrainJob(
+            start, made_up, torch.tensor(left), weights, Unbounded(), ExperimentRandomness(0), ("trial",)
+        )
+        total = trainer.sums(job.per_contribution()).total.cpu()
+        total[total.isnan()] = torch.nan
+        rows = total.add_(0.0).numpy()  # -0 counts as 0
+        return {member: sha256(row).digest() for member, row in zip(left, rows, strict=True)}
 
-    everybody, _ = updates(set())
+    everybody = updates(set())
     # First one contribution of each group of equal sizes leaves, so that those behind it move by one slot. Then half
     # of all leave, so that batches shrink.
     for gone in ({0, _SIZES.index(5), few}, set(range(1, len(sizes), 2))):
-        without, left = updates(gone)
-        if not equal_with_nan(without, everybody[left.to(everybody.device)]):
+        if not updates(gone).items() <= everybody.items():
             return False
     return True
+
+
+def _sizes(cohort: Cohort, batch_size: int | None) -> list[int]:
+    """Return the numbers of records of the made-up contributions."""
+    sizes = [*_SIZES, *(_MANY if cohort.features[0].numel() < _MANY[0] else ())]
+    if batch_size is None:
+        return sizes
+    return sizes + [batch_size + 1] * (max(slot_multiple(batch_size), LINE) + 1)
 
 
 def _made_up_cohort(cohort: Cohort, sizes: Int64[np.ndarray, " m"]) -> Cohort:
@@ -132,7 +158,7 @@ def _made_up_cohort(cohort: Cohort, sizes: Int64[np.ndarray, " m"]) -> Cohort:
     total, user = int(sizes.sum()), np.arange(len(sizes), dtype=np.int32)
     count = min(total, _POOL)
     records = Records(
-        features=np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32),
+        features=np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32),
         targets=made_up_targets(count, kind).numpy(),
         silo=np.zeros(count, dtype=np.int32),
         user=np.zeros(count, dtype=np.int32),
@@ -162,8 +188,9 @@ class _MadeUp:
     def __init__(self, task: Task, cohort: Cohort, width: int, slots: int) -> None:
         generator = torch.Generator().manual_seed(slots)
         self.start = task.initial().to(cohort.device)
-        moves = torch.randn(slots, task.dimension, generator=generator) / task.dimension**0.5
-        self.models = self.start + moves.to(cohort.device)
+        self._layout = task.layout
+        models = torch.randn(slots, task.dimension, generator=generator).div_(task.dimension**0.5)
+        self.models = models.to(cohort.device).add_(self.start)
         shape, kind = cohort.features.shape[1:], cohort.targets
         self.features = torch.randn(slots, width, *shape, generator=generator).to(cohort.device)
         self.targets = (
@@ -181,13 +208,7 @@ class _MadeUp:
         )
         return other
 
-
-def _gradients(task: Task, cohort: Cohort, made_up: _MadeUp) -> tuple[Tensors, Tensors]:
-    """Return the gradients of made-up contributions, at the model's start and at their own models."""
-    gradients, layout = BatchedGradients.for_task(task, cohort.device), task.layout
-    batch = (made_up.features, made_up.targets, made_up.mask, made_up.seeds)
-    with without_fallback_warnings():
-        return (
-            gradients.at_one(layout.unflatten(made_up.start), *batch),
-            gradients.at_each(layout.unflatten(made_up.models), *batch),
-        )
+    def gradients(self, at: GradientFunction, each: bool) -> Tensors:
+        """Return the gradients of the contributions, each at its own model or all at the model's start."""
+        models = self.models if each else self.start
+        return at(self._layout.unflatten(models), self.features, self.targets, self.mask, self.seeds)

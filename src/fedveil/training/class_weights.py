@@ -50,6 +50,11 @@ class ClassWeighted(Loss):
     def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b"], present: Present) -> Slopes:
         return self._base.slopes(outputs, targets, present) * self._of(targets, outputs).unsqueeze(-2)
 
+    def curvature(self, outputs: int) -> float | None:
+        """Return the base loss's curvature times the largest weight."""
+        base = self._base.curvature(outputs)
+        return None if base is None else base * float(self._weights.max())
+
     @property
     def in_closed_form(self) -> bool:
         return self._base.in_closed_form

@@ -41,6 +41,8 @@ GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor]
 
 CALLS: Final = 128
 """Calls with tensors of one shape before the shape is traced: a trace takes as long as about a hundred calls save."""
+CALLS_OF_POOLING: Final = 30
+"""The same for models with max-pooling layers, whose list saves a quarter of every call."""
 _MOST: Final = 256
 """Largest number of traced shapes; other shapes call the function."""
 

@@ -102,19 +102,24 @@ def single_update(
     sgd, start = as_sgd(local), state.start
     records = torch.from_numpy(cohort.groups.members(member))
     batch_size = sgd.batch_size or len(records)
-    delta, velocity = torch.zeros_like(start), torch.zeros_like(start)
+    # A large model spends more time on fresh memory than on arithmetic: every step writes to the same four vectors.
+    delta, (model, slope) = torch.zeros_like(start), gradient.scratch(start)
+    velocity = torch.zeros_like(start) if sgd.momentum else slope
     for epoch in range(sgd.epochs):
         order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
         for step, batch in enumerate(torch.split(records[order], batch_size)[: sgd.steps]):
-            model = start + delta
+            torch.add(start, delta, out=model)
             masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
-            slope = gradient.evaluate(model, *cohort.batch(batch), masks[0])
+            gradient.evaluate(model, *cohort.batch(batch), masks[0], out=slope)
             if sgd.algorithm.changes:
-                slope = sgd.algorithm.slope(slope[None], model[None], state)[0]
-            velocity = sgd.momentum * velocity + slope + sgd.weight_decay * model
+                slope.copy_(sgd.algorithm.slope(slope[None], model[None], state)[0])
             # v <- mu v + (grad + lambda w), w <- w - eta v. The update is accumulated, not the model: the difference
             # of two models would lose the low bits of a small update.
-            delta = delta - sgd.learning_rate * velocity
+            if sgd.momentum:
+                velocity.mul_(sgd.momentum).add_(slope)
+            if sgd.weight_decay:
+                velocity.add_(model.mul_(sgd.weight_decay))
+            delta.sub_(torch.mul(velocity, sgd.learning_rate, out=model))
             if sgd.projection is not None:
                 project_(delta[None], None, sgd.projection)
     return delta
@@ -141,6 +146,13 @@ class BatchGradient:
         self._at_once = at_once if task.loss.separable else None
         self._constants = task.constants(device)
         self._seeds = seed_names(task.model)
+        self._scratch: tuple[Tensor, Tensor] | None = None
+
+    def scratch(self, like: Float32[Tensor, " d"]) -> tuple[Float32[Tensor, " d"], Float32[Tensor, " d"]]:
+        """Return two vectors, the same ones at every call, whose numbers nobody relies on."""
+        if self._scratch is None:
+            self._scratch = torch.empty_like(like), torch.empty_like(like)
+        return self._scratch
 
     @property
     def drops_out(self) -> bool:
@@ -148,7 +160,12 @@ class BatchGradient:
         return bool(self._seeds)
 
     def evaluate(
-        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
+        self,
+        model: Float32[Tensor, " d"],
+        features: Tensor,
+        targets: Tensor,
+        seed: Int64[Tensor, ""],
+        out: Float32[Tensor, " d"] | None = None,
     ) -> Float32[Tensor, " d"]:
         """Return the gradient of the mean loss at a model, as one vector.
 
@@ -157,19 +174,27 @@ class BatchGradient:
             features: (n, ...) float32 features of the batch.
             targets: (n, ...) its targets.
             seed: int64 scalar that determines the dropout masks of this step.
+            out: (d,) vector that receives the result; None makes one.
         """
+        total = torch.empty_like(model) if out is None else out
         if self._at_once is None or len(features) <= self._at_once:
-            return self._of(model, features, targets, seed)
-        total = torch.zeros_like(model)
+            return self._of(model, features, targets, seed, total)
+        total.zero_()
+        part = torch.empty_like(model)
         parts = zip(torch.split(features, self._at_once), torch.split(targets, self._at_once), strict=True)
         for number, (some, theirs) in enumerate(parts):
-            slope = self._of(model, some, theirs, derive(seed, number))
+            self._of(model, some, theirs, derive(seed, number), part)
             # The mean over the batch is the mean over each part, weighted by its share of the records.
-            total.add_(slope, alpha=len(some) / len(features))
+            total.add_(part, alpha=len(some) / len(features))
         return total
 
     def _of(
-        self, model: Float32[Tensor, " d"], features: Tensor, targets: Tensor, seed: Int64[Tensor, ""]
+        self,
+        model: Float32[Tensor, " d"],
+        features: Tensor,
+        targets: Tensor,
+        seed: Int64[Tensor, ""],
+        out: Float32[Tensor, " d"],
     ) -> Float32[Tensor, " d"]:
         self._look()
         task = self._task
@@ -181,13 +206,14 @@ class BatchGradient:
             everyone = torch.ones(len(features), dtype=torch.bool, device=model.device)
             loss = task.loss(outputs, targets, everyone)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-        for name, gradient in zip(parameters, gradients, strict=True):
+        for (name, slice_), gradient in zip(task.layout.unflatten(out).items(), gradients, strict=True):
             if gradient.layout != torch.strided:
                 raise ModelError(
                     f"parameter {name} has a sparse gradient, and a bound is computed of dense ones; give its layer "
                     "sparse=False"
                 )
-        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+            slice_.copy_(gradient)
+        return out
 
 
 def _laid_out(parameter: Tensor) -> Tensor:

@@ -60,6 +60,16 @@ class Loss(ABC):
     separable: bool = True
     takes_float64: bool = False
 
+    def curvature(self, outputs: int) -> float | None:
+        """Return c, the curvature of a record's term by an output at a zero start; None if it is not known.
+
+        The rule of local learning rates uses it (:mod:`fedveil.run.config.recommended`).
+
+        Args:
+            outputs: k, number of outputs of a record.
+        """
+        return None
+
     @property
     def in_closed_form(self) -> bool:
         """Whether :meth:`slopes` is a formula of this class and does not need ``torch.func``."""
@@ -134,6 +144,10 @@ class CrossEntropy(Loss):
     tasks: frozenset[TaskKind] = frozenset({"classification"})
     takes_float64 = True
 
+    def curvature(self, outputs: int) -> float | None:
+        """Return p (1 - p) at p = 1/k: (k - 1) / k^2."""
+        return (outputs - 1) / outputs**2
+
     def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
         """Return -log softmax(z_i)[y_i] for each record."""
         return functional.cross_entropy(outputs, targets, reduction="none")
@@ -161,6 +175,10 @@ class BinaryCrossEntropy(Loss):
     name = "binary_cross_entropy"
     tasks: frozenset[TaskKind] = frozenset({"classification"})
     takes_float64 = True
+
+    def curvature(self, outputs: int) -> float | None:
+        """Return the largest curvature of the logistic loss."""
+        return 0.25
 
     def records(self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b"], mask: Mask) -> Terms:
         """Return softplus(z_i) - y_i z_i for each record, without overflow."""
@@ -217,6 +235,10 @@ class SquaredError(Loss):
     tasks: frozenset[TaskKind] = frozenset({"regression"})
     takes_float64 = True
 
+    def curvature(self, outputs: int) -> float | None:
+        """Return 2 / k."""
+        return 2.0 / outputs
+
     def records(
         self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b *target"], mask: Mask
     ) -> Terms:
@@ -257,6 +279,10 @@ class Cox(Loss):
     tasks: frozenset[TaskKind] = frozenset({"survival"})
     takes_float64 = True
     separable = False
+
+    def curvature(self, outputs: int) -> float | None:
+        """Return 1/2, which was chosen on TcgaBrca; a score's curvature depends on the risk sets."""
+        return 0.5
 
     def records(self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Mask) -> Terms:
         """Return the terms in the order of the batch; no risk set contains a padding row."""

@@ -4,6 +4,8 @@
 name           network                                                       parameters
 =============  ============================================================  =======================
 linear         affine: linear, logistic, softmax or Cox regression           14 Heart, 40 TcgaBrca
+boosted-trees  960 oblivious trees of depth 3; grown by the method of the    7,680 + 15 a feature
+               same name
 mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                 25,450 (MNIST)
 mlp_32_16      Linear(features, 32)-ReLU-Linear(32, 16)-ReLU-Linear          25,818 (MNIST)
 mlp_groupnorm  5 x [Linear(30)-ReLU-GroupNorm], dropout after the last four  5,012 (Creditcard)
@@ -23,8 +25,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -34,6 +36,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
 from fedveil.training.copying import unwrap
 from fedveil.training.import_path import import_object
+from fedveil.training.trees import boosted_trees
 from fedveil.training.validation import validate_behaviour, validate_layers
 
 # --- resnet --------------------------------------------------------------------------------------------------------
@@ -344,6 +347,7 @@ def lstm_10(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 MODELS: dict[str, ModelFactory] = {
     "linear": linear,
+    "boosted-trees": boosted_trees,
     "mlp": mlp,
     "mlp_32_16": mlp_32_16,
     "mlp_groupnorm": mlp_groupnorm,
@@ -372,6 +376,24 @@ def start_at_zero(model: nn.Module) -> None:
         )
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
+
+
+def start_output_at_zero(model: nn.Module) -> None:
+    """Set the parameters of a model's last layer with parameters to zero, in place: all outputs begin at zero.
+
+    The layer is the last in the order of the module. The others keep their values, so hidden units differ.
+    """
+    weighing = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+    for parameter in weighing[-1].parameters(recurse=False) if weighing else ():
+        nn.init.zeros_(parameter)
+
+
+STARTS: Final[Mapping[str, Callable[[nn.Module], None]]] = {
+    "seed": lambda model: None,
+    "zeros": start_at_zero,
+    "zero-output": start_output_at_zero,
+}
+"""Changes of a model's seeded parameters before training, by the word for them."""
 
 
 def build_model(

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import Float64
@@ -37,9 +37,8 @@ from fedveil.errors import ModelError
 from fedveil.statistics.inference.scores import ScoreCode, Shares, triangle
 from fedveil.training.gram.layout import linear_layer
 from fedveil.training.losses import BinaryCrossEntropy, CrossEntropy, SquaredError
-from fedveil.training.record_sums import RecordSums, RecordVectors
+from fedveil.training.record_sums import RecordBatch, RecordSums, RecordVectors
 from fedveil.training.task import Task
-from fedveil.training.trainer import Cohort
 
 SUMS: Final = "scores and curvatures"
 """Kind of the sums, for the server's step."""
@@ -138,7 +137,7 @@ class LocalNewton(RecordSums):
     def message_length(self, dimension: int) -> int:
         return self.family.code(dimension, 1).length
 
-    def vectors(self, task: Task, cohort: Cohort) -> RecordVectors:
+    def vectors(self, task: Task, kept: dict[str, Any] | None = None) -> RecordVectors:
         check_linear(task, self.family)
         return _NewtonVectors(self.family, task.dimension, self.round_number)
 
@@ -152,9 +151,14 @@ class _NewtonVectors(RecordVectors):
         self.length = self._code.length
         self.width = self.length if self._first else self._code.scores
 
-    def rows(
+    def sums(self, start: Float64[np.ndarray, " d"], batch: RecordBatch) -> Float64[np.ndarray, "m width"]:
+        rows = self._rows(start, batch.features, batch.targets)
+        return np.asarray(np.add.reduceat(rows, batch.first, axis=0))
+
+    def _rows(
         self, start: Float64[np.ndarray, " d"], features: Float64[np.ndarray, "n p"], targets: np.ndarray
     ) -> Float64[np.ndarray, "n width"]:
+        """Return the vectors of n records."""
         n, family, code = len(features), self._family, self._code
         squared = 1.0 + (features * features).sum(axis=1)
         weight = np.minimum(1.0, family.record_length**2 / squared)

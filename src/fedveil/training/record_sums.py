@@ -1,22 +1,23 @@
 """Contributions that are no update of the model: bounded means of a vector that each record adds.
 
-Methods such as ``newton`` sum statistics of records instead of updates. Such a local stage names the length of its
-messages, which differs from the number of the model's parameters, and makes the trainer that computes them. Bounds,
-weights, channels, protections and ledgers treat the sums like any others.
+Methods such as ``newton`` and ``boosted-trees`` sum statistics of records instead of updates. Such a local stage names
+the length of its messages, which is not the number of the model's parameters, and computes the vectors of records.
+Bounds, weights, channels, protections and ledgers treat the sums like any others.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 
 from fedveil.stage import Source
+from fedveil.training.shapes import single_threaded
 from fedveil.training.silo_sums import SiloSums
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, Progress, ProgressMonitor, Sums, TrainJob
@@ -25,6 +26,48 @@ _ELEMENTS: Final = 1 << 21
 """Numbers of the records' vectors that are in memory at a time: 16 MiB."""
 
 SourceT = TypeVar("SourceT", bound="RecordSums")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordBatch:
+    """Records of some contributions, contribution by contribution.
+
+    Attributes:
+        records: (n,) row of each record in the table of the cohort.
+        features: (n, p) float64 features.
+        targets: (n, ...) targets.
+        first: (m,) position of the first record of each contribution; each has at least one.
+    """
+
+    records: Int64[np.ndarray, " n"]
+    features: Float64[np.ndarray, "n p"]
+    targets: Shaped[np.ndarray, "n *target"]
+    first: Int64[np.ndarray, " m"]
+
+    @property
+    def owners(self) -> Int64[np.ndarray, " n"]:
+        """Number of the contribution of each record, from 0."""
+        sizes = np.diff(self.first, append=len(self.records))
+        return np.repeat(np.arange(len(self.first)), sizes)
+
+
+class RecordVectors(ABC):
+    """The vectors of records in one round, in float64.
+
+    Guarantee: what a contribution adds is computed from its own records and public numbers alone, bit for bit: every
+    operation acts on one record, or on the records of one contribution in their order.
+
+    Attributes:
+        width: number of leading coordinates of a contribution that may differ from 0.
+        length: length of a contribution.
+    """
+
+    width: int
+    length: int
+
+    @abstractmethod
+    def sums(self, start: Float64[np.ndarray, " d"], batch: RecordBatch) -> Float64[np.ndarray, "m width"]:
+        """Return each contribution's sum of vectors at the model ``start``; every vector's norm is within the bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +93,12 @@ class RecordSums(Source):
         return replace(self, round_number=number)
 
     @abstractmethod
-    def vectors(self, task: Task, cohort: Cohort) -> RecordVectors:
+    def vectors(self, task: Task, kept: dict[str, Any] | None = None) -> RecordVectors:
         """Return the vectors of records in this stage's round, after checking that the model has this stage's form.
+
+        Args:
+            task: model and loss.
+            kept: what a trainer keeps from round to round for one table of records; None: nothing.
 
         Raises:
             ModelError: a model or a loss of another form.
@@ -65,27 +112,6 @@ class RecordSums(Source):
             yield "partial encryption divides an update by its parameters, and this method sums statistics of records"
         if method.contribution.per != "pair":
             yield "statistics of records are summed by (silo, user) pair"
-
-
-class RecordVectors:
-    """The vectors of records in one round, in float64.
-
-    Guarantee: the vector of a record is computed from this record and public numbers alone, bit for bit: every
-    operation acts on one row, whatever other rows there are.
-
-    Attributes:
-        width: number of leading coordinates of a contribution that may differ from 0.
-        length: length of a contribution.
-    """
-
-    width: int
-    length: int
-
-    def rows(
-        self, start: Float64[np.ndarray, " d"], features: Float64[np.ndarray, "n p"], targets: np.ndarray
-    ) -> Float64[np.ndarray, "n width"]:
-        """Return the vectors of n records at the model ``start``; every row's l2 norm is within the bound."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +129,8 @@ class RecordSumsTrainer:
 
     task: Task
     local: RecordSums
+    # Shared by the trainers of all rounds: the table of the last sums, and what its vectors keep from round to round.
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def at_round(self, number: int) -> RecordSumsTrainer:
         """Return the trainer of round 1, 2, ...."""
@@ -111,22 +139,28 @@ class RecordSumsTrainer:
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return each silo's sum of bounded, weighted means; see :meth:`fedveil.training.trainer.Trainer.sums`."""
         cohort, members = job.cohort, job.members.cpu()
-        vectors = self.local.vectors(self.task, cohort)
+        if self._kept.get("table") is not cohort.features:
+            self._kept.update(table=cohort.features, values={})
+        vectors = self.local.vectors(self.task, self._kept["values"])
         start = job.start.cpu().double().numpy()
         sums = SiloSums(cohort.n_silos, vectors.width, job.bound, torch.device("cpu"))
         norms = torch.zeros(len(members), dtype=torch.float64)
         silos, weights = cohort.silos(members).cpu(), job.weights.cpu()
         watch = ProgressMonitor(progress, len(members))
 
-        def rows(records: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n width"]:
+        def summed(
+            records: Int64[np.ndarray, " n"], first: Int64[np.ndarray, " m"]
+        ) -> Float64[np.ndarray, "m width"]:
             features = cohort.features_of(torch.from_numpy(records)).flatten(1).cpu().double().numpy()
             targets = cohort.targets[torch.from_numpy(records).to(cohort.targets.device)].cpu().numpy()
-            return vectors.rows(start, features, targets)
+            batch = RecordBatch(records=records, features=features, targets=targets, first=first)
+            return vectors.sums(start, batch)
 
-        for some, means in contribution_means(cohort, members.numpy(), vectors.width, rows):
-            chosen = torch.from_numpy(some)
-            norms[chosen] = sums.add_(torch.from_numpy(means).float(), weights[chosen], silos[chosen])
-            watch.add_steps(len(some))
+        with single_threaded():  # the blocks are too small for threads
+            for some, means in contribution_means(cohort, members.numpy(), vectors.width, summed):
+                chosen = torch.from_numpy(some)
+                norms[chosen] = sums.add_(torch.from_numpy(means).float(), weights[chosen], silos[chosen])
+                watch.add_steps(len(some))
         total = torch.zeros(cohort.n_silos, vectors.length, dtype=torch.float64)
         total[:, : vectors.width] = sums.total()
         return Sums(
@@ -141,7 +175,7 @@ def contribution_means(
     cohort: Cohort,
     members: Int64[np.ndarray, " m"],
     width: int,
-    rows: Callable[[Int64[np.ndarray, " n"]], Float64[np.ndarray, "n width"]],
+    summed: Callable[[Int64[np.ndarray, " n"], Int64[np.ndarray, " k"]], Float64[np.ndarray, "k width"]],
 ) -> Iterator[tuple[Int64[np.ndarray, " k"], Float64[np.ndarray, "k width"]]]:
     """Yield the mean over records of a vector, for some contributions at a time.
 
@@ -151,27 +185,26 @@ def contribution_means(
         cohort: the records.
         members: (m,) indices of the contributions.
         width: length of a record's vector.
-        rows: returns the vectors of these records.
+        summed: returns the sums of the vectors of these records, over runs of records with these first positions.
 
     Yields:
         Positions in ``members`` of contributions with records, and their means.
     """
     groups, block = cohort.groups, max(1, _ELEMENTS // width)
     sizes = groups.size[members]
-    large = np.flatnonzero(sizes > block)
-    for place in large:
+    for place in np.flatnonzero(sizes > block):
         held = groups.members(int(members[place]))
-        total = np.zeros(width)
-        for first in range(0, len(held), block):
-            total += rows(held[first : first + block]).sum(axis=0)
-        yield np.array([place]), total[None] / len(held)
+        total = np.zeros((1, width))
+        for begin in range(0, len(held), block):
+            total += summed(held[begin : begin + block], np.zeros(1, dtype=np.int64))
+        yield np.array([place]), total / len(held)
     small = np.flatnonzero((sizes > 0) & (sizes <= block))
     ends = np.cumsum(sizes[small])
     while len(small):
         taken = max(1, int(np.searchsorted(ends, block, side="right")))
         some, small, ends = small[:taken], small[taken:], ends[taken:] - ends[taken - 1]
-        size, begin = sizes[some], groups.start[members[some]]
+        size, begins = sizes[some], groups.start[members[some]]
         first = np.cumsum(size) - size
         within = np.arange(int(size.sum())) - np.repeat(first, size)
-        held = groups.order[np.repeat(begin, size) + within]
-        yield some, np.add.reduceat(rows(held), first, axis=0) / size[:, None]
+        held = groups.order[np.repeat(begins, size) + within]
+        yield some, summed(held, first) / size[:, None]

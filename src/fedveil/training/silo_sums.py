@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from fedveil.privacy.bounds import Bound
 from fedveil.training.local_algorithms import LocalAlgorithm, LocalState, Tensors
 from fedveil.training.shapes import single_threaded
+
+_BLOCK: Final = 1 << 17  # numbers that are added at a time: they stay in a core's cache
 
 
 class SiloSums:
@@ -54,7 +58,12 @@ class SiloSums:
         for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
             present, local = torch.unique(owners, return_inverse=True)
             if len(present) == 1:
-                self._units[present] += rows.sum(0)
+                # In place and in blocks: an index by a tensor, and a sum of two types, would each copy d numbers.
+                row = rows[0] if len(rows) == 1 else rows.sum(0)
+                for block, part in zip(
+                    torch.split(self._units[int(present)], _BLOCK), torch.split(row, _BLOCK), strict=True
+                ):
+                    block.add_(part)
             else:
                 sums = torch.zeros(len(present), rows.shape[1], dtype=torch.float32, device=rows.device)
                 self._units[present] += sums.index_add_(0, local, rows)

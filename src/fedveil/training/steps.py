@@ -21,7 +21,15 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import Field
 
-from fedveil.config_keys import Count, Fraction, NonNegative, Positive, composed_field, is_number
+from fedveil.config_keys import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    calibrated_field,
+    composed_field,
+    is_number,
+)
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Event
@@ -55,7 +63,8 @@ class LocalSgd(Source):
     in any case.
 
     Attributes:
-        learning_rate: eta_l, the local rate in the first round.
+        learning_rate: eta_l, the local rate in the first round. In an experiment ``"by-rule"`` takes 1 / (c (p + 1))
+            for p features, c the curvature of the loss (docs/theory/recommended.md).
         epochs: Q, passes over the contribution's records.
         steps: tau, number of batches after which the single pass over the records stops; None makes whole passes.
             Needs epochs = 1.
@@ -73,7 +82,7 @@ class LocalSgd(Source):
     own_noise: ClassVar[bool] = False  # whether the steps add noise and claim privacy for it
     one_gradient: ClassVar[bool] = False  # whether the update is a gradient; only the data bound its length
 
-    learning_rate: Positive = 0.1
+    learning_rate: Annotated[Positive, calibrated_field("by-rule")] = 0.1
     epochs: Count = 1
     steps: Count | None = None
     batch_size: Annotated[Count, Field(le=1_000_000_000)] | None = None
@@ -89,11 +98,18 @@ class LocalSgd(Source):
             raise ConfigError(
                 f"local steps end the one pass over the records; epochs must be 1, not {self.epochs}"
             )
+        if not self.has_rate and str(self.learning_rate) != "by-rule":
+            raise ConfigError(f"learning_rate = {self.learning_rate!r}: a number, or 'by-rule', is needed")
         for name in ("learning_rate", "weight_decay"):
-            if getattr(self, name) > _LARGEST:
+            if is_number(getattr(self, name)) and getattr(self, name) > _LARGEST:
                 raise ConfigError(
                     f"{name} = {getattr(self, name):g}: training is in float32; at most {_LARGEST:g}"
                 )
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether the learning rate is a number; an experiment finds it where it is a word."""
+        return is_number(self.learning_rate)
 
     @property
     def rate_sum(self) -> float:
@@ -101,7 +117,10 @@ class LocalSgd(Source):
         return self.epochs * self.learning_rate
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse what the local algorithm refuses, and state between rounds, which no run stores yet."""
+        """Refuse a rate that only an experiment can find, what the algorithm refuses, and state between rounds."""
+        if not self.has_rate:
+            yield "local learning_rate = 'by-rule' is found for an experiment; give a number"
+            return
         if self.algorithm.keeps or self.algorithm.begin_server(1):
             yield (
                 f"local algorithm {type(self.algorithm).__name__} keeps state between rounds, and a run stores none; "

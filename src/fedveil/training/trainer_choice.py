@@ -17,7 +17,11 @@ from torch import nn
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.privacy.bounds import Bound
-from fedveil.training.batch_independence import is_gradient_batch_independent, is_training_batch_independent
+from fedveil.training.batch_independence import (
+    is_gradient_batch_independent,
+    is_training_batch_independent,
+    trial_memory,
+)
 from fedveil.training.dpsgd import RECORD_MEMORY, record_slots
 from fedveil.training.gram.layout import linear_layer
 from fedveil.training.gram.products import MOST_WEIGHT
@@ -41,11 +45,13 @@ class TrainerOptions:
         name: the trainer; all trainers give the same sums.
         memory: bytes that a chunk may take; None selects the fastest size.
         compile: compile the gradients of the vmap trainer.
+        tried: try this machine's kernels for batch independence; False in a process that never trains.
     """
 
     name: str = "auto"
     memory: int | None = None
     compile: bool = False
+    tried: bool = True
 
 
 def choose_trainer(
@@ -88,7 +94,7 @@ def choose_trainer(
         validate_gradient(task, cohort)
     if name == "auto":
         trainer = _fastest(task, local, options, cohort, bound, gram=not too_many)
-        return trainer if cohort is None else _compiled(trainer, cohort)
+        return _compiled(trainer, cohort) if cohort is not None and options.tried else trainer
     if name not in _TRAINERS:
         raise ConfigError(f"no trainer is called {name!r}; use auto, loop, vmap or gram")
     if name == "gram" and too_many:
@@ -110,12 +116,23 @@ def choose_trainer(
             "'loop' (or 'auto')"
         )
     trainer = _made(name, task, local, options)
-    if cohort is None:
+    if cohort is None or not options.tried:
         return trainer
-    if bounds and not _leaves_alone(trainer, cohort):
-        reason = f"; {HOW_TO_ASK}" if rounds_by_place() else ""
-        raise ModelError(_NOT_ALONE.format(name) + reason)
+    if bounds:
+        _check_alone(trainer, cohort, options)
     return _compiled(trainer, cohort)
+
+
+def _check_alone(trainer: PartitionedTrainer, cohort: Cohort, options: TrainerOptions) -> None:
+    """Refuse a trainer that was asked for by name and fails its trial, or whose trial exceeds the memory."""
+    if trainer.name == "gram" and not _fits_trial(trainer, cohort, options):
+        raise ModelError(
+            f"trainer.name = 'gram': the trial of its kernels with {trainer.task.dimension} parameters takes "
+            f"{_trial_memory(trainer, cohort) >> 20} MiB; set trainer.memory_mb to as much, or use 'auto'"
+        )
+    if not _leaves_alone(trainer, cohort):
+        reason = f"; {HOW_TO_ASK}" if rounds_by_place() else ""
+        raise ModelError(_NOT_ALONE.format(trainer.name) + reason)
 
 
 def is_batch_independent(name: str) -> bool:
@@ -127,7 +144,9 @@ def is_batch_independent(name: str) -> bool:
     return name in _TRAINERS and not _TRAINERS[name].side_by_side
 
 
-def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMORY) -> bool:
+def can_vectorise_records(
+    task: Task, cohort: Cohort, memory: int = RECORD_MEMORY, *, tried: bool = True
+) -> bool:
     """Return whether DP-SGD may compute the gradients of several records in one batch.
 
     Otherwise it computes one at a time.
@@ -136,6 +155,7 @@ def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMOR
         task: model and loss.
         cohort: gives the shape of a record.
         memory: bytes that the gradients of a chunk may take.
+        tried: try this machine's kernels; without a trial the answer is False.
 
     Raises:
         ModelError: vmap cannot batch the model, so no gradients of single records exist.
@@ -146,6 +166,8 @@ def can_vectorise_records(task: Task, cohort: Cohort, memory: int = RECORD_MEMOR
             "DP-SGD clips gradients of single records, which vmap cannot compute for this model, or computes otherwise "
             "than the loop; use a method that bounds contributions (uldp-avg, uldp-sgd)"
         )
+    if not tried:
+        return False
     slots = record_slots(task, cohort, memory)
     return _placed_anywhere(cohort) and (
         slots == 1 or is_gradient_batch_independent(task, cohort, {1: slots})
@@ -161,6 +183,7 @@ _NOT_ALONE: Final = (
 )
 _WIDEST: Final = 256  # largest batch size that is tried with the Gram trainer
 _EPOCHS: Final = 2  # epochs of a trial
+_TRIAL_MEMORY: Final = 256 << 20  # default of the bytes of the Gram trainer's trial
 
 
 def _made(name: str, task: Task, local: LocalStep, options: TrainerOptions) -> PartitionedTrainer:
@@ -185,14 +208,18 @@ def _fastest(
     ):
         trainer = _made("gram", task, local, options)
         if cohort is None or (
-            (task.loss.in_closed_form or batches_like_loop(task, cohort)) and _leaves_alone(trainer, cohort)
+            _fits_trial(trainer, cohort, options)
+            and (task.loss.in_closed_form or batches_like_loop(task, cohort))
+            and (not options.tried or _leaves_alone(trainer, cohort))
         ):
             return trainer
     loop = _made("loop", task, local, options)
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return loop
     trainer = _made("vmap", task, local, options)
-    if cohort is None or (batches_like_loop(task, cohort) and _leaves_alone(trainer, cohort)):
+    if cohort is None or (
+        batches_like_loop(task, cohort) and (not options.tried or _leaves_alone(trainer, cohort))
+    ):
         return trainer
     return loop
 
@@ -206,9 +233,23 @@ def _leaves_alone(trainer: PartitionedTrainer, cohort: Cohort) -> bool:
     if isinstance(trainer, VmapTrainer):
         return is_gradient_batch_independent(trainer.task, cohort, trainer.batch_shapes(cohort))
     sgd = as_sgd(trainer.local)
-    batch_size = sgd.batch_size if sgd.batch_size is not None and sgd.batch_size <= _WIDEST else None
     few_epochs = replace(trainer, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
-    return is_training_batch_independent(few_epochs, trainer.task.initial(), cohort, batch_size)
+    return is_training_batch_independent(few_epochs, trainer.task.initial(), cohort, _tried_batch(trainer))
+
+
+def _tried_batch(trainer: PartitionedTrainer) -> int | None:
+    """Return the batch size with which the Gram trainer is tried."""
+    batch_size = as_sgd(trainer.local).batch_size
+    return batch_size if batch_size is not None and batch_size <= _WIDEST else None
+
+
+def _trial_memory(trainer: PartitionedTrainer, cohort: Cohort) -> int:
+    return trial_memory(trainer.task.dimension, cohort, _tried_batch(trainer))
+
+
+def _fits_trial(trainer: PartitionedTrainer, cohort: Cohort, options: TrainerOptions) -> bool:
+    """Return whether the trial of the Gram trainer fits the memory: it holds the updates of its contributions."""
+    return _trial_memory(trainer, cohort) <= (_TRIAL_MEMORY if options.memory is None else options.memory)
 
 
 def _placed_anywhere(cohort: Cohort) -> bool:

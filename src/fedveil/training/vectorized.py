@@ -35,7 +35,13 @@ from torch.func import grad, vmap
 
 from fedveil.training.counters import batch_order, step_seeds
 from fedveil.training.dropout import seed_names
-from fedveil.training.kernel_replay import GradientFunction, ReplayedGradient, Tensors
+from fedveil.training.kernel_replay import (
+    CALLS,
+    CALLS_OF_POOLING,
+    GradientFunction,
+    ReplayedGradient,
+    Tensors,
+)
 from fedveil.training.local_algorithms import LocalState
 from fedveil.training.loop import BatchGradient, single_update
 from fedveil.training.memory import LARGEST_BATCH, floats_per_record, records_at_once
@@ -297,7 +303,11 @@ class BatchedGradients:
         elif task.precision != "float32":
             self.at_one, self.at_each = at_one, at_each
         else:
-            self.at_one, self.at_each = (ReplayedGradient(at, constants.values()) for at in (at_one, at_each))
+            pools = any(isinstance(module, nn.MaxPool2d) for module in task.model.modules())
+            self.at_one, self.at_each = (
+                ReplayedGradient(at, constants.values(), CALLS_OF_POOLING if pools else CALLS)
+                for at in (at_one, at_each)
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -38,7 +38,8 @@ NOT_CHECKABLE: Final = {
     "released numbers": "that they are the sums: no silo sees a sum; silos sign what they are told of earlier releases",
     "averages": "that an average of models that was evaluated is the average of the rounds' models",
     "events": "that each recorded event is what its round really released",
-    "other parties": "epsilon against server and silos, and published figures: only silos recompute them",
+    "other parties": "that server and silos saw only the recorded events, and published figures",
+    "second opinion": "epsilon by an independent program: `python verifier/verify.py PATH`, in the source repository",
     "after the end": "that a silo that signed the end of the run, but departs from the protocol, sent nothing since",
     "other releases": "what else was, or will be, released from the same records: other runs add to epsilon",
 }

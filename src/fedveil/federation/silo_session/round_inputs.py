@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import RoundStartState, SessionPlan
+from fedveil.methods.server_state import with_clip
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
     GlobalModel,
@@ -116,7 +117,7 @@ class SiloRoundContext(RoundContext):
             told: (|U|,) the sampled users.
             privacy: randomness of the silo.
         """
-        method = prepared.method if start.clip is None else prepared.method.clipped_to(start.clip)
+        method = prepared.method if start.clip is None else with_clip(prepared.method, start.clip)
         return cls(
             setting=replace(prepared.setting, method=method),
             model=as_tensor(start.model),

@@ -37,6 +37,7 @@ from fedveil.federation.transcript_binding import (
     with_totals,
 )
 from fedveil.files import reading
+from fedveil.methods.method import shows_counts
 from fedveil.protocols.errors import ProtocolError, RefusedSumError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import ClientContext, ProtocolSpec
@@ -130,7 +131,7 @@ class SiloSession:
     def join(self) -> list[SessionMessage]:
         """Return the parts with which the silo joins: ledger heads, user counts if needed, and protocol setup."""
         answers: list[SessionMessage] = [Join(heads=self._books.sign_heads(self._session, self._place))]
-        if self.work.plan.method.shows_counts:
+        if shows_counts(self.work.plan.method):
             answers.append(UserCounts(counts=self.work.scores()))
         first = self.client.announce()
         return answers if first is None else [*answers, ProtocolMessage(message=first)]

@@ -247,6 +247,7 @@ def _without_figures(statement: Statement) -> Statement:
         epsilons=tuple((name, None if value is None else 0.0) for name, value in statement.epsilons),
         trust=tuple(replace(one, epsilon=None if one.epsilon is None else 0.0) for one in statement.trust),
         as_published=tuple(replace(one, value=None) for one in statement.as_published),
+        grid_loss=0.0,
     )
 
 
@@ -256,6 +257,7 @@ def _figures(statement: Statement) -> list[float | None]:
         *(value for _, value in statement.epsilons),
         *(one.epsilon for one in statement.trust),
         *(one.value for one in statement.as_published),
+        statement.grid_loss,
     ]
 
 

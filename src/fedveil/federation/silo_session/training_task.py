@@ -24,6 +24,14 @@ from fedveil.federation.silo_session.statement_check import SiloCharges, check_t
 from fedveil.federation.silo_session.task import SiloTask
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.methods.capabilities import memory_of
+from fedveil.methods.method import contribution_weights, shows_counts
+from fedveil.methods.server_state import (
+    begin_reader_state,
+    begin_state,
+    decode_sum,
+    released_model,
+    with_clip,
+)
 from fedveil.privacy.events import Event, on_grid
 from fedveil.protocols.errors import OwnRecordsError
 from fedveil.protocols.refusals import Code
@@ -90,9 +98,9 @@ class SiloTrainingTask(SiloTask):
         self.plan = training_plan(prepared, phase)
         self._event = event
         self._promised: Float64[Tensor, " m"] | None = None
-        if not prepared.method.shows_counts:
-            self._promised = prepared.method.compute_weights(
-                prepared.setting.cohort.groups, prepared.population
+        if not shows_counts(prepared.method):
+            self._promised = contribution_weights(
+                prepared.method, prepared.setting.cohort.groups, prepared.population
             )
         rounds = prepared.experiment.rounds
         self.whole, self.rounds = (training_event(prepared, event), rounds) if whole is None else whole
@@ -191,14 +199,14 @@ class SiloTrainingTask(SiloTask):
         digest = np.frombuffer(bytes.fromhex(self.prepared.population.train.sha256), dtype=np.uint8)
         stays = {_WEIGHTS: weights, _RECORDS: digest}
         if last is None:
-            return {**stays, **_named(method.initial_reader_state(self.prepared.task.initial()))}
+            return {**stays, **_named(begin_reader_state(method, self.prepared.task.initial()))}
         if not np.array_equal(weights, last.before[_WEIGHTS]):
             raise RefusalError(Code.WEIGHTS)
         if not np.array_equal(digest, last.before[_RECORDS]):
             raise RefusalError(Code.RECORDS)
         # With an empty sum, decode_sum only advances the reader's state from the start of the last round.
-        played, model = method.clipped_to(float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
-        _, state = played.decode_sum(np.zeros(0), model, _state(last.before))
+        played, model = with_clip(method, float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
+        _, state = decode_sum(played, np.zeros(0), model, _state(last.before))
         return {**stays, **_named(state)}
 
     # --- where the silos alone have the models -----------------------------------------------------------------
@@ -211,13 +219,13 @@ class SiloTrainingTask(SiloTask):
         """
         initial, method = self.prepared.task.initial().cpu(), self.prepared.method
         if last is None:
-            return _kept(initial, method.init(initial))
+            return _kept(initial, begin_state(method, initial))
         if MODEL not in last.after:
             raise RefusalError(Code.UNENDED, last.round)
         after = last.after[MODEL]
         if len(after) != len(initial):
             raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
-        if not matching(method, as_tensor(after), _state(last.after)):
+        if not matching(begin_state(method, as_tensor(after)), _state(last.after)):
             raise RefusalError(Code.OTHER_SERVER, last.round)
         return last.after
 
@@ -228,7 +236,7 @@ class SiloTrainingTask(SiloTask):
         silos = prepared.population.n_silos
         total = prepared.protocol_spec.decode_sum(result)
         made, state = next_model(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
-        return _kept(made, state), prepared.task.state(prepared.method.model_of(made, state))
+        return _kept(made, state), prepared.task.state(released_model(prepared.method, made, state))
 
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:

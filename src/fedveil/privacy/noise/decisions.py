@@ -1,8 +1,8 @@
-"""Decide exactly about exp(-x): in floating point if its error bound allows it, else in integers.
+"""Decide exactly about exp(-x): in floating point if its error bound allows it, else by MPFR.
 
 The samplers need two decisions about a uniform real U: is U < exp(-gamma)? and what is floor(-b ln U)? Both are first
 made on the first 63 bits of U in float64, with a generous bound on the error. If U is closer to a boundary than that
-bound, the same decision is made again from the same bits with a rational enclosure of exp, and further bits of U are
+bound, the same decision is made again from the same bits with an enclosure of exp by MPFR, and further bits of U are
 drawn until they settle it. So the result has exactly the probability of real-number arithmetic. The slow path is
 taken for about one geometric number in 400,000 at b = 2^20, and one in 4,000 at b = 2^29. (Lazy refinement of a
 uniform is due to Knuth and Yao 1976; the decisions are those of Canonne, Kamath and Steinke 2020, Algorithms 1 and
@@ -14,13 +14,13 @@ numpy's own tests require 4 units in the last place, at most 2^-45 there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
+from gmpy2 import RoundDown, RoundUp, context, mpfr, mpz
 from jaxtyping import Bool, Float64, Int64, UInt64
 
 from fedveil.randomness import BitSource
@@ -50,28 +50,35 @@ class LazyUniform:
         if exponent == 0:
             return True
         while True:
+            # MPFR compares whole numbers with its own exactly.
             lower, upper = exp_enclosure(exponent, self._count)
-            if Fraction(self._bits + 1, 2**self._count) <= lower:
+            if self._bits + 1 <= lower:
                 return True
-            if Fraction(self._bits, 2**self._count) >= upper:
+            if self._bits >= upper:
                 return False
             # U lies in [bits, bits + 1) 2^-count, and the enclosure cuts this interval: 64 further bits narrow both.
             self._bits = (self._bits << 64) | int(self._source.uint64(1)[0])
             self._count += 64
 
 
-def exp_enclosure(exponent: Fraction, bits: int) -> tuple[Fraction, Fraction]:
-    """Return rationals that enclose exp(-exponent), with a relative distance of about 2^-bits.
+def exp_enclosure(exponent: Fraction, bits: int) -> tuple[mpfr, mpfr]:
+    """Return numbers that enclose 2^bits exp(-exponent), with a relative distance of about 2^-bits.
 
-    The decimal module rounds a quotient in the requested direction and ``exp`` to the nearest decimal. The neighbours
-    of the two results therefore enclose the true value.
+    MPFR rounds every result in the direction that its context asks for: quotient and exponential of one context are
+    below the true values, and those of the other above. A power of two is a factor
+    without rounding. Rounding the quotient q to p bits changes exp(q) by a factor within exp(|q| 2^(1-p)), so p grows
+    with the size of the exponent.
     """
-    digits = math.ceil(0.302 * bits) + 12
-    down, up = Context(prec=digits, rounding=ROUND_FLOOR), Context(prec=digits, rounding=ROUND_CEILING)
-    numerator, denominator = Decimal(-exponent.numerator), Decimal(exponent.denominator)
-    lower = down.next_minus(down.exp(down.divide(numerator, denominator)))
-    upper = up.next_plus(up.exp(up.divide(numerator, denominator)))
-    return Fraction(lower), Fraction(upper)
+    numerator, denominator = mpz(-exponent.numerator), mpz(exponent.denominator)
+    down, up = _contexts(bits + int(-numerator // denominator).bit_length() + 5)
+    lower, upper = down.exp(down.div(numerator, denominator)), up.exp(up.div(numerator, denominator))
+    return down.mul_2exp(lower, bits), up.mul_2exp(upper, bits)
+
+
+@cache
+def _contexts(precision: int) -> tuple[Any, Any]:
+    """Return contexts of MPFR that round down and up."""
+    return context(precision=precision, round=RoundDown), context(precision=precision, round=RoundUp)
 
 
 def below_exp(
@@ -88,10 +95,12 @@ def below_exp(
         exact_exponent: returns gamma_i as a rational; called only if floating point cannot decide.
         source: source of further bits.
     """
-    distance = np.exp(-exponents)
+    distance = np.negative(exponents)
+    np.exp(distance, out=distance)
     distance -= uniforms * 2.0**-UNIFORM_BITS
     result: Bool[np.ndarray, " n"] = distance > 0.0
-    for index in np.flatnonzero(np.abs(distance) <= _EXP_ERROR).tolist():
+    np.abs(distance, out=distance)
+    for index in np.flatnonzero(distance <= _EXP_ERROR).tolist():
         uniform = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source)
         result[index] = uniform.below_exp(exact_exponent(index))
     return result
@@ -108,21 +117,32 @@ def geometric(
         source: source of further bits.
     """
     factor = float(scale)
+    values = uniforms * 2.0**-UNIFORM_BITS
     with np.errstate(divide="ignore"):
-        values = np.log(uniforms * 2.0**-UNIFORM_BITS)
+        np.log(values, out=values)
     values *= -factor
-    np.minimum(values, factor * UNIFORM_BITS, out=values)  # if all 63 bits are 0: any finite guess
+    # Rare, so the passes that it needs are spared if there is none.
+    tiny = bool(uniforms.min(initial=_LOG_NEEDS) < _LOG_NEEDS)
+    if tiny:
+        np.minimum(values, factor * UNIFORM_BITS, out=values)  # if all 63 bits are 0: any finite guess
     # Only a whole number near -b ln U can change the floor: elsewhere the float64 value decides.
     nearest = np.rint(values)
-    unsure = np.abs(values - nearest) <= factor * _LOG_ERROR
-    unsure |= uniforms < _LOG_NEEDS
+    distance = np.subtract(values, nearest)
+    np.abs(distance, out=distance)
+    unsure = distance <= factor * _LOG_ERROR
+    if tiny:
+        unsure |= uniforms < _LOG_NEEDS
     result = values.astype(np.int64)  # the values are not negative, so this is floor
     for index in np.flatnonzero(unsure).tolist():
         uniform, whole = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source), int(nearest[index])
         if uniforms[index] < _LOG_NEEDS:
             result[index] = _geometric_exact(uniform, scale, guess=int(result[index]))
         else:  # -b ln U is within twice the error bound of that whole number
-            result[index] = whole if uniform.below_exp(whole / scale) else whole - 1
+            result[index] = (
+                whole
+                if uniform.below_exp(Fraction(whole * scale.denominator, scale.numerator))
+                else whole - 1
+            )
     return result
 
 

@@ -16,6 +16,7 @@ from fedveil.privacy.noise.law import scale_in_units
 from fedveil.randomness import BitSource
 
 _BLOCK: Final = 2**15
+_PART: Final = 2**15  # proposals that are decided at a time: their arrays stay in a core's cache
 LEAST_STEPS: Final = 100.0
 """Least standard deviation, in steps of the grid, from which the distance to the Gaussian is bounded."""
 
@@ -88,21 +89,29 @@ class DiscreteGaussian:
             # 7/5 of the missing samples, because about three proposals of four are accepted.
             proposals = min(_BLOCK, (count - filled) * 7 // 5 + 16)
             words = source.uint64(2 * proposals)
-            magnitudes = geometric(words[:proposals] >> np.uint64(1), Fraction(scale), source)
-            exponents = (magnitudes - float(peak)) / float(ratio)
-            exponents *= 0.5 * exponents
+            for first in range(0, proposals, _PART):
+                part = slice(first, min(first + _PART, proposals))
+                magnitudes = geometric(words[:proposals][part] >> np.uint64(1), Fraction(scale), source)
+                exponents = magnitudes - float(peak)
+                exponents *= 1.0 / float(ratio)
+                np.square(exponents, out=exponents)
+                exponents *= 0.5
 
-            def exact_exponent(index: int, magnitudes: Int64[np.ndarray, " n"] = magnitudes) -> Fraction:
-                return (int(magnitudes[index]) - peak) ** 2 / (2 * variance)
+                def exact_exponent(index: int, magnitudes: Int64[np.ndarray, " n"] = magnitudes) -> Fraction:
+                    return (int(magnitudes[index]) - peak) ** 2 / (2 * variance)
 
-            kept = below_exp(words[proposals:] >> np.uint64(1), exponents, exact_exponent, source)
-            negative = (words[proposals:] & np.uint64(1)).astype(np.bool_)
-            # +0 and -0 are the same value: one of them is rejected, or zero would have twice its probability.
-            kept &= (magnitudes != 0) | ~negative
-            np.negative(magnitudes, out=magnitudes, where=negative)
-            accepted = magnitudes[kept][: count - filled]
-            result[filled : filled + accepted.size] = accepted
-            filled += accepted.size
+                second = words[proposals:][part]
+                kept = below_exp(second >> np.uint64(1), exponents, exact_exponent, source)
+                # -1 for a negative sign, and 0: two's complement without a branch, which random signs would stall.
+                signs = -(second & np.uint64(1)).view(np.int64)
+                if not magnitudes.all():
+                    # +0 and -0 are the same value: one of them is rejected, or zero would have twice its probability.
+                    kept &= (magnitudes != 0) | (signs == 0)
+                magnitudes ^= signs
+                magnitudes -= signs
+                accepted = magnitudes.take(np.flatnonzero(kept)[: count - filled])
+                result[filled : filled + accepted.size] = accepted
+                filled += accepted.size
         return result.reshape(shape)
 
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:

@@ -25,6 +25,7 @@ from fedveil.privacy.accountant import explain_large_delta, is_large_delta
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_error
 from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
+from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.version_1 import explain_old_rate, move_rates
 from fedveil.statistics.limits import (
     LEAST_BINS,
@@ -158,9 +159,10 @@ class ModelSection(Section):
         None,
         description="of a loss that was handed over in Python: all that it holds, and of its code the names alone",
     )
-    start: Literal["seed", "zeros"] = Field(
+    start: Literal["seed", "zeros", "zero-output"] = Field(
         "seed",
-        description="initial parameters: drawn from the experiment's seed, or zero (models of one linear layer)",
+        description="initial parameters: drawn from the experiment's seed, or zero (models of one linear layer), or "
+        "from the seed with the last layer zero",
     )
     initial: Path | None = Field(None, description="public model to start from, a safetensors file")
     initial_layers: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
@@ -380,7 +382,7 @@ class Experiment(Section):
     schema_version: Literal[1, 2] = 2
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     seed: int = Field(0, description="initial model, split, allocation, batches, dropout")
-    rounds: Annotated[Count, Field(le=1_000_000_000)]
+    rounds: Annotated[Count, Field(le=1_000_000_000)] = RECOMMENDED.rounds
     evaluate_every: Count = Field(1, description="rounds between evaluations on the test set")
     data: DataSection
     model: ModelSection = ModelSection()
@@ -408,7 +410,7 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _at_their_keys(cls, given: Any) -> Any:
-        """Move the rates of a document of version 1; refuse them in a document of version 2."""
+        """Move the rates of a document of version 1, or refuse them; add the recommended settings without a method."""
         if not isinstance(given, Mapping):
             return given
         version = given.get("schema_version")
@@ -416,7 +418,10 @@ class Experiment(Section):
             return move_rates(given)
         if (said := explain_old_rate(given)) is not None:
             raise ValueError(said)
-        return given
+        try:
+            return RECOMMENDED.complete(given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:

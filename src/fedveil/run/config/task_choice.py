@@ -15,7 +15,7 @@ from fedveil.run.config.experiment import Experiment, refuse_session
 from fedveil.training.class_weights import ClassWeighted
 from fedveil.training.losses import load_loss
 from fedveil.training.metrics import load_metric
-from fedveil.training.models import build_model, start_at_zero
+from fedveil.training.models import STARTS, build_model
 from fedveil.training.pretrained import PublicModel, take_parameters
 from fedveil.training.task import Task
 from fedveil.training.validation import validate_loss
@@ -87,8 +87,7 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
         n_outputs=outputs,
         randomness=ExperimentRandomness(experiment.seed),
     )
-    if asked.start == "zeros":
-        start_at_zero(model)
+    STARTS[asked.start](model)
     if begin is not None:
         take_parameters(model, begin, asked.initial_layers)
     if asked.class_weights is not None:

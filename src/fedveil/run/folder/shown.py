@@ -58,7 +58,7 @@ STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
                 "epsilons",
             ),
             *("units", "mechanisms", "trust", "randomness", "secure_randomness", "uncovered", "as_published"),
-            *("reasons", "notes", "released", "event"),
+            *("reasons", "notes", "released", "event", "grid_loss"),
         ),
         Kind.COVERED,
     )
@@ -106,7 +106,8 @@ FILES: Final[Mapping[str, Kind]] = MappingProxyType(
         Kind.COVERED,
     )
     | dict.fromkeys(
-        ("diagnostics.json", "transcript.jsonl", "audit.json", "report.html", "checkpoint"), Kind.PRIVATE
+        ("diagnostics.json", "main_silos.csv", "transcript.jsonl", "audit.json", "report.html", "checkpoint"),
+        Kind.PRIVATE,
     )
 )
 """All other files.

@@ -46,6 +46,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         accountant=prepared.accountant.name,
         epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency, loss=loss),
         event=spent,
+        grid_loss=loss,
         units=prepared.population.n_users,
         mechanisms=(
             *guarantee.mechanisms,
@@ -59,6 +60,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         trust=tuple(
             view.disclosure(
                 prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None,
+                prepared.learned_event(view.role, rounds, ledger.beside, again)[0],
                 [other for one in ledger.beside for other in one.guarantee.views],
             )
             for view in guarantee.views

@@ -19,7 +19,7 @@ from fedveil.data.records import Groups
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.message_encoding import Sender
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, message_kinds, sum_noise_std
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee
@@ -82,7 +82,7 @@ class Release:
         Args:
             summed: number of silos in the sum; None: all.
         """
-        found = self.method.noise_std(self.public.n_silos, summed)
+        found = sum_noise_std(self.method, self.public.n_silos, summed)
         assert found is not None, "the noise of statistics is public"
         return found
 
@@ -183,6 +183,8 @@ def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) 
         privacy: source of noise and keys.
     """
     work = ReleaseInputs(release, table, privacy)
-    driver: LocalDriver[Any, Any] = LocalDriver(work.agreed, kinds=release.method.kinds, privacy=privacy)
+    driver: LocalDriver[Any, Any] = LocalDriver(
+        work.agreed, kinds=message_kinds(release.method), privacy=privacy
+    )
     result, summed = driver.play((1, 0), tuple(range(release.public.n_silos)), None, work.client_input)
     return NoisySum(work.agreed.decode_sum(result), release.std(summed))

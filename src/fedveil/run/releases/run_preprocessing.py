@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.data.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.data.records import Population
+from fedveil.methods.method import training_bound
 from fedveil.run.setup import Prepared
 from fedveil.statistics.preprocessing import LENGTH
 from fedveil.training.trainer import Progress
@@ -62,7 +63,7 @@ def lengths_of_updates(
     groups, table = setting.cohort.groups, training_rows(prepared.population)
     members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
     norms, values = np.zeros(len(groups)), np.zeros(len(table))
-    job = turn.job(members, setting.method.local_bound)
+    job = turn.job(members, training_bound(setting.method))
     norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
     # `groups.order` lists the records by contribution: every record gets the length of its pair's update.
     values[groups.order] = np.repeat(norms, groups.size)

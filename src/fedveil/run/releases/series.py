@@ -95,6 +95,7 @@ class Series:
             accountant=self.accountant.name,
             epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency, loss=made.loss),
             event=made.event,
+            grid_loss=made.loss,
             units=self.releases[0].public.n_users,
             mechanisms=(
                 *(
@@ -104,7 +105,10 @@ class Series:
                 *dict.fromkeys(text for one in guarantees for text in one.mechanisms),
             ),
             trust=tuple(
-                view.disclosure(made.epsilon_of(made.event_for(view.role)) if self.secure else None)
+                view.disclosure(
+                    made.epsilon_of(made.event_for(view.role)) if self.secure else None,
+                    made.event_for(view.role),
+                )
                 for view in first.views
             ),
             randomness=f"noise was drawn, by exact samplers, from {source}"

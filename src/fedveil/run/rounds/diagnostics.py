@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from fedveil.methods.message_encoding import MessageCost
+from fedveil.methods.method import training_bound
 from fedveil.protocols.transcript import Transcript
 from fedveil.run.folder.run_folder import Row
 from fedveil.run.rounds.round_context import RoundContext
@@ -75,7 +76,7 @@ class TrainingDiagnostics:
         """
         users = turn.setting.cohort.groups.user[members.numpy()]
         norms = lengths[torch.isfinite(lengths)].cpu()
-        clipped = turn.method.local_bound.is_clipped(norms)
+        clipped = training_bound(turn.method).is_clipped(norms)
         return cls(
             # A contribution of a whole silo has the user id -1.
             participants=len(np.unique(users)) if (users >= 0).all() else len(users),

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedveil.errors import ModelError
 from fedveil.methods.capabilities import ServerNoise
+from fedveil.methods.method import sum_noise_std
+from fedveil.methods.server_state import decode_sum, next_state
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.training.server.optimizers import State
 
@@ -50,7 +52,7 @@ def next_model(
     # y: release adds noise only for a trusted server; otherwise the senders' messages carry it already.
     if isinstance(method.channel, ServerNoise):
         aggregate = method.channel.release(aggregate, method.bound.grid, noise)
-    aggregate, stream = method.decode_sum(aggregate, turn.model, turn.state)
+    aggregate, stream = decode_sum(method, aggregate, turn.model, turn.state)
     # m = y / divisor: |S|, or q |U|, or the actual number of senders.
     divisor = method.divisor(setting.n_users, n_silos, summed)
     if method.denominator == "actual":
@@ -59,14 +61,14 @@ def next_model(
         divisor = float(max(1, drawn))
     bound, length = method.bound, method.local.message_length(len(turn.model))
     # The sum is in the bound's unit (see `RoundContext.method`): multiply by `unit` to return to the model's.
-    noise_std = (method.noise_std(n_silos, summed) or 0.0) / divisor * bound.unit
+    noise_std = (sum_noise_std(method, n_silos, summed) or 0.0) / divisor * bound.unit
     noisy = torch.from_numpy(aggregate[:length] / divisor) * bound.unit
     # Denoisers smooth within a parameter's shape; sums of statistics are one vector.
     shapes = setting.shapes if length == len(turn.model) else ((length,),)
     mean = method.denoiser.estimate(noisy, noise_std, shapes)
     marks = torch.from_numpy(aggregate[length:])
     after, server = method.server.at_noise(noise_std).step(turn.model, mean, turn.state)
-    state = method.next_state(after, server, marks, method.sampler.rate * setting.n_users, turn.state)
+    state = next_state(method, after, server, marks, method.sampler.rate * setting.n_users, turn.state)
     state = {**state, **stream}
     # Checked before the release, because `RunFolder.read_checkpoint` refuses a model that is not finite.
     if not all(bool(value.isfinite().all()) for value in (after, *state.values())):

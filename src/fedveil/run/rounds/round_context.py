@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.methods.message_encoding import Sender
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, message_length, training_bound
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.schedule import is_due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -55,7 +55,7 @@ class RoundContext:
     @property
     def length(self) -> int:
         """Length of a message in numbers: the update's d, plus the numbers that the bound adds."""
-        return self.method.message_length(len(self.model))
+        return message_length(self.method, len(self.model))
 
     @property
     def trainer(self) -> Trainer:
@@ -97,7 +97,7 @@ class RoundContext:
     def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
         """Return the training job whose result is every silo's bounded, weighted sum."""
         members = self.members(drawn)
-        return self.job(members, self.method.local_bound, self.setting.weights[members])
+        return self.job(members, training_bound(self.method), self.setting.weights[members])
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
         """Sample the participants of an attempt."""

@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fedveil.methods.capabilities import ClientSender
+from fedveil.methods.method import message_length
 from fedveil.methods.no_protection import open_sums
 from fedveil.protocols.driver import LocalDriver
 from fedveil.protocols.protocol import ProtocolSpec
@@ -64,6 +65,6 @@ class SimulatedParties:
             setting.n_users if isinstance(setting.method.channel, ClientSender) else setting.cohort.n_silos
         )
         dimension = sum(math.prod(shape) for shape in setting.shapes)
-        length = setting.method.message_length(dimension)
+        length = message_length(setting.method, dimension)
         agreed = open_sums(setting.method, clients=clients, length=length)
         return cls(driver=LocalDriver(agreed), initial=torch.zeros(dimension))

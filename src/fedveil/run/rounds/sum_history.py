@@ -16,6 +16,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from fedveil.methods.capabilities import memory_of
+from fedveil.methods.server_state import reader_state, with_clip
 
 if TYPE_CHECKING:
     from fedveil.run.rounds.round_context import RoundContext
@@ -44,14 +45,14 @@ class SumHistory:
         Unknown sums are trained again. Rounds that follow a schedule sample no users, so the participants are the
         same.
         """
-        method, stream = turn.setting.method, turn.setting.method.stream_of(turn.state)
+        method, stream = turn.setting.method, reader_state(turn.state)
         found = []
         for back in range(1, min(memory_of(method.channel), turn.round_number - 1) + 1):
             number, model = turn.round_number - back, stream["models"][back - 1]
             kept = self._kept.get(number)
             # A stored sum is reused only if its round began with this very model.
             if kept is None or not torch.equal(kept[0].cpu(), model):
-                played = method.clipped_to(float(stream["units"][back - 1]))
+                played = with_clip(method, float(stream["units"][back - 1]))
                 setting, start = replace(turn.setting, method=played), model.to(turn.model.device)
                 again = replace(turn, setting=setting, model=start, state={}, round_number=number)
                 job = again.sum_job(None)

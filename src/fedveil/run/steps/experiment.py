@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 
 from fedveil.data.records import empty_groups
 from fedveil.errors import RunFolderError
+from fedveil.methods.server_state import released_model
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry
 from fedveil.privacy.statement import Statement, show_epsilon
@@ -267,7 +268,7 @@ class ExperimentParts:
             return
         assert training is not None, "the last model is evaluated"
         checkpoint, experiment, before = training.checkpoint, prepared.experiment, training.before
-        model = prepared.method.model_of(checkpoint.model, checkpoint.state)
+        model = released_model(prepared.method, checkpoint.model, checkpoint.state)
         held_out = cache(lambda: score_held_out(prepared, model))  # scored once for all releases
         while again or read_evaluated(self.folder.path) is None:
             # This file has all releases but the last, also after the evaluation is complete.
@@ -441,7 +442,7 @@ class ExperimentParts:
         if training.ended:
             prepared = replace(prepared, uncovered=(*prepared.uncovered, _ENDED))
         if self._witness is None or prepared.protocol_spec.result_at_server:
-            released = prepared.method.model_of(checkpoint.model, checkpoint.state)
+            released = released_model(prepared.method, checkpoint.model, checkpoint.state)
             folder.write_model(prepared.task.state(released))
             moved = released.cpu() - prepared.task.initial().cpu()
             folder.write_json("spectrum.json", asdict(spectrum(moved)))

@@ -12,6 +12,7 @@ from jaxtyping import Float32
 
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.files import read_json, reading
+from fedveil.methods.server_state import begin_state, clip_of_round, released_model
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
 from fedveil.run.folder.documents import SCHEMA_VERSION
@@ -117,7 +118,7 @@ class TrainingPart:
     def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
         """Model and clip at the start of the next round."""
         last = self.checkpoint
-        return last.model.cpu().numpy(), self.prepared.method.clip_at(last.state)
+        return last.model.cpu().numpy(), clip_of_round(self.prepared.method, last.state)
 
     @property
     def is_over(self) -> bool:
@@ -145,7 +146,9 @@ class TrainingPart:
             )
         seconds = step.seconds
         if played.total is not None:
-            test = evaluate(prepared, prepared.method.model_of(model, state)) if turn.measured else None
+            test = (
+                evaluate(prepared, released_model(prepared.method, model, state)) if turn.measured else None
+            )
             moved = movement(prepared, last, model, played.summed if shown is None else shown.summed)
         row = _row_of(prepared, number, test, self.journal.ledger, shown)
         if shown is None:
@@ -218,7 +221,7 @@ def _last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> C
     # A ledger that is shorter than the checkpoint's has lost charges: the statement would be too small.
     ledger.require_extends(found.ledger)
     method = prepared.method
-    if not matching(method, found.model, found.state):
+    if not matching(begin_state(method, found.model), found.state):
         raise RunFolderError(
             f"{folder.path}: the checkpoint has no state of server.optimizer ({type(method.server).__name__}) and "
             f"server.average ({type(method.average).__name__}) for this model; it was put there by another run"
@@ -234,7 +237,7 @@ def _initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -
     if said := remarks(prepared.task, prepared.population):
         row["remarks"] = said
     checkpoint = Checkpoint(
-        round=0, model=model, state=prepared.method.init(model), row=row, ledger=ledger.head
+        round=0, model=model, state=begin_state(prepared.method, model), row=row, ledger=ledger.head
     )
     folder.write_checkpoint(checkpoint)
     return checkpoint

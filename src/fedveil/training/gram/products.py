@@ -25,8 +25,10 @@ from fedveil.privacy.bounds import Bound
 from fedveil.training.trainer import Cohort
 
 BLOCK_ROWS: Final = 256
+"""Largest number of records of a block; records of many features have smaller blocks."""
+_FEWEST_ROWS: Final = 16
+_BLOCK_BYTES: Final = 64 << 20
 _RUN: Final = 16
-_RUN_ROWS: Final = _RUN * BLOCK_ROWS
 ADDITIONS: Final = _RUN + 40
 """Largest number of additions between a block and the total, for 2^40 runs of blocks, which exceeds any silo."""
 
@@ -59,6 +61,12 @@ class Rows:
     cohort: Cohort
     index: Int64[np.ndarray, "r"]
     bias: bool
+
+    @cached_property
+    def _block_rows(self) -> int:
+        """Number of records of a block, by the number of features: a power of two, in float64 up to 64 MiB."""
+        fitting = _BLOCK_BYTES // (8 * self.cohort.features[0].numel())
+        return max(_FEWEST_ROWS, min(BLOCK_ROWS, 1 << max(0, fitting.bit_length() - 1)))
 
     @cached_property
     def _features(self) -> Float32[Tensor, "r p"] | None:
@@ -96,18 +104,18 @@ class Rows:
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the blocks between ``first`` and ``last``."""
-        for start in range(first, last, BLOCK_ROWS):
-            yield start, min(start + BLOCK_ROWS, last)
+        for start in range(first, last, self._block_rows):
+            yield start, min(start + self._block_rows, last)
 
     def logits(
         self, weight: Float[Tensor, "k p"], bias: Float[Tensor, "k"] | None
     ) -> Float[Tensor, "r_plus_1 k"]:
         """Return the outputs of one linear model for every record, and a last row of zeros for padding."""
         outputs = weight.new_zeros(len(self.index) + 1, len(weight))
-        padded = weight.new_zeros(BLOCK_ROWS, weight.shape[1])
+        padded = weight.new_zeros(self._block_rows, weight.shape[1])
         for first, last in self.blocks(0, len(self.index)):
             block = self._row(first, last)
-            if len(block) < BLOCK_ROWS or block.dtype != padded.dtype:
+            if len(block) < len(padded) or block.dtype != padded.dtype:
                 padded[: len(block)] = block
                 # A product of one shape: its rounding does not depend on the number of records.
                 block = padded
@@ -163,11 +171,12 @@ class Rows:
         """
         factors = coefficients[torch.from_numpy(chosen)]
         outputs, width = factors.shape[1], self.cohort.features[0].numel()
-        buffer = factors.new_empty(BLOCK_ROWS, width)
+        buffer = factors.new_empty(self._block_rows, width)
+        run = _RUN * self._block_rows
 
         def total(first: int, last: int) -> Float64[Tensor, "d"]:
-            if last - first > _RUN_ROWS:
-                middle = first + -(-(last - first) // (2 * _RUN_ROWS)) * _RUN_ROWS
+            if last - first > run:
+                middle = first + -(-(last - first) // (2 * run)) * run
                 return total(first, middle).add_(total(middle, last))
             weight, bias = factors.new_zeros(outputs, width), factors.new_zeros(outputs)
             for start, end in self.blocks(first, last):

@@ -184,9 +184,10 @@ class ByRule(Denoiser):
     description: ClassVar[str] = "by rule"
 
     def resolve(self, ratio: Callable[[], float], shape: tuple[int, ...]) -> Denoiser:
-        if ratio() < SMOOTHED_FROM:
+        # Columns of a table have no neighbours, so smoothing over their order has no meaning.
+        if len(shape) < _IMAGE_AXES or ratio() < SMOOTHED_FROM:
             return NO_DENOISER
-        large = len(shape) >= 2 and min(sorted(shape)[-2:]) >= _LARGE_IMAGE
+        large = min(sorted(shape)[-2:]) >= _LARGE_IMAGE
         return Laplacian(smoothing=1.0 if large else 0.25)
 
     def estimate(self, noisy: Float[Tensor, " d"], noise_std: float, shapes: Shapes) -> Float[Tensor, " d"]:
@@ -203,6 +204,7 @@ class ByRule(Denoiser):
 SMOOTHED_FROM: Final = 0.5
 """Smallest noise-to-travel ratio at which ``by-rule`` smooths."""
 _LARGE_IMAGE: Final = 28
+_IMAGE_AXES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import torch
 from jaxtyping import Float32, Float64
@@ -311,21 +311,11 @@ class FedYogi(_Adaptive):
         return before - (1 - self.beta2) * square * (before - square).sign()
 
 
-@runtime_checkable
-class Begins(Protocol):
-    """An object whose state begins with the model."""
-
-    def init(self, model: Model) -> State:
-        """Return the state before the first round."""
-        ...
-
-
-def matching(server: Begins, model: Model, state: Any) -> bool:
-    """Return whether a stored state fits this server and model.
+def matching(fresh: State, state: Any) -> bool:
+    """Return whether a stored state fits the state with which a server begins.
 
     Names, shapes and dtypes must be equal, and all values finite.
     """
-    fresh = server.init(model)
     return set(fresh) == set(state) and all(
         (value.dtype, value.shape) == (state[name].dtype, state[name].shape)
         and bool(state[name].isfinite().all())

@@ -1,0 +1,163 @@
+"""Large models, many users, and noise: CPU seconds of one thread, and memory.
+
+A round of a network of three linear layers (20 contributions of 2 records, 2 epochs, bounds, sums and noise included)
+is compared with the plain PyTorch loop, which draws torch's normal noise. Memory is the rise of a fresh process's peak
+above its peak with the libraries and the data loaded. Noise is the exact discrete Gaussian; its peer takes every random
+word from the operating system. A population has 5 records of 16 features a user, in 5 silos.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedveil as fv
+from benchmarks.harness import Row, at_most, compared, cpu_seconds, extra_peak_megabytes
+from benchmarks.peers import plain_loop
+from fedveil.data.records import Affine, Records
+from fedveil.methods.dp_fed_ls import dp_fed_ls
+from fedveil.privacy.noise import DiscreteGaussian
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_loop import play_round
+from fedveil.run.rounds.training_setup import TrainingSetup
+from fedveil.training.losses import load_loss
+from fedveil.training.steps import LocalSgd
+from fedveil.training.task import Task
+from fedveil.training.trainer import Cohort
+from fedveil.training.trainer_choice import choose_trainer
+
+FEATURES, PER_USER, SILOS = 64, 2, 5
+LOCAL = LocalSgd(learning_rate=0.1, epochs=2)
+LAW = DiscreteGaussian(std=5.0, grid=2.0**-27)
+MODELS = {3100: (20, 1200.0), 7000: (4, 5700.0)}
+"""Users, and the memory that a round may take in MB, by the width of the network's layers."""
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield noise, rounds of 10M and 50M parameters, and populations; ``quick`` takes smaller ones."""
+    torch.set_num_threads(1)
+    yield from _noise(10**5 if quick else 10**6, 9)
+    for width, (users, most) in {1000: (20, 300.0)}.items() if quick else MODELS.items():
+        yield from _rounds(width, users, most)
+    yield from _population(100_000 if quick else 1_000_000)
+
+
+def smallest() -> Iterator[Row]:
+    """Yield noise and a round of a few parameters, and a population of a few users."""
+    yield from _noise(100, 1)
+    task, setting = _setting(8, 3)
+    ours, peer = cpu_seconds(_round(task, setting), _plain(task, setting), repeats=1)
+    yield compared("a small network: a round", "rounds/s", 1 / ours, 1 / peer, None)
+    yield from _population(20)
+
+
+def _noise(count: int, repeats: int) -> Iterator[Row]:
+    keyed = PrivacyRandomness.system()
+    ours, peer, continuous = cpu_seconds(
+        lambda: LAW.sample_units((count,), keyed.stream("noise", 1)),
+        lambda: LAW.sample_units((count,), _OperatingSystem()),
+        lambda: np.random.default_rng(1).normal(size=count),
+        repeats=repeats,
+    )
+    yield compared(f"noise of {count:,} values", "M values/s", count / ours / 1e6, count / peer / 1e6, None)
+    case = f"{count:,} values; peer: numpy's normal, neither exact nor secret"
+    yield compared(case, "M values/s", count / ours / 1e6, count / continuous / 1e6, None)
+
+
+class _OperatingSystem:
+    """Words of the system's generator, one by one."""
+
+    def uint64(self, count: int) -> np.ndarray:
+        return np.frombuffer(os.urandom(8 * count), dtype="<u8")
+
+
+def _rounds(width: int, users: int, most: float) -> Iterator[Row]:
+    task, setting = _setting(width, users)
+    ours, peer = cpu_seconds(_round(task, setting), _plain(task, setting), repeats=3)
+    case = f"{task.dimension:,} parameters, {users} users: a round"
+    yield compared(f"{case}; peer: plain loop", "rounds/s", 1 / ours, 1 / peer, 1 / 1.5)
+    megabytes = extra_peak_megabytes(_prepared_round, width, users)
+    yield at_most(f"{case}, extra peak memory, preparation included", "MB", megabytes, most)
+
+
+def _population(users: int) -> Iterator[Row]:
+    random, count = np.random.default_rng(0), 5 * users
+    features = random.normal(size=(count, 16)).astype(np.float32)
+    targets, silo = random.integers(0, 10, count), random.integers(0, SILOS, count)
+    build = partial(
+        fv.population,
+        features=features,
+        targets=targets,
+        user=np.repeat(np.arange(users), 5),
+        silo=silo,
+        n_users=users,
+        silos=list(range(SILOS)),
+        classes=list(range(10)),
+        task="classification",
+    )
+    (seconds,) = cpu_seconds(build, repeats=1)
+    yield at_most(f"a population of {users:,} users, {count:,} records", "CPU s", seconds, 12.0)
+
+
+def _setting(width: int, users: int) -> tuple[Task, TrainingSetup]:
+    """Return a network of three linear layers, and clients with made-up records."""
+    random = np.random.default_rng(0)
+    user = np.repeat(np.arange(users, dtype=np.int32), PER_USER)
+    records = Records(
+        features=random.normal(size=(len(user), FEATURES)).astype(np.float32),
+        targets=random.integers(0, 10, len(user)),
+        silo=np.zeros_like(user),
+        user=user,
+    )
+    groups = records.by_silo_user()
+    cohort = Cohort.from_records(
+        records, groups=groups, n_silos=1, scale=Affine(), device=torch.device("cpu")
+    )
+    torch.manual_seed(0)
+    layers = nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    task = Task(model=nn.Sequential(*layers), loss=load_loss("cross_entropy"))
+    method = dp_fed_ls(
+        local=LOCAL,
+        n_users=users,
+        clip=0.3,
+        noise_multiplier=1.0,
+        smoothing=0.0,
+        client_sampling="uniform",
+        client_sampling_rate=1.0,
+    )
+    trainer = choose_trainer(task, LOCAL, cohort=cohort, bound=method.bound)
+    return task, TrainingSetup(
+        method=method,
+        trainer=trainer,
+        cohort=cohort,
+        weights=method.weights.for_groups(groups, 1, users),
+        n_users=users,
+        shapes=tuple(tuple(shape) for shape in task.layout.shapes),
+    )
+
+
+def _round(task: Task, setting: TrainingSetup) -> Callable[[], object]:
+    turn = RoundContext(
+        setting=setting,
+        model=task.initial(),
+        round_number=1,
+        experiment=ExperimentRandomness(0),
+        privacy=PrivacyRandomness.system(),
+    )
+    return partial(play_round, turn)
+
+
+def _plain(task: Task, setting: TrainingSetup) -> Callable[[], object]:
+    loop = plain_loop(task, LOCAL, setting.cohort, torch.arange(len(setting.cohort.groups)))
+    return lambda: loop().add_(torch.randn(1, task.dimension))  # type: ignore[attr-defined]
+
+
+def _prepared_round(width: int, users: int) -> Callable[[], object]:
+    """Return a call that prepares a round and plays it."""
+    return lambda: _round(*_setting(width, users))()

@@ -1,0 +1,337 @@
+"""A party joins a federation: makes its keys where they are used, asks to be admitted, and accepts who belongs to it.
+
+Claim: the private halves of a party's keys are made in its own folder and leave it in no file; a membership is accepted
+only if the founder whom the charter names sealed it, its fingerprint is the one that the operator typed in, and it is
+the present one or has a larger serial number and all revocations of the present one. Condition: the party's folder has
+the present one. ``tests/test_ceremony.py`` searches all files of all parties, and restores a founder's older folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedveil.crypto.key_files import is_protected
+from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file, same_groups
+from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.charter import CHARTER, Charter
+from fedveil.federation.enrollment.certificates import (
+    certificate_key_digest,
+    new_node_key,
+    new_server_key,
+    node_key_digest,
+    node_public,
+    server_key_digest,
+)
+from fedveil.federation.enrollment.founder import COORDINATOR, MEMBERSHIP, client_certificate
+from fedveil.federation.enrollment.requests import NAME, Request
+from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings
+from fedveil.federation.hosts.link_folder import LinkSettings
+from fedveil.federation.membership import Membership
+from fedveil.files import read_content, replace_file, sync_folder, writing
+from fedveil.sanitize import sanitize
+
+IDENTITY: Final = "identity.key"
+NODE: Final = "node.key"
+CLIENT: Final = "client.crt"
+SERVER: Final = "server.key"
+COORDINATOR_SETTINGS: Final = "coordinator.toml"
+NEXT: Final = ".next"
+
+_POLICY: Final = """\
+# What this silo takes part in, whatever the coordinator proposes. Read it, and make it yours.
+epsilon = {epsilon:g}          # the most that its users may spend over ALL runs, at delta
+delta = {delta:g}
+clip = {clip:g}             # the largest bound of one contribution
+methods = ["uldp-naive", "uldp-sgd", "uldp-sgd-w", "uldp-avg", "uldp-avg-w"]
+models = ["linear"]
+protections = ["secure-aggregation"]
+trust_coordinator = false   # true counts what readers of the models learn, not what the coordinator sees
+disclose_counts = false     # true tells the coordinator how many records each user has, where weights need it
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftedPolicy:
+    """What a silo's first policy allows: the most that its users spend, at which delta, and the largest bound."""
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    clip: float = 1.0
+
+
+DRAFT: Final = DraftedPolicy()
+
+
+def join_as_silo(
+    folder: Path, charter: Path, *, name: str, passphrase: bytes | None, policy: DraftedPolicy = DRAFT
+) -> Request:
+    """Make a silo's folder with its keys, and the request to be admitted, ``NAME.request``.
+
+    Args:
+        folder: made here; must not exist.
+        charter: the federation's, as the founder handed it out.
+        name: of the silo.
+        passphrase: of the identity key's file; None: mode 0600 alone protects it.
+        policy: what the drafted policy allows.
+
+    Raises:
+        ConfigError: the folder exists, it or a file in it cannot be written, the charter is none, or the name is none
+            that a membership has. A folder that was half made is known to nobody: remove it, and join again.
+        CryptoError: a key cannot be written.
+    """
+    if name == COORDINATOR:
+        raise ConfigError(f"a silo cannot be named '{COORDINATOR}'")
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"--name {sanitize(name)}: at most 60 letters, digits, '.', '_' and '-', the first a letter or "
+            "digit; it is "
+            "the silo's name in the membership, and in the name of its request"
+        )
+    pinned = _settle(folder, charter)
+    SiloSettings(name=name, coordinator=f"{pinned.host}:{pinned.port}").write(folder / "silo.toml")
+    drafted = _POLICY.format(epsilon=policy.epsilon, delta=policy.delta, clip=policy.clip)
+    _write(folder / "policy.toml", drafted.encode())
+    identity, (node, public) = IdentityKey.generate(), new_node_key(folder / NODE)
+    identity.save(folder / IDENTITY, passphrase)
+    return _ask(folder, pinned, name, (identity, node, public), None)
+
+
+def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
+    """Make new keys for a party beside the present ones, and the request to replace them.
+
+    They are used once a membership that names them is accepted. Until then a silo neither moves nor leaves.
+
+    Args:
+        folder: of a silo or of the coordinator.
+        passphrase: of the identity keys, the present one and the next.
+
+    Raises:
+        ConfigError: no membership was accepted: nobody knows the present keys yet, so nothing is there to replace; or
+            the request cannot be written.
+        CryptoError: a key cannot be written.
+    """
+    if not (folder / MEMBERSHIP).is_file():
+        raise ConfigError(
+            f"{folder}: no membership was accepted here, and a rotation replaces the keys of one; join in a new folder "
+            "for other keys"
+        )
+    coordinates = (folder / COORDINATOR_SETTINGS).exists()
+    tls = _server_key(folder) if coordinates else folder / NODE
+    for key in (folder / IDENTITY, tls):
+        _next(key).unlink(missing_ok=True)
+    previous, identity = IdentityKey.load(folder / IDENTITY, passphrase), IdentityKey.generate()
+    protected = is_protected(read_private_file(folder / IDENTITY))
+    charter = Charter.read(folder / CHARTER)
+    if coordinates:
+        request = new_server_key(_next(tls))
+    else:
+        node, public = new_node_key(_next(tls))
+    identity.save(_next(folder / IDENTITY), passphrase() if protected and passphrase else None)
+    if coordinates:
+        return _ask_as_coordinator(folder, charter, identity, request, previous)
+    name = SiloSettings.read(folder / "silo.toml").name
+    return _ask(folder, charter, name, (identity, node, public), previous)
+
+
+def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None) -> Request:
+    """Make the coordinator's folder with its keys, and the request to be admitted, ``coordinator.request``.
+
+    Raises:
+        ConfigError: the folder exists or cannot be written, or the charter is none.
+    """
+    pinned = _settle(folder, charter)
+    identity = IdentityKey.generate()
+    identity.save(folder / IDENTITY, passphrase)
+    CoordinatorSettings().write(folder / COORDINATOR_SETTINGS)
+    link = folder / CoordinatorSettings().link
+    with writing(link, ConfigError):
+        link.mkdir(mode=0o700)
+    LinkSettings(host=pinned.host, port=pinned.port).write(link / "link.toml")
+    _write(link / "ca.crt", read_content(folder / "ca.crt", ConfigError))
+    return _ask_as_coordinator(folder, pinned, identity, new_server_key(link / SERVER))
+
+
+def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase | None) -> Membership:
+    """Accept a membership that the founder sealed; from then on it is the party's.
+
+    A crash or a full disk at any moment leaves nothing that accepting it again does not end: the membership is written
+    last, and a key is taken from its next file or, where that was done, from its own.
+
+    Args:
+        folder: the party's.
+        sealed: ``membership.toml`` as the founder handed it out; beside it lies the party's certificate, ``server.crt``
+            or ``silo-NAME.crt``.
+        fingerprint: of the membership, as the founder read it out.
+        passphrase: of the party's identity key.
+
+    Raises:
+        ConfigError: what was typed in is no fingerprint, or a file cannot be written.
+        IntegrityError: not sealed by the charter's founder, another fingerprint, an older one than the present or
+            one that has lost a revocation or does not have this party's keys, or a certificate of another key.
+    """
+    charter, offered = Charter.read(folder / CHARTER), Membership.read(sealed)
+    offered.check(charter)
+    if not same_groups(fingerprint, offered.fingerprint):
+        raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
+    target = folder / MEMBERSHIP
+    if target.exists():
+        _check_follows(sealed, offered, Membership.read(target))
+    if (folder / COORDINATOR_SETTINGS).exists():
+        keys = _keys_of_coordinator(folder, offered, passphrase)
+        kept, certificate, key = _server_key(folder).with_name("server.crt"), "server.crt", offered.server
+    else:
+        name = SiloSettings.read(folder / "silo.toml").name
+        keys = _keys_of_silo(folder, offered, name, passphrase)
+        kept, certificate = folder / CLIENT, client_certificate(name)
+        key = node_key_digest(offered.nodes[offered.number(name)])
+    _check_own(sealed, None not in keys.values())
+    given = sealed.parent / certificate
+    if (
+        not given.exists() and kept.exists()
+    ):  # the membership alone was handed out, or its acceptance was interrupted
+        given = kept
+    if certificate_key_digest(given) != key:
+        raise IntegrityError(f"{given}: of another key than {sealed.name} names for this party")
+    if given != kept:
+        _write(kept, read_content(given, ConfigError))
+    with writing(folder, ConfigError):
+        for present, found in keys.items():
+            if found is not None and found != present:
+                os.replace(found, present)
+                sync_folder(present.parent)
+    _write(target, offered.to_toml().encode())
+    return offered
+
+
+def _keys_of_silo(
+    folder: Path, offered: Membership, name: str, passphrase: Passphrase | None
+) -> dict[Path, Path | None]:
+    """Return by its own path where each key lies that a membership names for a silo; None: nowhere."""
+    number = offered.number(name)
+    public, node = offered.roster[number], offered.nodes[number].encode()
+    identity, tls = folder / IDENTITY, folder / NODE
+    return {
+        identity: _named(identity, lambda path: IdentityKey.load(path, passphrase).public == public),
+        tls: _named(tls, lambda path: node_public(path) == node),
+    }
+
+
+def _keys_of_coordinator(
+    folder: Path, offered: Membership, passphrase: Passphrase | None
+) -> dict[Path, Path | None]:
+    """Return the same of a coordinator.
+
+    Where another user of the host has the link's folder, its TLS key cannot be read, and is not looked for.
+    """
+    identity, tls = folder / IDENTITY, _server_key(folder)
+    own = _named(identity, lambda path: IdentityKey.load(path, passphrase).public == offered.coordinator)
+    if not os.access(tls.parent, os.R_OK | os.X_OK):
+        return {identity: own}
+    return {
+        identity: own,
+        tls: _named(tls, lambda path: server_key_digest(path) == offered.server),
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file of the party's, whole or not at all."""
+    with writing(path, ConfigError):
+        replace_file(path, content)
+
+
+def _check_follows(sealed: Path, offered: Membership, present: Membership) -> None:
+    """Return if a membership is the present one, or a later one without whom the present one has revoked."""
+    if offered.digest == present.digest:
+        return
+    if offered.serial <= present.serial:
+        another = "another " if offered.serial == present.serial else ""
+        raise IntegrityError(
+            f"{sealed}: serial {offered.serial}, but {another}{present.serial} was accepted here before"
+        )
+    if {one.identity for one in present.revoked} - {one.identity for one in offered.revoked}:
+        raise IntegrityError(
+            f"{sealed}: a key that was revoked before is not revoked in it: the founder must revoke it again"
+        )
+
+
+def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:
+    """Return the file of a key that a membership names: the next one, or the present one, which it may be already."""
+    for path in (_next(key), key):
+        if path.exists() and fits(path):
+            return path
+    return None
+
+
+def _next(key: Path) -> Path:
+    """Return where the key waits that replaces one."""
+    return key.with_name(key.name + NEXT)
+
+
+def _server_key(folder: Path) -> Path:
+    """Return the path of the link's TLS key."""
+    return folder / CoordinatorSettings.read(folder / COORDINATOR_SETTINGS).link / SERVER
+
+
+def _check_own(sealed: Path, own: bool) -> None:
+    if not own:
+        raise IntegrityError(f"{sealed}: it does not have this party's keys")
+
+
+def _settle(folder: Path, charter: Path) -> Charter:
+    """Make a party's folder with what is public."""
+    pinned = Charter.read(charter)
+    with writing(folder, ConfigError):
+        if folder.exists():
+            raise ConfigError(
+                f"{folder}: exists already, and keys are never overwritten; a folder without a request was half made "
+                "and is known to nobody: remove it"
+            )
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")
+        (folder / "ca.crt").write_text(pinned.authority, encoding="ascii")
+        (folder / "schema.toml").write_text(pinned.data_schema, encoding="utf-8")
+    return pinned
+
+
+def _ask(
+    folder: Path,
+    charter: Charter,
+    name: str,
+    keys: tuple[IdentityKey, ec.EllipticCurvePrivateKey, bytes],
+    previous: IdentityKey | None,
+) -> Request:
+    identity, node, public = keys
+    request = Request(
+        role="silo",
+        name=name,
+        charter=charter.digest,
+        identity=identity.public,
+        transport=public.decode("ascii"),
+    ).with_signatures(identity, node, previous)
+    request.write(folder / f"{name}.request")
+    return request
+
+
+def _ask_as_coordinator(
+    folder: Path,
+    charter: Charter,
+    identity: IdentityKey,
+    certificate: bytes,
+    previous: IdentityKey | None = None,
+) -> Request:
+    request = Request(
+        role="coordinator",
+        name=COORDINATOR,
+        charter=charter.digest,
+        identity=identity.public,
+        transport=certificate.decode("ascii"),
+    ).with_signatures(identity, previous=previous)
+    request.write(folder / "coordinator.request")
+    return request

@@ -1,0 +1,212 @@
+"""The coordinator at its host: starts its link, and plays the runs that are submitted to its socket, one after another.
+
+The party holds the identity key and the run folders; the link, a process of its own, holds the TLS key. Where another
+user of the host serves the link, whoever breaks into it reads neither (``start_link``). A link that ends is started
+again, and a run goes on with the next one. Who can open the party's socket can have runs of its own folders played: the
+socket's owner alone. A submission is one frame with the
+path of a run folder; the answer is one frame that says how many runs are before it; the connection ends with the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import socket
+import threading
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fedveil.errors import FedveilError
+from fedveil.federation.hosts.attached_link import AttachedLink
+from fedveil.federation.hosts.child_process import ProcessError
+from fedveil.federation.hosts.connection_state import LinkConnection
+from fedveil.federation.hosts.folders import CoordinatorFolder, check_server_key, members_of
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.metrics import Meter, as_metrics
+from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.run_outcome import END, SOCKET, RunOutcome
+from fedveil.federation.hosts.sockets import RunningFolder, listen
+from fedveil.federation.hosts.status import party_status
+from fedveil.federation.transport.https.mailbox_client import MailboxClient
+from fedveil.protocols.errors import ProtocolError
+
+if TYPE_CHECKING:  # they load PyTorch, which only a coordinator that plays a run needs
+    from fedveil.federation.coordinator import CoordinatorParty
+
+_QUESTION_SECONDS: Final = 10.0
+_PLAYER_SECONDS: Final = 3.0
+_LOOK_SECONDS: Final = 2.0
+_log = logging.getLogger("fedveil.coordinator")
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A run that waits or is played, and who waits for its end."""
+
+    run: Path
+    connection: socket.socket
+
+
+class CoordinatorService:
+    """A coordinator that is served: its link knows the silos' keys, and runs can be submitted.
+
+    Args:
+        home: the coordinator's folder.
+
+    Raises:
+        ConfigError: it is served already, its link's socket is open to every user of the host, or the membership names
+            no server key.
+        ProcessError: the link did not start; what it logged says why.
+    """
+
+    def __init__(self, home: CoordinatorFolder) -> None:
+        self._home, membership = home, home.membership
+        self._members = members_of(membership)
+        check_server_key(home)
+        self._folder = RunningFolder(home.path)
+        self._waiting: queue.Queue[_Submitted | None] = queue.Queue()
+        self._stopping = threading.Event()
+        self._connection = LinkConnection(membership.silos)
+        with contextlib.ExitStack() as begun:
+            begun.callback(self._folder.close)
+            self.link = AttachedLink(home)
+            begun.callback(self.link.stop)
+            self._monitor = MailboxClient(self.link.socket, self._members)
+            begun.callback(self._monitor.close)
+            self._connection.note_contacts(self._monitor.last_contacts())
+            self._listening = listen(self._folder / SOCKET)
+            begun.callback(self._listening.close)
+            self._meter = Meter(membership.silos)
+            self._page = MetricsServer(
+                self._folder, home.settings.metrics, self.trouble, self._figures, self._connection.facts
+            )
+            begun.callback(self._page.close)
+            self._begun = begun.pop_all()
+        self._player = threading.Thread(target=self._play_all, daemon=True)
+        self._player.start()
+        for work in (self._accept, self._watch_link):
+            threading.Thread(target=work, daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until :meth:`stop`."""
+        self._stopping.wait()
+
+    def stop(self) -> None:
+        """End the run that is played, and the link; runs that wait are not played."""
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._waiting.put(None)
+        # a computation that takes longer is lost as if the process were killed
+        self._player.join(_PLAYER_SECONDS)
+        self._begun.close()
+
+    def trouble(self) -> str:
+        """Return why no run can be played; empty if runs can."""
+        return (
+            "stopping: the coordinator is stopping" if self._stopping.is_set() else self._connection.trouble()
+        )
+
+    def _watch_link(self) -> None:
+        """Introduce the members to every link that starts, and note which silos are connected."""
+        connected = set[str]()
+        while not self._stopping.wait(_LOOK_SECONDS):
+            self._connection.note_contacts(self._monitor.last_contacts())
+            facts = self._connection.facts()
+            now = set(facts.get("connected", ()))
+            for name in sorted(now - connected):
+                _log.info("silo %s is connected", name)
+            for name in sorted(connected - now):
+                _log.warning("silo %s is not connected any more", name)
+            connected = now
+
+    def _figures(self) -> str:
+        status = party_status(self._home.path, served=True) | {"connection": self._connection.facts()}
+        return as_metrics(status) + self._meter.text()
+
+    def _accept(self) -> None:
+        """Take submissions, until :meth:`stop`."""
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            connection.settimeout(_QUESTION_SECONDS)
+            try:
+                run = Path(json.loads(receive_frame(connection))["run"])
+                send_frame(connection, json.dumps({"before": self._waiting.unfinished_tasks}).encode())
+                connection.settimeout(None)
+            except (OSError, ProtocolError, ValueError, KeyError, TypeError) as error:
+                _log.warning("what was submitted is no run (%s)", type(error).__name__)
+                connection.close()
+                continue
+            self._waiting.put(_Submitted(run, connection))
+
+    def _play_all(self) -> None:
+        while True:
+            submitted = self._waiting.get()
+            if submitted is None:
+                return
+            with submitted.connection:
+                if not self._stopping.is_set():
+                    end = json.dumps(asdict(self._play(submitted.run))).encode()
+                    submitted.connection.settimeout(_QUESTION_SECONDS)
+                    with contextlib.suppress(OSError):  # nobody may wait any more
+                        send_frame(submitted.connection, end)
+            self._waiting.task_done()
+
+    def _exchange(self, party: CoordinatorParty[Any]) -> tuple[str, ...]:
+        """Exchange messages until a part of a run ends; return the silos whose silence has ended it.
+
+        Raises:
+            ProcessError: this process is to end; the run goes on when its folder is opened again.
+        """
+        loop = import_module("fedveil.federation.transport.exchange_loop")
+        settings = self._home.settings
+        patience = loop.Patience(
+            drop_after=settings.drop_after_seconds,
+            give_up_after=settings.patience,
+            max_work=settings.max_work_seconds,
+        )
+        transport = MailboxClient(self.link.socket, self._members, party.longest_answer)
+        with contextlib.closing(transport):
+            silent: tuple[str, ...] = loop.exchange_messages(
+                transport, party, self._home.membership.silos, patience, self._meter, self._stopping.is_set
+            )
+        if not party.is_finished:
+            raise ProcessError("the coordinator's process was stopped")
+        return silent
+
+    def _play(self, path: Path) -> RunOutcome:
+        """Play a run from its last complete round; leave in its folder how it ended, and return it."""
+        error: str | None = None
+        stopped: str | None = None
+        silent: tuple[str, ...] = ()
+        try:
+            for party in import_module("fedveil.federation.hosts.submission").due_parts(self._home, path):
+                with contextlib.closing(party):
+                    silent = self._exchange(party)
+                if party.refused is not None:
+                    self._meter.count_refusal(party.refused)
+                assert party.outcome is not None
+                if (stopped := party.outcome.stopped) is not None:
+                    break
+        except FedveilError as problem:
+            error = str(problem)
+            _log.error("%s", problem)
+        except (Exception, SystemExit) as problem:  # a user's metric may ask for the end of the process
+            if self._stopping.is_set():
+                error = "the coordinator's process was stopped"
+            else:
+                error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
+                _log.exception("a run failed")
+        end = RunOutcome(error, stopped, silent)
+        with contextlib.suppress(
+            FedveilError
+        ):  # said already, or there is no folder to say it in, or no room
+            import_module("fedveil.run.folder.run_folder").RunFolder(path).write_json(END, asdict(end))
+        return end

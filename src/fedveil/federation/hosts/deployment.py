@@ -1,0 +1,129 @@
+"""Files for an operator's service manager, containers and proxy, from the templates that this package carries.
+
+Placeholders are ``@NAME@``; every one is filled, with a value that is checked, or nothing is written.
+
+Claim: a container is built of the wheels that lie beside its Dockerfile when it is written, and of a base image by its
+digest: no package is asked of an index by its name, which anybody could register there. ``requirements.txt`` has every
+wheel's SHA-256, and pip installs no other (``--no-index --require-hashes``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from fedveil import __version__
+from fedveil.data.catalogue.files import digest_of
+from fedveil.errors import ConfigError
+from fedveil.files import reading, writing
+from fedveil.sanitize import sanitize
+
+SERVICES: Final = (
+    "fedveil-coordinator.service",
+    "fedveil-link.service",
+    "fedveil-silo@.service",
+    "nginx.conf",
+    "nginx-tls.conf",
+)
+CONTAINERS: Final = ("Dockerfile", "compose.yaml")
+REQUIREMENTS: Final = "requirements.txt"
+PACKAGES: Final = "packages"
+_HERE: Final = ("127.0.0.1", "localhost", "::1")
+_PLACEHOLDER: Final = re.compile(r"@([A-Z]+)@")
+_VALUES: Final = {
+    "HOST": r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}",
+    "PORT": r"[0-9]{1,5}",
+    "LINK": r"[0-9]{1,5}",
+    "MEMORY": r"[0-9]{1,6}[MG]",
+    "PROGRAM": r"/[A-Za-z0-9._/-]+",
+    "IMAGE": r"[a-z0-9][a-z0-9._:/-]{0,252}@sha256:[0-9a-f]{64}",
+}
+_RIGHT: Final = {
+    "MEMORY": "a whole number with M or G, such as 8G",
+    "PROGRAM": "the whole path, such as /opt/fedveil/bin/fedveil",
+    "IMAGE": "NAME@sha256: and 64 hexadecimal digits, which `docker buildx imagetools inspect NAME` prints",
+}
+_WHEEL: Final = re.compile(r"([A-Za-z0-9._]+)-([A-Za-z0-9._!+]+)(-[A-Za-z0-9._]+){3,4}\.whl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosting:
+    """What is filled into the files.
+
+    Attributes:
+        host: the coordinator's, behind the proxy.
+        port: the one port that silos reach.
+        link: the port of the coordinator's link, which differs from it where the proxy is on the same host.
+        memory: the most that a party takes, such as ``8G``.
+        program: path of the program ``fedveil`` on the host.
+        image: the base image of containers, by its digest; None: no containers.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9443
+    link: int = 9444
+    memory: str = "8G"
+    program: str = "/opt/fedveil/bin/fedveil"
+    image: str | None = None
+
+
+def write_deployment(folder: Path, hosting: Hosting) -> tuple[Path, ...]:
+    """Write all files with their placeholders filled.
+
+    Args:
+        folder: made if it is missing; files in it are not overwritten. For containers it has the wheels of fedveil and
+            all it needs, in ``packages``.
+        hosting: what is filled in.
+
+    Raises:
+        ConfigError: a value that does not fit where it stands, one port for two processes of one host, a file that
+            exists, or, for containers, packages that are no wheels or lack this version of fedveil.
+    """
+    values = {name.upper(): str(value) for name, value in asdict(hosting).items() if value is not None}
+    if hosting.port == hosting.link and hosting.host in _HERE:
+        raise ConfigError(
+            f"port = link = {hosting.port}: proxy and link would listen at one port of this host; give the link another"
+        )
+    for name, value in values.items():
+        if not re.fullmatch(_VALUES[name], value):
+            right = _RIGHT.get(name, f"must match {_VALUES[name]}")
+            raise ConfigError(f"{name.lower()} = {value!r}: does not fit into a service's file: {right}")
+    containers = CONTAINERS if hosting.image is not None else ()
+    made = {folder / name: _filled(name, values) for name in (*SERVICES, *containers)}
+    if containers:
+        made[folder / REQUIREMENTS] = _locked(folder / PACKAGES)
+    for path in made:
+        if path.exists():
+            raise ConfigError(f"{path}: exists already; it is yours to change, and is not overwritten")
+    for path, text in made.items():
+        with writing(path, ConfigError):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return tuple(made)
+
+
+def _locked(packages: Path) -> str:
+    """Return the requirements that a folder's wheels meet, each by its SHA-256."""
+    with reading(packages, ConfigError):
+        wheels = sorted(packages.iterdir())
+    lines = []
+    for wheel in wheels:
+        found = _WHEEL.fullmatch(wheel.name)
+        if found is None:
+            raise ConfigError(
+                f"{packages}: {sanitize(wheel.name)} is no wheel; containers are built of wheels alone"
+            )
+        name = found[1].lower().replace("_", "-")
+        extra = "[federation]" if name == "fedveil" else ""
+        lines.append(f"{name}{extra}=={found[2]} --hash=sha256:{digest_of(wheel)}\n")
+    if sum(line.startswith(f"fedveil[federation]=={__version__} ") for line in lines) != 1:
+        raise ConfigError(f"{packages}: one wheel of fedveil {__version__} is needed, as .ci/wheel builds it")
+    return "".join(lines)
+
+
+def _filled(name: str, values: dict[str, str]) -> str:
+    template = files("fedveil").joinpath("deploy", name).read_text(encoding="utf-8")
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)

@@ -1,0 +1,207 @@
+"""The folders of the parties: what is in them, and what their settings say."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from fedveil.crypto.keys import IdentityKey, Passphrase
+from fedveil.data.schema import Schema, read_schema
+from fedveil.errors import ConfigError, DataError
+from fedveil.federation.charter import CHARTER, Charter
+from fedveil.federation.enrollment.certificates import certificate_key_digest, node_key_digest
+from fedveil.federation.hosts.link_folder import LinkFolder
+from fedveil.federation.hosts.settings import Settings
+from fedveil.federation.membership import Membership
+from fedveil.federation.transport.https.mailbox import Members
+from fedveil.files import read_content
+
+if TYPE_CHECKING:  # they load PyTorch, which a coordinator at rest does not need
+    from fedveil.federation.policy import Policy
+    from fedveil.federation.silo_data import LocalPopulation
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class CoordinatorSettings(Settings):
+    """``coordinator.toml``.
+
+    Attributes:
+        link: the link's folder, relative to the coordinator's.
+        start_link: whether the coordinator starts its link, as a process of its own user; else ``fedveil link`` serves
+            it, as another user of this host.
+        drop_after_seconds: seconds without a sign of life after which a round goes on without a silo, where the
+            experiment recovers (``protection.on_dropout = "recover"``); at the latest when patience is out. A silo
+            that is at work says so every 30 seconds.
+        patience: seconds without a sign of life of a silo after which a run ends with the model it has.
+        max_work_seconds: seconds after which a silo that says only that it is at work counts as silent.
+        metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
+    """
+
+    link: Path = Path("link")
+    start_link: bool = True
+    drop_after_seconds: _Seconds = 120.0
+    patience: _Seconds = 900.0
+    max_work_seconds: _Seconds = 7200.0
+    metrics: str | None = None
+
+
+class SiloSettings(Settings):
+    """``silo.toml``; paths are relative to the silo's folder.
+
+    Attributes:
+        name: of the silo.
+        coordinator: host and port of the coordinator.
+        table: the silo's own table, CSV, Parquet or Excel.
+        users: the list of all users' ids, where the schema names one by its digest; none: ids are numbers from 0.
+        main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
+        metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
+        carrier: the transport that brings messages: ``https``, the built-in one.
+    """
+
+    name: str
+    coordinator: str
+    table: Path = Path("table.csv")
+    users: Path | None = None
+    main_silos: Path | None = None
+    metrics: str | None = None
+    carrier: Literal["https"] = "https"
+
+
+class _Folder:
+    """A party's folder: keys, certificates, charter, membership and schema.
+
+    Args:
+        path: the folder.
+        passphrase: of its identity key, asked for when the key is used first.
+    """
+
+    def __init__(self, path: Path, passphrase: Passphrase | None = None) -> None:
+        self.path = path.absolute()
+        self._passphrase = passphrase
+        if not (self.path / "membership.toml").is_file():
+            raise ConfigError(
+                f"{path}: not a folder of a party that accepted a membership: it has no membership.toml; "
+                "`fedveil silo accept` and `fedveil coordinator accept` put it there"
+            )
+
+    def __truediv__(self, name: str) -> Path:
+        """Return the path of one of its files."""
+        return self.path / name
+
+    @property
+    def membership(self) -> Membership:
+        """The federation, as its founder sealed it."""
+        membership = Membership.read(self / "membership.toml")
+        membership.check(Charter.read(self / CHARTER))
+        return membership
+
+    @property
+    def server_key(self) -> str:
+        """SHA-256 (hex) of the SubjectPublicKeyInfo of the one TLS key that silos accept.
+
+        Raises:
+            ConfigError: the membership names none: it was sealed by fedveil 0.2 or older.
+        """
+        membership = self.membership
+        if not membership.server:
+            raise ConfigError(
+                f"{self / 'membership.toml'}: serial {membership.serial} names no server key; the founder seals again "
+                "with this release, and all parties accept"
+            )
+        return membership.server
+
+    @cached_property
+    def identity(self) -> IdentityKey:
+        """The party's long-term key."""
+        return IdentityKey.load(self / "identity.key", self._passphrase)
+
+    @property
+    def schema(self) -> Schema:
+        """The public schema, which must be the one that the members agreed on."""
+        path = self / "schema.toml"
+        schema = read_schema(path)
+        if schema_digest(path) != self.membership.schema_digest:
+            raise ConfigError(f"{path}: not the schema that membership.toml names; fetch the agreed one")
+        return schema
+
+
+class CoordinatorFolder(_Folder):
+    """The coordinator's folder."""
+
+    @property
+    def settings(self) -> CoordinatorSettings:
+        """What ``coordinator.toml`` says."""
+        return CoordinatorSettings.read(self / "coordinator.toml")
+
+    @property
+    def link(self) -> LinkFolder:
+        """The folder of its link."""
+        return LinkFolder(self.path / self.settings.link)
+
+
+class SiloFolder(_Folder):
+    """A silo's folder."""
+
+    @property
+    def settings(self) -> SiloSettings:
+        """What ``silo.toml`` says."""
+        return SiloSettings.read(self / "silo.toml")
+
+    def share(self) -> LocalPopulation:
+        """What the silo holds: its table, read by the schema.
+
+        Raises:
+            FedveilError: whatever is wrong with schema or table.
+        """
+        settings, membership = self.settings, self.membership
+        users, main_silos = (
+            None if name is None else self.path / name for name in (settings.users, settings.main_silos)
+        )
+        number, table = membership.number(settings.name), self.path / settings.table
+        if not table.exists():
+            raise DataError(
+                f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
+            )
+        found: LocalPopulation = import_module("fedveil.federation.silo_data").load_silo_population(
+            self.schema, table, membership, number, users, main_silos
+        )
+        return found
+
+    @property
+    def policy(self) -> Policy:
+        """The silo's own limits."""
+        found: Policy = import_module("fedveil.federation.policy").Policy.read(self / "policy.toml")
+        return found
+
+
+def members_of(membership: Membership) -> Members:
+    """Return who may fetch messages, as the mailbox knows them."""
+    return Members(
+        keys=tuple(node_key_digest(node) for node in membership.nodes),
+        names=membership.silos,
+        revoked=tuple(one.transport for one in membership.revoked if one.transport),
+    )
+
+
+def check_server_key(home: CoordinatorFolder) -> None:
+    """Check that the link's certificate has the key that the membership names: silos accept no other.
+
+    Raises:
+        ConfigError: it has another, or the membership names none.
+    """
+    path = home.link / "server.crt"
+    if certificate_key_digest(path) != home.server_key:
+        raise ConfigError(
+            f"{path}: not of the key that membership.toml names; accept the membership again, with server.crt beside it"
+        )
+
+
+def schema_digest(path: Path) -> bytes:
+    """Return the SHA-256 by which members recognise the schema."""
+    return hashlib.sha256(read_content(path, ConfigError)).digest()

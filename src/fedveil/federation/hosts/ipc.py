@@ -1,0 +1,72 @@
+"""Frames on local sockets: between a silo's key process and its transport, and to submit a run to a coordinator.
+
+frame: length (8) | bytes        request: one frame        answer: one byte, 0 message or 1 refusal, and one frame
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from fedveil.federation.hosts.sockets import address
+from fedveil.federation.limits import BEGINNING, LARGEST_LETTER
+from fedveil.protocols.errors import ProtocolError
+from fedveil.sanitize import sanitize
+
+_LENGTH: Final = struct.Struct(">Q")
+
+
+def ask(path: Path, message: bytes) -> bytes:
+    """Hand a message to the key process of this host; return its answer.
+
+    Raises:
+        ProtocolError: the key process refused the message.
+        OSError: there is no key process.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(address(path))
+        send_frame(connection, message)
+        status = _exactly(connection, b"", 1)[0]
+        answer = receive_frame(connection)
+    if status:
+        raise ProtocolError(sanitize(answer.decode(errors="replace")))
+    return answer
+
+
+def send_frame(connection: socket.socket, data: bytes) -> None:
+    """Send bytes, preceded by their length."""
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def receive_frame(
+    connection: socket.socket, longest: Callable[[bytes], int] = lambda beginning: LARGEST_LETTER
+) -> bytes:
+    """Return the bytes of a frame.
+
+    Args:
+        connection: where they come from.
+        longest: how many they may be, by the first :data:`BEGINNING` of them; no more are read of a longer frame.
+
+    Raises:
+        ProtocolError: longer than that, or cut short.
+    """
+    (length,) = _LENGTH.unpack(_exactly(connection, b"", _LENGTH.size))
+    beginning = _exactly(connection, b"", min(length, BEGINNING))
+    if length > (limit := longest(beginning)):
+        raise ProtocolError(f"a frame of {length} bytes is above the limit of {limit}")
+    return _exactly(connection, beginning, length)
+
+
+def _exactly(connection: socket.socket, begun: bytes, length: int) -> bytes:
+    """Return so many bytes, of which some have been received."""
+    received = bytearray(begun)
+    while len(received) < length:
+        some = connection.recv(min(length - len(received), 1 << 20))
+        if not some:
+            raise ProtocolError(f"a frame ends {length - len(received)} bytes early")
+        received += some
+    return bytes(received)

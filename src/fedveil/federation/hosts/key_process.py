@@ -1,0 +1,153 @@
+"""The process at a silo that has the table and the keys: it answers messages on a local socket, and nothing else.
+
+The network process (:mod:`fedveil.federation.transport.https.silo_client`) gets no table and no identity key: it hands
+a message to the key process and carries the answer back. What is refused is refused here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+from fedveil.errors import ConfigError, IntegrityError
+from fedveil.federation.hosts.folders import SiloFolder
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.sockets import listen
+from fedveil.federation.silo import SiloParty, Standing
+from fedveil.files import sync_folder, writing
+from fedveil.protocols.errors import ProtocolError
+from fedveil.sanitize import quiet_log
+
+SIGN_OF_LIFE: Final = 30.0
+"""Seconds after which a silo that is at work says so."""
+
+_QUESTION_SECONDS: Final = 60.0
+_log = quiet_log("fedveil.silo")
+
+
+_Answer = tuple[int, bytes]
+"""0 and a letter, or 1 and why there is none."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A letter that is read, and its answer once there is one."""
+
+    letter: bytes
+    answer: Future[_Answer]
+
+
+def open_silo(folder: SiloFolder) -> SiloParty:
+    """Read a silo's folder and table.
+
+    Raises:
+        FedveilError: whatever is wrong with keys, policy, schema or table.
+    """
+    settings, membership = folder.settings, folder.membership
+
+    def standing() -> Standing:
+        return Standing(membership=folder.membership, policy=folder.policy)
+
+    number = membership.number(settings.name)
+    if folder.identity.public != membership.roster[number]:
+        raise IntegrityError(
+            f"{folder / 'identity.key'}: not the key that membership.toml has for '{settings.name}'; "
+            "accept the membership again, with the keys that it names in place"
+        )
+    share = folder.share()
+    state = folder / "state"
+    with writing(state, ConfigError):
+        state.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.path)
+    return SiloParty(
+        standing=standing,
+        number=number,
+        identity=folder.identity,
+        share=share,
+        state=state,
+    )
+
+
+class KeyProcess:
+    """Serves one silo on a Unix socket that only its user can open.
+
+    Letters are read one after another by a thread of their own. Whoever asks is answered within ``sign_of_life``
+    seconds: by the answer, or by the word that the silo is at work; the same question asked again then gets the answer.
+
+    Args:
+        party: the silo.
+        path: of the socket; a stale one is replaced.
+        sign_of_life: seconds after which a question is not kept waiting any longer.
+    """
+
+    def __init__(self, party: SiloParty, path: Path, sign_of_life: float = SIGN_OF_LIFE) -> None:
+        self._party, self._sign_of_life = party, sign_of_life
+        self._letters: SimpleQueue[_Reading] = SimpleQueue()
+        self._reading: _Reading | None = None
+        self._socket = listen(path)
+        threading.Thread(target=self._read_all, daemon=True).start()
+
+    def serve(self) -> None:
+        """Answer one question after another, until :meth:`close`."""
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(_QUESTION_SECONDS)
+                try:
+                    self._answer(connection)
+                except (OSError, ProtocolError) as error:
+                    _log.warning("a question was not answered: %s", error)
+
+    def close(self) -> None:
+        """Stop serving and give the silo's ledger back."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._party.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        letter = receive_frame(connection, self._party.longest)
+        status, answer = self._answer_to(letter, time.monotonic() + self._sign_of_life)
+        connection.sendall(bytes([status]))
+        send_frame(connection, answer)
+
+    def _answer_to(self, letter: bytes, until: float) -> _Answer:
+        """Return the answer to a letter, or at that time the word that the silo is at work."""
+        while True:
+            reading = self._reading
+            if reading is None or reading.answer.done():
+                reading = self._reading = _Reading(letter, Future())
+                self._letters.put(reading)
+            wait([reading.answer], max(0.0, until - time.monotonic()))
+            if not reading.answer.done():
+                return _tried(self._party.in_progress_message, letter)
+            if reading.letter == letter:
+                return reading.answer.result()
+
+    def _read_all(self) -> None:
+        while True:
+            reading = self._letters.get()
+            reading.answer.set_result(_tried(self._party.receive, reading.letter))
+
+
+def _tried(answer: Callable[[bytes], bytes], letter: bytes) -> _Answer:
+    """Return what a silo answers to a letter, or that there is no answer."""
+    try:
+        return 0, answer(letter)
+    except ProtocolError as error:
+        _log.warning("a letter was refused: %s", error)
+        return 1, str(error).encode()
+    except Exception:
+        _log.exception("a letter could not be answered")
+        return 1, b"the silo failed; its own log says where"

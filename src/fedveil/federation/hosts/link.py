@@ -1,0 +1,182 @@
+"""The coordinator's link: the mailbox in a process that the network reaches, with the TLS key and no other key.
+
+Claim: whoever breaks into the link, a process of another user than the coordinator, has neither the identity key nor
+the run folders; no code that was received is run, and no process is started for a message. Conditions: who can open
+the coordinator's socket is the coordinator; who can read the TLS key can stand in for the link. Enforced by the modes
+of the sockets, which both sides check, and by TLS 1.3 with client certificates of the federation's authority alone.
+``tests/test_https_strangers.py`` tries each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from fedveil.crypto.keys import read_private_file
+from fedveil.errors import BusyError, ConfigError, FedveilError
+from fedveil.federation.hosts.child_process import settings_of_parent
+from fedveil.federation.hosts.link_folder import LinkFolder
+from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, RunningFolder, listen
+from fedveil.federation.transport.https.endpoints import (
+    CoordinatorEndpoint,
+    SiloEndpoint,
+    by_certificate,
+    by_proxy_header,
+    by_silo_number,
+)
+from fedveil.federation.transport.https.http_server import HttpServer, Limits
+from fedveil.federation.transport.https.key_digests import KeyDigests
+from fedveil.federation.transport.https.mailbox import Mailbox
+
+_FILES: Final = 8192
+"""Descriptors that the process may have open, where its hard limit allows them."""
+
+_BACKLOG: Final = 1024
+_log = logging.getLogger("fedveil.link")
+_LOOK_SECONDS: Final = 0.5
+
+
+def server_context(folder: LinkFolder) -> ssl.SSLContext:
+    """Return TLS 1.3 that asks for a client certificate of the federation's authority.
+
+    Raises:
+        CryptoError: others can read the TLS key.
+    """
+    read_private_file(folder / "server.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    context.load_verify_locations(cafile=folder / "ca.crt")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0  # every connection shows its certificate
+    return context
+
+
+def listen_publicly(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a host and port.
+
+    Raises:
+        BusyError: another process listens there.
+        ConfigError: not an address of this host.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        kind = BusyError if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind(
+            f'link.toml: host = "{host}", port = {port}: cannot listen there: {error.strerror or error}'
+        ) from None
+
+
+class Link:
+    """The mailbox with its sockets, as ``link.toml`` asks for them.
+
+    Args:
+        folder: the link's.
+        running: the folder of its Unix sockets.
+        limits: bounds on what the network may ask for.
+
+    Raises:
+        ConfigError: a socket cannot be opened.
+    """
+
+    def __init__(self, folder: LinkFolder, running: RunningFolder, limits: Limits) -> None:
+        settings, group = folder.settings, folder.group
+        self.mailbox = Mailbox()
+        digests = KeyDigests()
+        self._servers = list[HttpServer]()
+        if settings.port:
+            context = server_context(folder)
+            public = SiloEndpoint(self.mailbox, by_certificate(digests), limits)
+            opened = listen_publicly(settings.host, settings.port)
+
+            def member_of(certificate: bytes) -> int | None:
+                return self.mailbox.number(digests(certificate))
+
+            self._servers.append(HttpServer(opened, public, limits, context, member_of))
+        local = (
+            {LINK: CoordinatorEndpoint(self.mailbox)}
+            | ({PROXY: SiloEndpoint(self.mailbox, by_proxy_header, limits)} if settings.proxy else {})
+            | (
+                {BRIDGE: SiloEndpoint(self.mailbox, by_silo_number(self.mailbox), limits)}
+                if settings.bridge
+                else {}
+            )
+        )
+        for name, endpoint in local.items():
+            self._servers.append(HttpServer(listen(running / name, group), endpoint, limits))
+
+    async def serve(self) -> None:
+        """Serve until this task is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for server in self._servers:
+                group.create_task(server.serve())
+
+
+def serve_link(
+    folder: LinkFolder,
+    is_ending: Callable[[], bool],
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+) -> None:
+    """Serve a link.
+
+    Args:
+        folder: the link's.
+        is_ending: whether the link is to end; asked twice a second.
+        limits: bounds on what the network may ask for.
+
+    Raises:
+        ConfigError: the link is served already, its certificate is not valid at this clock, or its address is taken.
+        CryptoError: others can read the TLS key.
+    """
+    folder.check_certificate()
+    _allow_descriptors()
+    running = RunningFolder(folder.path, folder.group)
+    try:
+        link = Link(folder, running, limits)
+
+        async def serve() -> None:
+            serving = asyncio.ensure_future(link.serve())
+            while not serving.done() and not is_ending():
+                await asyncio.wait((serving,), timeout=_LOOK_SECONDS)
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+        asyncio.run(serve())
+    finally:
+        running.close()
+
+
+def _allow_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def main() -> None:
+    """Serve until the parent ends, or ends this process; the sockets do not outlive it."""
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    settings = settings_of_parent(over.set)
+    try:
+        serve_link(LinkFolder(Path(settings["folder"])), over.is_set)
+    except FedveilError as error:
+        _log.error("%s", error)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()

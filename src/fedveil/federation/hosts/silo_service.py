@@ -1,0 +1,125 @@
+"""A silo that is served on its host: the key process is this one, the network process one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import threading
+import time
+from typing import Final
+
+from fedveil.errors import HostError
+from fedveil.federation.enrollment.certificates import check_client_certificate
+from fedveil.federation.hosts.child_process import ChildProcess
+from fedveil.federation.hosts.connection_state import SiloConnection
+from fedveil.federation.hosts.folders import SiloFolder
+from fedveil.federation.hosts.key_process import KeyProcess, open_silo
+from fedveil.federation.hosts.metrics import as_metrics
+from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.sockets import KEY_PROCESS, RunningFolder
+from fedveil.federation.hosts.status import party_status
+from fedveil.federation.transport.https.silo_client import FaultError, SiloClient, client_context
+
+_AGAIN_SECONDS: Final = 5.0
+_SOON_DAYS: Final = 30.0
+_log = logging.getLogger("fedveil.silo")
+
+
+def limit_memory(folder: SiloFolder) -> None:
+    """Let this process take no more memory than the silo's policy allows: what needs more fails, and is refused."""
+    most = folder.policy.memory_mb << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+class UnreachableError(HostError):
+    """The coordinator cannot be reached; says why."""
+
+
+def ping(folder: SiloFolder) -> float:
+    """Make one authenticated request to the coordinator; return its seconds.
+
+    Raises:
+        UnreachableError: it failed; says why.
+    """
+    check_client_certificate(folder.path)
+    context = client_context(folder.path, folder.server_key)
+    client = SiloClient(
+        folder.settings.coordinator, context, lambda message: message, folder.policy.max_message_bytes
+    )
+    try:
+        return client.ping()
+    except FaultError as error:
+        raise UnreachableError(f"{error.fault.code}: {error.fault.sentence}") from None
+
+
+class SiloService:
+    """A silo that is served: the key process answers on a socket, and the network process carries messages to it.
+
+    Args:
+        folder: the silo's.
+
+    Raises:
+        ConfigError: the client certificate is missing, of another key or not valid at this clock, or the membership
+            names no server key.
+        CryptoError: the node key is missing, or others can read it.
+    """
+
+    def __init__(self, folder: SiloFolder) -> None:
+        self._silo = folder
+        self._settings = self._network_settings()
+        self._connection = SiloConnection()
+        self._stopping = False
+        with contextlib.ExitStack() as begun:
+            self._running = RunningFolder(folder.path)
+            begun.callback(self._running.close)
+            key_process = KeyProcess(open_silo(folder), self._running / KEY_PROCESS)
+            begun.callback(key_process.close)
+            threading.Thread(target=key_process.serve, daemon=True).start()
+            self.network = self._start()
+            begun.callback(lambda: self.network.stop())  # the one that runs then
+            page = MetricsServer(
+                self._running,
+                folder.settings.metrics,
+                self._connection.trouble,
+                self._figures,
+                self._connection.facts,
+            )
+            begun.callback(page.close)
+            self._begun = begun.pop_all()
+
+    def wait(self) -> None:
+        """Wait for the network process, which is started again when it ends."""
+        while True:
+            code = self.network.wait()
+            self._connection.note_end(code)
+            _log.warning("the network process ended with exit code %d; it is started again", code)
+            time.sleep(_AGAIN_SECONDS)
+            self._settings = self._network_settings()
+            self.network = self._start()
+
+    def stop(self) -> None:
+        """End the network process and the key process."""
+        self._begun.close()
+
+    def _figures(self) -> str:
+        status = party_status(self._silo.path, served=True) | {"connection": self._connection.facts()}
+        return as_metrics(status)
+
+    def _network_settings(self) -> dict[str, object]:
+        folder = self._silo
+        if (days := check_client_certificate(folder.path)) < _SOON_DAYS:
+            _log.warning("the certificate client.crt is valid for %.0f days; the founder seals again", days)
+        return {
+            "folder": str(folder.path),
+            "party": str(folder.path),
+            "coordinator": folder.settings.coordinator,
+            "key_process": str(folder / "run" / KEY_PROCESS),
+            "server_key": folder.server_key,
+            "largest": folder.policy.max_message_bytes,
+        }
+
+    def _start(self) -> ChildProcess:
+        return ChildProcess(
+            "fedveil.federation.transport.https.silo_client", self._settings, self._connection.note_report
+        )

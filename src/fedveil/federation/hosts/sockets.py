@@ -1,0 +1,144 @@
+"""Unix sockets that their owner alone can open, or a group; the folder they lie in while a party is served; ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+import portalocker
+
+from fedveil.errors import BusyError, ConfigError
+from fedveil.files import writing
+
+LINK: Final = "link"
+"""The link's socket for the coordinator, in its folder ``run``."""
+
+PROXY: Final = "proxy"
+"""Beside it: the socket for a proxy that ends TLS."""
+
+BRIDGE: Final = "bridge"
+"""Beside it: the socket for a bridge to another transport."""
+
+KEY_PROCESS: Final = "guard"
+"""The socket of a silo's key process, in the folder ``run`` of the silo."""
+
+LOOPBACK: Final = "127.0.0.1"
+
+_LONGEST_NAME: Final = 100
+_LOOKS: Final = 20
+_LOOK_SECONDS: Final = 0.02
+_open_folders: dict[Path, int] = {}
+
+
+def address(path: Path) -> str:
+    """Return a name of a socket that the kernel takes: it takes some 100 bytes, so a long one begins at an open folder.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    if len(os.fsencode(path)) <= _LONGEST_NAME:
+        return str(path)
+    folder = path.parent
+    known = _open_folders.get(folder)
+    if known is None or not os.path.samestat(os.fstat(known), os.stat(folder)):
+        known = _open_folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    return f"/proc/self/fd/{known}/{path.name}"
+
+
+def listen(path: Path, group: int | None = None) -> socket.socket:
+    """Return a listening socket with mode 0600, or 0660 for a group; a stale one at the path is replaced."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listening.bind(address(path))
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o660)
+    except BaseException:
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    listening.listen(64)
+    return listening
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface at which no process listens."""
+    with socket.socket() as tried:
+        tried.bind((LOOPBACK, 0))
+        return int(tried.getsockname()[1])
+
+
+def check_closed(path: Path) -> None:
+    """Return if a file, folder or socket is nobody's but its owner's and the owner's group's.
+
+    Raises:
+        ConfigError: others can open it, or there is none.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    if mode & 0o007:
+        raise ConfigError(f"{path}: mode {mode:04o} lets every user of this host in; chmod o= {path}")
+
+
+def _locked(descriptor: int) -> bool:
+    """Take a folder's lock; whoever tidies up after a party has it for an instant, and must not be in the way."""
+    for _ in range(_LOOKS):
+        with contextlib.suppress(portalocker.LockException):
+            portalocker.lock(descriptor, portalocker.LOCK_EX | portalocker.LOCK_NB)
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
+class RunningFolder:
+    """The folder ``run`` of a party that is served: its sockets, and what torch makes; gone when it is not.
+
+    Its mode is 0700, or 0750 where a group shares the sockets.
+
+    Args:
+        party: the party's folder.
+        group: number of the group; None: the owner alone.
+
+    Raises:
+        BusyError: the party is served already.
+        ConfigError: the folder cannot be made.
+    """
+
+    def __init__(self, party: Path, group: int | None = None) -> None:
+        self.path = party / "run"
+        with writing(self.path, ConfigError):
+            self.path.mkdir(mode=0o700, exist_ok=True)
+        if group is not None:
+            os.chown(self.path, -1, group)
+        self.path.chmod(0o700 if group is None else 0o750)
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        if not _locked(self._lock):
+            os.close(self._lock)
+            raise BusyError(f"{party}: is served already by another process of this host") from None
+        self._empty()
+        # torch makes this folder as soon as vmap is used, and would leave it among the temporary files
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.path / "torch"))
+
+    def __truediv__(self, name: str) -> Path:
+        """Return the path of one of its sockets."""
+        return self.path / name
+
+    def close(self) -> None:
+        """Empty it and let go of it."""
+        self._empty()
+        os.close(self._lock)
+
+    def _empty(self) -> None:
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

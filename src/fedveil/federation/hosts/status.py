@@ -1,0 +1,104 @@
+"""What a party's folder tells of it, on its own host: whether it is served, how far its run is, what ends soon.
+
+No figure here depends on records. What is spent is computed from the silo's ledger, which knows none.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil import __version__
+from fedveil.errors import ConfigError
+from fedveil.federation.enrollment.certificates import check_client_certificate, days_left
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.run_outcome import END
+from fedveil.files import read_toml
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import all_of
+from fedveil.privacy.ledger import read_entries, read_head
+from fedveil.run.folder.documents import read_rows
+
+_ENDED: Final = ("waits or is played", "ended")
+
+
+def party_status(folder: Path, *, served: bool) -> dict[str, Any]:
+    """Return what a folder of a coordinator or a silo tells.
+
+    Args:
+        folder: the party's.
+        served: whether a process serves it.
+
+    Raises:
+        FedveilError: it is no party's folder, or what is wrong with it.
+    """
+    if (folder / "coordinator.toml").is_file():
+        return {"served": served, **_coordinator(CoordinatorFolder(folder))}
+    if (folder / "silo.toml").is_file():
+        return {"served": served, **_silo(SiloFolder(folder))}
+    raise ConfigError(f"{folder}: neither coordinator.toml nor silo.toml: not a party's folder")
+
+
+def _common(home: CoordinatorFolder | SiloFolder, role: str) -> dict[str, Any]:
+    membership = home.membership
+    return {
+        "role": role,
+        "version": __version__,
+        "membership": membership.serial,
+        "valid_until": membership.valid_until,
+        "fingerprint": membership.fingerprint,
+    }
+
+
+def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
+    runs = sorted((home / "runs").glob("*/experiment.toml"), key=lambda path: path.stat().st_mtime)
+    found = _common(home, "coordinator") | {
+        "certificate_days": round(days_left(home.link / "server.crt", home.link / "ca.crt"), 1),
+        "silos": len(home.membership.silos),
+        "runs": len(runs),
+    }
+    if runs:
+        folder, experiment = runs[-1].parent, read_toml(runs[-1])
+        rows = read_rows(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+        found |= {
+            "run": experiment.get("name"),
+            "round": rows[-1]["round"] if rows else 0,
+            "rounds": experiment.get("rounds"),
+            "state": _ENDED[(folder / END).exists()],
+        }
+    return found
+
+
+def _silo(home: SiloFolder) -> dict[str, Any]:
+    ledger = import_module(
+        "fedveil.federation.silo_ledger"
+    ).LEDGER  # loads PyTorch, which a coordinator need not
+    policy, path = home.policy, home / "state" / ledger
+    allowed = None if policy.budget is None else policy.epsilon
+    found = _common(home, "silo") | {
+        "name": home.settings.name,
+        "certificate_days": round(
+            min(days_left(home / "ca.crt", home / "ca.crt"), check_client_certificate(home.path)), 1
+        ),
+        "allowed_epsilon": allowed,
+        "delta": policy.delta,
+    }
+    if path.exists():
+        stamp = path.stat()
+        written = stamp.st_ino, stamp.st_size, stamp.st_mtime_ns
+        head, spent = _spent(path, written, policy.accountant, policy.delta)
+        found |= {
+            "ledger_head": head,
+            "spent_epsilon": spent if spent < float("inf") else None,
+            "spent_ratio": spent / allowed if allowed is not None and spent < float("inf") else None,
+        }
+    return found
+
+
+@lru_cache(maxsize=1)
+def _spent(path: Path, written: tuple[int, ...], accountant: str, delta: float) -> tuple[str, float]:
+    """Return the head and the epsilon of a ledger: read once until it is written again, however often it is asked."""
+    charged = all_of(entry.event for entry in read_entries(path))
+    return read_head(path).digest, make_accountant(accountant).epsilon(charged, delta)

@@ -1,0 +1,262 @@
+"""Submits a run to the coordinator that is served on this host and watches its folder until it ends."""
+
+from __future__ import annotations
+
+import json
+import select
+import shlex
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.federation.audit.released_files import DECLARED
+from fedveil.federation.audit.run_record import RunRecord, members_at_end, signed_end
+from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.coordinator_setup import open_session
+from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.run_outcome import SOCKET, RunOutcome
+from fedveil.federation.hosts.sockets import address
+from fedveil.federation.ledger_heads import HEADS, SeenHeads
+from fedveil.federation.silo_data import load_public_test_table
+from fedveil.files import read_content, read_toml
+from fedveil.protocols.errors import ProtocolError
+from fedveil.run.config.declared_tables import DeclaredTables
+from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
+from fedveil.run.config.task_choice import beginning
+from fedveil.run.folder.documents import read_rows
+from fedveil.run.folder.run_folder import SCHEMA, RunFolder
+from fedveil.run.observer import NullObserver, Observer
+from fedveil.run.populations import FixedPopulation
+from fedveil.run.releases.preprocessing import read_preprocessed
+from fedveil.run.releases.requests import prepare_document
+from fedveil.run.setup import Prepared, prepare
+from fedveil.run.steps.document import DocumentParts
+from fedveil.run.steps.experiment import ExperimentParts
+
+_LOOK_SECONDS: Final = 0.5
+_LAST_WORD_SECONDS: Final = 10.0
+_RUNS: Final = "runs"
+
+
+def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocument:
+    """Read what a federation can run: an experiment, or releases of statistics or of a regression.
+
+    Raises:
+        ConfigError: no tables, another schema, or, of an experiment, no public test table or a model that is left to
+            be guessed.
+    """
+    content = read_toml(path)
+    kind = kind_in(content)
+    if kind is None:
+        return _experiment(content, path, home)
+    document = read_releases(path, kind)
+    _check_schema(document, path, home)
+    return document
+
+
+def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) -> Experiment:
+    experiment = parse(content, str(path)).resolve_paths(path.parent)
+    table = experiment.data.table
+    if table is None:
+        raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
+    _check_schema(experiment, path, home)
+    if table.test_file is None and experiment.evaluation is None:
+        raise ConfigError(
+            f"{path}: data.table.test_file: nobody can hold records out of tables that nobody may pool; "
+            "give a public test table, or [evaluation], for which every silo holds records of its own out"
+        )
+    if experiment.model.name is None or experiment.model.loss is None:
+        raise ConfigError(
+            f"{path}: model.name and model.loss: silos allow models and losses by name; give both"
+        )
+    found, _ = beginning(experiment)
+    return found
+
+
+def _check_schema(document: Experiment | TableDocument, path: Path, home: CoordinatorFolder) -> None:
+    table = document.data.table
+    assert table is not None
+    if schema_digest(table.schema_file) != home.membership.schema_digest:
+        raise ConfigError(f"{path}: data.table.schema_file: not the schema that the members agreed on")
+
+
+def check_served(home: CoordinatorFolder) -> None:
+    """Return if a coordinator is served from a folder, as far as its socket shows.
+
+    Raises:
+        BusyError: it is not.
+    """
+    if not (home / "run" / SOCKET).exists():
+        raise _not_served(home)
+
+
+def _not_served(home: CoordinatorFolder) -> BusyError:
+    return BusyError(
+        f"{home.path}: no coordinator is served; start `fedveil coordinator serve {shlex.quote(str(home.path))}`"
+    )
+
+
+def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
+    """Make the folder of a run of the coordinator's, with the schema that its numbers are read by."""
+    folder = RunFolder.create(home / _RUNS, document)
+    folder.write(DECLARED, read_content(home / SCHEMA, RunFolderError))
+    return folder
+
+
+def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[Any]]:
+    """Yield the coordinator of every part of a run that is not made yet, each when the one before has ended.
+
+    Of a run that lacks nothing but a silo's signature of its end, the last part has another session.
+
+    Raises:
+        FedveilError: whatever is wrong with the coordinator's folder, the document or the run folder.
+    """
+    if path.resolve().parent != (home / _RUNS).resolve():
+        raise RunFolderError(
+            f"{path}: a coordinator goes on with runs of its own folder {home / _RUNS} alone: what another folder "
+            "names would run beside its keys"
+        )
+    kind = next((kind for kind in KINDS if (path / kind.file).exists()), None)
+    folder = RunFolder(path)
+    record = RunRecord(folder, home.membership, home.identity)
+    run: ExperimentParts | DocumentParts
+    if kind is None:
+        run = _experiment_parts(home, folder, record)
+    else:
+        declared = DeclaredTables(schema=home.schema, silos=home.membership.silos)
+        prepared = prepare_document(read_releases(path / kind.file, kind), declared)
+        run = DocumentParts(prepared, folder, witness=record)
+    try:
+        for part in run.parts(again=_unsigned(home, folder)):
+            yield open_session(run, part, record, SeenHeads(home / HEADS, home.membership.charter))
+    except Exception:  # the process continues, and must be able to open the folder again
+        run.close()
+        raise
+
+
+def _experiment_parts(home: CoordinatorFolder, folder: RunFolder, record: RunRecord) -> ExperimentParts:
+    _, experiment = RunFolder.open(folder.path)
+
+    def prepare_again(refined: Experiment) -> Prepared:
+        return _prepared(home, folder, refined)
+
+    return ExperimentParts(
+        _prepared(home, folder, experiment), folder, NullObserver(), prepare=prepare_again, witness=record
+    )
+
+
+def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
+    """Return whether a silo is to be asked for its signature of a run's end: where it lacks one of its own silos'.
+
+    Who has joined the federation since gave nothing to the run, and signs nothing of it.
+    """
+    then = members_at_end(folder.path)
+    return then is None or (then == home.membership.silos and len(signed_end(folder.path)) < len(then))
+
+
+def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:
+    table = experiment.data.table
+    if table is None or (table.test_file is None and experiment.evaluation is None):
+        raise RunFolderError(f"{folder.path}: not a run of a federation")
+    own = load_public_test_table(home.schema, table.test_file, home.membership)
+    found = read_preprocessed(folder.path)
+    own = own if found is None else own.with_refined_schema(found.schema, found.clip)
+    share = own.share()
+    return prepare(experiment, FixedPopulation(share, of=share.declared), trains=False)
+
+
+class Submission:
+    """A run that was submitted, until its end.
+
+    Args:
+        home: the coordinator's folder.
+        run: the run folder.
+
+    Raises:
+        BusyError: no coordinator is served from this folder.
+    """
+
+    def __init__(self, home: CoordinatorFolder, run: Path) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connection.connect(address(home / "run" / SOCKET))
+            send_frame(self._connection, json.dumps({"run": str(run.absolute())}).encode())
+            self.before = int(json.loads(receive_frame(self._connection))["before"])
+        except (OSError, ProtocolError) as error:
+            self._connection.close()
+            raise _not_served(home) from error
+
+    def __enter__(self) -> Submission:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait no longer; the run goes on."""
+        self._connection.close()
+
+    def lasts(self, seconds: float) -> bool:
+        """Wait for the end for so many seconds; return whether the run waits or is played still."""
+        ended, _, _ = select.select([self._connection], [], [], seconds)
+        return not ended
+
+    def end(self) -> RunOutcome | None:
+        """Return what the coordinator says of the end; None if it is gone without a word.
+
+        It says so where its disk is full too, and :data:`END` cannot be written.
+        """
+        try:
+            self._connection.settimeout(_LAST_WORD_SECONDS)
+            said = json.loads(receive_frame(self._connection))
+        except (OSError, ProtocolError):
+            return None
+        return RunOutcome(error=said["error"], stopped=said["stopped"], silent=tuple(said["silent"]))
+
+
+def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> RunOutcome:
+    """Wait until a run ends without an error; return how.
+
+    Args:
+        folder: the run folder.
+        submission: of the run.
+        look: called again and again, and once when it has ended.
+
+    Raises:
+        RunFolderError: the run ended with an error, or the coordinator's process is gone.
+    """
+    while submission.lasts(_LOOK_SECONDS):
+        look()
+    end = submission.end()
+    look()
+    if end is None:
+        raise CoordinatorGoneError(
+            f"{folder.path}: the coordinator's process is gone; start it again and go on by "
+            f"`fedveil federation run --resume {folder.path}`"
+        )
+    if end.error is not None:
+        raise RunFolderError(f"{folder.path}: the run ended: {end.error}")
+    return end
+
+
+def watch(
+    folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission
+) -> RunOutcome:
+    """Tell the observer of every new line of metrics, until the run ends without an error; return how.
+
+    Raises:
+        RunFolderError: as :func:`wait`.
+    """
+    done = max(1, len(read_rows(folder / "metrics.jsonl")))
+    observer.on_run_start(folder.path, experiment, done - 1)
+
+    def look() -> None:
+        nonlocal done
+        rows = read_rows(folder / "metrics.jsonl")
+        for row in rows[done:]:
+            observer.on_round_end(row)
+        done = max(done, len(rows))
+
+    return wait(folder, submission, look)

@@ -1,0 +1,160 @@
+"""Why a silo does not reach its coordinator: a short code and a sentence that says what to do."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why there is no connection, or no answer.
+
+    Attributes:
+        code: short name, for logs and metrics.
+        sentence: what happened, and what to do.
+    """
+
+    code: str
+    sentence: str
+
+
+class WrongServerKeyError(ssl.SSLCertVerificationError):
+    """A server certificate of the federation's authority with another key than the membership names."""
+
+
+def proxy_for(host: str) -> str | None:
+    """Return the URL of the proxy that the environment names for a host (``HTTPS_PROXY``, ``NO_PROXY``), or None."""
+    if urllib.request.proxy_bypass(host):  # type: ignore[attr-defined, unused-ignore]
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get("https") or proxies.get("all")
+
+
+_VERIFY_SENTENCES: Final = (
+    ("expired", "expired-certificate", "the coordinator's certificate has expired: the founder seals again"),
+    (
+        "not yet valid",
+        "clock",
+        "the coordinator's certificate is not valid yet: set the clock of this host, or of the founder's",
+    ),
+    (
+        "mismatch",
+        "wrong-host-name",
+        "the certificate of the server is for another host name: silo.toml (coordinator) must have the charter's name",
+    ),
+    ("is not valid for", "wrong-host-name", "silo.toml (coordinator) must have the charter's host name"),
+)
+
+_STATUS_SENTENCES: Final = {
+    "not-a-member": "the coordinator has not accepted a membership that names this silo's key (yet)",
+    "revoked": "this silo's key was revoked by the founder; join again with new keys",
+    "not-ready": "the coordinator's mailbox runs, but the coordinator has not introduced the members yet",
+    "busy": "this silo has too many open requests at the coordinator: is it served twice?",
+}
+
+
+def fault_of_status(status: int, cause: str) -> Fault:
+    """Return what an HTTP status of 400 or more means."""
+    if cause in _STATUS_SENTENCES:
+        return Fault(cause, _STATUS_SENTENCES[cause])
+    known = {403: "not-a-member", 429: "busy", 503: "not-ready"}
+    if status in known:
+        return Fault(known[status], _STATUS_SENTENCES[known[status]])
+    return Fault(f"status-{status}", f"the coordinator's address answered with HTTP status {status}")
+
+
+def fault_of_error(error: Exception, server: str, proxy: str | None) -> Fault:
+    """Return why a request failed.
+
+    Args:
+        error: what httpx raised.
+        server: host and port of the coordinator.
+        proxy: URL of the proxy, or None.
+    """
+    through = "" if proxy is None else f" through the proxy {_host_of(proxy)} (HTTPS_PROXY)"
+    for cause in _chain(error):
+        if isinstance(cause, WrongServerKeyError):
+            return Fault("wrong-server-key", _WRONG_KEY.format(server=server))
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _fault_of_certificate(cause, server, through)
+        if isinstance(cause, ssl.SSLError):
+            return _fault_of_tls(cause, server, through)
+    if isinstance(error, httpx.ProxyError):
+        return _fault_of_proxy(str(error), through)
+    if isinstance(error, httpx.TimeoutException):
+        return Fault("timeout", f"{server}{through}: no answer in time; does a firewall drop the packets?")
+    if isinstance(error, httpx.ConnectError):
+        return _fault_of_connecting(error, server, proxy)
+    return Fault("disconnected", _DISCONNECTED.format(server=server))
+
+
+def _fault_of_connecting(error: httpx.ConnectError, server: str, proxy: str | None) -> Fault:
+    where = server if proxy is None else f"the proxy {_host_of(proxy)} (HTTPS_PROXY)"
+    for cause in _chain(error):
+        if isinstance(cause, socket.gaierror):
+            return Fault("dns", f"the name of {where} cannot be resolved: {cause.strerror}")
+        if isinstance(cause, ConnectionRefusedError):
+            code = "refused" if proxy is None else "proxy-unreachable"
+            return Fault(code, f"nothing listens at {where}: is it served, and is the port right?")
+    return Fault(
+        "unreachable" if proxy is None else "proxy-unreachable", f"{where} cannot be reached: {error}"
+    )
+
+
+def _fault_of_tls(error: ssl.SSLError, server: str, through: str) -> Fault:
+    if "ALERT" in (error.reason or ""):
+        return Fault("client-certificate", _DISCONNECTED.format(server=server))
+    return Fault("tls", f"{server}{through}: does not speak TLS 1.3 ({error.reason})")
+
+
+_WRONG_KEY: Final = (
+    "{server}: its certificate is of the federation's authority, but its key is not the one that membership.toml "
+    "names: it was rotated or revoked; accept the newest membership"
+)
+_DISCONNECTED: Final = (
+    "{server} ended the connection: it was restarted, or it does not accept this silo's certificate (expired, or of "
+    "another authority: accept the newest membership)"
+)
+
+
+def _fault_of_certificate(error: ssl.SSLCertVerificationError, server: str, through: str) -> Fault:
+    message = error.verify_message or ""
+    for words, code, sentence in _VERIFY_SENTENCES:
+        if words in message:
+            return Fault(code, f"{server}{through}: {sentence}")
+    return Fault(
+        "untrusted-certificate",
+        f"{server}{through}: its certificate is not of the federation's authority ({message}): a proxy on the way "
+        "inspects TLS, or another server answers. The connection must reach the coordinator unchanged: have the proxy "
+        "except this host",
+    )
+
+
+def _fault_of_proxy(message: str, through: str) -> Fault:
+    if message.startswith("407"):
+        return Fault(
+            "proxy-authentication",
+            f"the connection{through} needs a user name and a password: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
+        )
+    return Fault("proxy-refused", f"the connection{through} was refused: {message}")
+
+
+def _host_of(url: str) -> str:
+    """Return host and port of a URL, without the password that may stand in it."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

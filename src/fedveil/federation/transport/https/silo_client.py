@@ -1,0 +1,306 @@
+"""The silo's network process: fetches messages, hands each to the key process of its silo, and returns the answers.
+
+It has the TLS client key and no other: no table, no identity key, no listening port.
+
+Claim: an answer leaves only over TLS 1.3 to a server whose certificate is of the federation's authority and whose key
+is the one that the membership names. Whatever a server sends, this process holds at most ``largest`` bytes of it: no
+compression is asked for or undone, and no redirect is followed. ``tests/test_https_silo_client.py`` tries each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from fedveil.federation.hosts.child_process import end_now, settings_of_parent
+from fedveil.federation.hosts.ipc import ask
+from fedveil.federation.transport.fault_log import FaultLog
+from fedveil.federation.transport.frames import split
+from fedveil.federation.transport.https.connection_faults import (
+    Fault,
+    WrongServerKeyError,
+    fault_of_error,
+    fault_of_status,
+    proxy_for,
+)
+from fedveil.federation.transport.https.key_digests import key_digest
+from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH, TAG_HEADER
+from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
+from fedveil.protocols.errors import ProtocolError
+
+_CONNECT_SECONDS: Final = 20.0
+_ANSWER_SECONDS: Final = 60.0
+"""More than a poll takes."""
+
+_KEPT_SECONDS: Final = 25.0
+"""Less than the mailbox keeps an idle connection."""
+
+_REPLACED_SECONDS: Final = 10.0
+_REPORT_SECONDS: Final = 5.0
+_FINAL_STATUSES: Final = (
+    HTTPStatus.NO_CONTENT,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+)
+"""Of an answer that was brought: taken, answers no current message, too long. After any other it is brought again."""
+
+_log = logging.getLogger("fedveil.silo")
+
+
+class FaultError(Exception):
+    """A request that brought nothing.
+
+    Args:
+        fault: why.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.code)
+        self.fault = fault
+
+
+def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
+    """Return TLS 1.3 with the silo's certificate, for a server of one authority and one key.
+
+    Args:
+        folder: has ``ca.crt``, ``client.crt`` and ``node.key``.
+        server_key: SHA-256 (hex) of the server's SubjectPublicKeyInfo.
+    """
+
+    def check(certificate: bytes | None) -> None:
+        if certificate is None or key_digest(certificate) != server_key:
+            raise WrongServerKeyError("the server has another key than the membership names")
+
+    class PinnedSocket(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            super().do_handshake(block)
+            check(self.getpeercert(binary_form=True))
+
+    class PinnedObject(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            check(self.getpeercert(binary_form=True))
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cafile=folder / "ca.crt")
+    context.load_cert_chain(folder / "client.crt", folder / "node.key")
+    context.sslsocket_class, context.sslobject_class = PinnedSocket, PinnedObject
+    return context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """How long to wait before trying again: doubling, with jitter, so that silos do not come back all at once.
+
+    Attributes:
+        first: seconds of the first wait.
+        longest: seconds of the longest.
+        sleep: waits.
+    """
+
+    first: float = 2.0
+    longest: float = 30.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self, attempt: int) -> None:
+        """Wait after a number of failures in a row."""
+        seconds = min(self.longest, self.first * 2.0 ** min(attempt - 1, 10))
+        self.sleep(seconds * random.uniform(0.3, 1.0))  # noqa: S311 (no secret)
+
+
+class SiloClient:
+    """Fetches and answers messages until it is told to end.
+
+    Args:
+        server: host and port of the coordinator.
+        context: TLS.
+        answer: the silo's key process.
+        largest: bytes of the longest message that is read.
+        report: called with a fault when the connection is lost, and with None when it is there again.
+        backoff: waits between attempts.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        context: ssl.SSLContext,
+        answer: AnswerMessage,
+        largest: int,
+        report: Callable[[Fault | None], None] = lambda fault: None,
+        backoff: Backoff = Backoff(),
+    ) -> None:
+        self._server, self._answer, self._largest = server, answer, largest
+        self._report, self._backoff = report, backoff
+        self._proxy = proxy_for(server.rpartition(":")[0].strip("[]"))
+        self._client = httpx.Client(
+            base_url=f"https://{server}",
+            verify=context,
+            proxy=self._proxy,
+            trust_env=False,
+            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
+            headers={"Accept-Encoding": "identity"},
+        )
+        self._faults = FaultLog(_log)
+        self._failures, self._connected = 0, False
+        self._tag, self._message = "", b""
+        self._next_report = 0.0
+
+    def serve(self, is_ending: Callable[[], bool]) -> None:
+        """Answer messages until ``is_ending()``."""
+        with self._client:
+            while not is_ending():
+                try:
+                    if not self._connected:
+                        self._greet()
+                    if self._fetch():
+                        self._answer_current(is_ending)
+                except FaultError as error:
+                    self._note_fault(error.fault)
+
+    def ping(self) -> float:
+        """Make one request that does not wait for a message; return its seconds.
+
+        Raises:
+            FaultError: there is no connection; says why.
+        """
+        with self._client:
+            began = time.monotonic()
+            self._greet()
+            return time.monotonic() - began
+
+    def _greet(self) -> None:
+        """Make a request that is answered at once: an answer to no message, which no mailbox takes."""
+        status, headers, _ = self._request(
+            "POST", ANSWER_PATH, headers={"Answers": "none", "Content-Length": "0"}
+        )
+        if status != HTTPStatus.CONFLICT:
+            raise FaultError(fault_of_status(status, headers.get("cause", "")))
+        self._note_connected()
+
+    def _fetch(self) -> bool:
+        """Ask for the current message; return whether there is one to answer."""
+        held = sha256(self._message).hexdigest()
+        status, headers, body = self._request(
+            "GET", MESSAGE_PATH, headers={"If-None-Match": self._tag, "Have": held}
+        )
+        if status not in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
+            raise FaultError(fault_of_status(status, headers.get("cause", "")))
+        self._note_connected()
+        if "replaced" in headers:
+            sentence = "another process fetches messages with this silo's key; is it served twice?"
+            self._faults.warn("replaced", sentence)
+            self._backoff.sleep(_REPLACED_SECONDS)
+        if status != HTTPStatus.OK:
+            return False
+        self._tag = headers.get(TAG_HEADER, "")
+        if "again" not in headers:
+            self._message = body
+        return True
+
+    def _answer_current(self, is_ending: Callable[[], bool]) -> None:
+        """Have the current message answered, and bring the answer, again after a fault."""
+        try:
+            answer = self._answer(self._message)
+        except NoAnswerError as error:
+            self._faults.warn("no-answer", f"a message was not answered: {error}")
+            self._tag = ""  # the message is asked for again
+            self._backoff.wait(1)
+            return
+        while not is_ending():
+            headers = {"Answers": self._tag, "Content-Length": str(len(answer))}
+            try:
+                status, headers_back, _ = self._request(
+                    "POST", ANSWER_PATH, content=split(answer), headers=headers
+                )
+                if status not in _FINAL_STATUSES:
+                    raise FaultError(fault_of_status(status, headers_back.get("cause", "")))
+            except FaultError as error:
+                self._note_fault(error.fault)
+                continue
+            if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                self._faults.warn(
+                    "answer-too-long", f"the coordinator takes no answer of {len(answer)} bytes"
+                )
+            return  # taken, or another message is current: that one is asked for next
+
+    def _request(self, method: str, path: str, **more: Any) -> tuple[int, httpx.Headers, bytes]:
+        """Return status, headers and body of an answer, of which no more than ``largest`` bytes are read."""
+        try:
+            with self._client.stream(method, path, **more) as response:
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise FaultError(Fault("encoded", f"{self._server}: sent a compressed answer"))
+                body = bytearray()
+                for piece in response.iter_raw():
+                    body += piece
+                    if len(body) > self._largest:
+                        limit = f"{self._largest} bytes (policy.toml: max_message_bytes)"
+                        raise FaultError(Fault("message-too-long", f"{self._server}: sent more than {limit}"))
+                return response.status_code, response.headers, bytes(body)
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise FaultError(fault_of_error(error, self._server, self._proxy)) from error
+
+    def _note_connected(self) -> None:
+        """Log a new connection, and report the contact, every few seconds at most."""
+        if not self._connected:
+            _log.info("connected to the coordinator at %s", self._server)
+            self._faults.forget()
+        now = time.monotonic()
+        if not self._connected or now >= self._next_report:
+            self._report(None)
+            self._next_report = now + _REPORT_SECONDS
+        self._failures, self._connected = 0, True
+
+    def _note_fault(self, fault: Fault) -> None:
+        self._failures, self._connected = self._failures + 1, False
+        self._faults.warn(fault.code, fault.sentence)
+        self._report(fault)
+        self._backoff.wait(self._failures)
+
+
+def answer_by_key_process(path: Path) -> AnswerMessage:
+    """Return what asks the key process at a socket."""
+
+    def answer(message: bytes) -> bytes:
+        try:
+            return ask(path, message)
+        except (ProtocolError, OSError) as error:
+            raise NoAnswerError(str(error)) from error
+
+    return answer
+
+
+def report_to_parent(fault: Fault | None) -> None:
+    """Write the state of the connection as a line of JSON for the process that started this one."""
+    state = None if fault is None else {"code": fault.code, "sentence": fault.sentence}
+    print(json.dumps({"fault": state}), flush=True)
+
+
+def main() -> None:
+    """Serve until the parent ends."""
+    settings = settings_of_parent(end_now)
+    folder = Path(settings["folder"])
+    client = SiloClient(
+        settings["coordinator"],
+        client_context(folder, settings["server_key"]),
+        answer_by_key_process(Path(settings["key_process"])),
+        settings["largest"],
+        report_to_parent,
+    )
+    client.serve(lambda: False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Choose what an experiment leaves open, from public facts: the recommended settings.
+
+A document with ``privacy.epsilon`` and without ``[method]`` gets these settings; its own keys replace them. In Python,
+:func:`fedveil.train` without a method does the same. Everything follows from public numbers: the kind of task, the
+number k of classes and p of features, the number d of parameters, |U|, |S|, epsilon and delta. No record is read.
+
+=========  ==========================================================================================================
+method     ``uldp-avg-w``; each user's whole weight in the main silo (``power = "linked"``), everyone in every round
+clip       adaptive: starts at 0.1 and follows the median length of the updates, within the same release
+silos      secure aggregation, if there are 2 to 50 silos: the server's epsilon is then that of readers
+start      the output layer at zero; a model that is handed over keeps its values
+local      30 epochs of full batches at rate 1 / (c (p + 1)), c the curvature of the loss by an output (below)
+rounds     30
+server     min(3, 0.25 / rho) mean updates, rho the noise-to-travel ratio
+release    an exponential average of the models, beta = 0.8
+denoiser   Laplacian smoothing for images where rho >= 0.5; none for tables
+delta      min(1e-5, 1 / (10 |U|))
+=========  ==========================================================================================================
+
+Local rate. For features in [-1, 1] and a constant, ||x||^2 <= p + 1, so the curvature of a contribution's loss in the
+parameters of a linear model is at most c (p + 1), and gradient descent is stable below 2 / (c (p + 1)). c bounds the
+curvature of the loss by an output for two classes (1/4) and squared error (2). For k > 2 classes c = (k - 1) / k^2 is
+the curvature at a zero start; the bound is 1/2. Gradients by an output are bounded there, and the clip holds what
+overshoots. For Cox c = 1/2 was chosen.
+
+The constants were chosen on digits and TcgaBrca (docs/theory/recommended.md has what they were tried on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fedveil.data.allocation import CLIENT_LAWS
+from fedveil.errors import ConfigError
+from fedveil.training.losses import Loss
+
+BY_RULE: Final = "by-rule"
+_WHOLE: Final = ("method", "protection")
+"""Tables that a document replaces as a whole; of all others it replaces single keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommended:
+    """The recommended settings; :data:`RECOMMENDED` is the one that all commands use.
+
+    Attributes:
+        rounds: T.
+        epochs: local epochs of full batches.
+        clip: start of the adaptive clip.
+        beta: of the average of models.
+        most_silos: number of silos up to which secure aggregation is played.
+        delta: largest delta.
+    """
+
+    rounds: int = 30
+    epochs: int = 30
+    clip: float = 0.1
+    beta: float = 0.8
+    most_silos: int = 50
+    delta: float = 1e-5
+
+    def tables(
+        self, n_silos: int | None = None, *, denoises: bool = True, starts: bool = True
+    ) -> dict[str, Any]:
+        """Return the tables of an experiment.
+
+        Args:
+            n_silos: |S|; None if it is not known yet.
+            denoises: whether a denoiser is asked for.
+            starts: whether the initial model is chosen; False if it is handed over.
+        """
+        masked = n_silos is None or 1 < n_silos <= self.most_silos
+        server: dict[str, Any] = {"learning_rate": BY_RULE, "average": {"name": "ema", "beta": self.beta}}
+        return {
+            "rounds": self.rounds,
+            **({"model": {"start": "zero-output"}} if starts else {}),
+            "local": {"learning_rate": BY_RULE, "epochs": self.epochs},
+            "method": {
+                "name": "uldp-avg-w",
+                "power": "linked",
+                "clip": {"start": self.clip},
+                "noise_multiplier": "calibrated",
+            },
+            "server": server | ({"denoiser": {"name": BY_RULE}} if denoises else {}),
+            **({"protection": {"name": "secure-aggregation"}} if masked else {}),
+        }
+
+    def complete(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a document with the recommended settings for all that it leaves open.
+
+        A document with a method is returned as it is: a method has its own defaults. The document's keys replace the
+        recommended ones; its ``[method]`` and ``[protection]`` replace theirs as a whole.
+
+        Raises:
+            ConfigError: neither a method nor an epsilon.
+        """
+        if "method" in document:
+            return dict(document)
+        privacy, model, data = (_table(document, key) for key in ("privacy", "model", "data"))
+        if "epsilon" not in privacy:
+            raise ConfigError(
+                "method: give [privacy] with epsilon = 2 (or another number) for the recommended settings, or [method] "
+                "with a name"
+            )
+        given = ":" in str(model.get("name", "")) or "initial" in model or "start" in model
+        found = self.tables(_silos(data), starts=not given)
+        for key, value in document.items():
+            inner = found.get(key)
+            if isinstance(inner, dict) and isinstance(value, Mapping) and key not in _WHOLE:
+                found[key] = inner | dict(value)
+            else:
+                found[key] = value
+        return found
+
+    def delta_for(self, n_users: int) -> float:
+        """Return min(1e-5, 1 / (10 |U|)).
+
+        >>> RECOMMENDED.delta_for(100), RECOMMENDED.delta_for(1_000_000)
+        (1e-05, 1e-07)
+        """
+        return min(self.delta, 1 / (10 * n_users))
+
+    def local_rate(self, loss: Loss, outputs: int, features: int) -> float:
+        """Return the rate 1 / (c (p + 1)) of local training.
+
+        Args:
+            loss: gives c.
+            outputs: number of outputs of the model for a record.
+            features: p.
+
+        Raises:
+            ConfigError: c is not known for the loss.
+        """
+        curvature = loss.curvature(outputs)
+        if curvature is None:
+            raise ConfigError(
+                f"local.learning_rate: 'by-rule' needs the curvature of the loss, which is not known for {loss.name}; "
+                "give a number"
+            )
+        return 1 / (curvature * (features + 1))
+
+
+RECOMMENDED: Final = Recommended()
+
+
+def _silos(data: Mapping[str, Any]) -> int | None:
+    """Return |S| as far as a table ``[data]`` says it; one file of tables counts as one silo."""
+    table, n_silos = _table(data, "table"), data.get("n_silos")
+    if table:
+        return len(table.get("files", ()))
+    if n_silos is None and _table(data, "allocation").get("law") in CLIENT_LAWS:
+        n_silos = data.get("n_users")
+    return n_silos if isinstance(n_silos, int) else None
+
+
+def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}

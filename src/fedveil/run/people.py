@@ -1,0 +1,81 @@
+"""Warn before training, from public numbers, where a run has too few people for its model or its delta."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from fedveil.errors import CompositionError, LargeDeltaWarning, PrivacyError, TooFewPeopleWarning
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import sum_noise_std
+from fedveil.methods.noise_ratio import SCALE, noise_to_displacement
+from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import Adjacency, GaussianEvent
+from fedveil.run.setup import Prepared
+
+_DELTA_SHARE: Final = 10
+"""From delta = 1 / (this |U|) on a delta is worth a warning."""
+
+
+def people_warnings(prepared: Prepared) -> tuple[Warning, ...]:
+    """Return the warnings about a run; they read public numbers only.
+
+    With rho the noise-to-travel ratio, noise is a large part of the model where rho > 1/4, and most of it where
+    rho > 1. Each of the three remedies alone gives rho = 1/4, because rho = sqrt(d) / (|U| mu).
+    """
+    epsilon = prepared.epsilon_after(prepared.experiment.rounds)
+    if not math.isfinite(epsilon):
+        return ()
+    found = [_few_people(prepared, epsilon), _large_delta(prepared)]
+    return tuple(one for one in found if one is not None)
+
+
+def _large_delta(prepared: Prepared) -> Warning | None:
+    users, delta = prepared.population.n_users, prepared.experiment.privacy.delta
+    if delta < 1 / (_DELTA_SHARE * users):
+        return None
+    return LargeDeltaWarning(
+        f"delta = {delta:g} allows to publish the records of {delta * users:.2g} of {users} people in expectation; "
+        f"take a delta below {1 / (_DELTA_SHARE * users):.2g}"
+    )
+
+
+def _few_people(prepared: Prepared, epsilon: float) -> Warning | None:
+    method, people = prepared.method, prepared.population
+    if not method.contribution.by_user or not method.bound.bounded:
+        return None
+    rounds, dimension = prepared.experiment.rounds, prepared.task.dimension
+    public = PublicFacts(n_silos=people.n_silos, n_users=people.n_users, dimension=dimension)
+    try:
+        ratio = noise_to_displacement(method, public, rounds)
+    except CompositionError:
+        return None
+    if not SCALE < ratio < math.inf:
+        return None
+    remedies = [f"{math.ceil(people.n_users * ratio / SCALE)} people"]
+    if (more := _epsilon_at(prepared, ratio)) is not None:
+        remedies.append(f"epsilon {more:.2g}")
+    remedies.append(f"a model of {max(1, math.floor(dimension * (SCALE / ratio) ** 2))} parameters")
+    which = ", or ".join(remedies)
+    mostly = " The model will be mostly noise; no clip and no rate changes that." if ratio > 1 else ""
+    return TooFewPeopleWarning(
+        f"{people.n_users} people, {dimension} parameters, epsilon {epsilon:.2g}: noise is {ratio:.2g} of the largest "
+        f"possible movement of the model. {SCALE:g} needs {which}.{mostly}"
+    )
+
+
+def _epsilon_at(prepared: Prepared, ratio: float) -> float | None:
+    """Return the epsilon at which the ratio is SCALE; None if users are sampled, whose epsilon is another function."""
+    method, rounds = prepared.method, prepared.experiment.rounds
+    noise = sum_noise_std(method, prepared.population.n_silos)
+    if (
+        method.sampler.rate < 1
+        or method.sampler.adjacency is not Adjacency.ADD_OR_REMOVE_ONE
+        or noise is None
+    ):
+        return None
+    release = GaussianEvent(noise_multiplier=noise / method.bound.norm / math.sqrt(rounds) * SCALE / ratio)
+    try:
+        return make_accountant("pld").epsilon(release, prepared.experiment.privacy.delta)
+    except PrivacyError:  # more than the accountant counts
+        return None

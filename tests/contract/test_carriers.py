@@ -1,0 +1,392 @@
+"""What every transport does, whatever carries its bytes: a new one joins with a line in ``CARRIERS``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fedveil.federation.hosts.sockets import BRIDGE, PROXY, address
+from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
+from fedveil.federation.transport.https.http_server import Limits
+from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
+from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError, Transport
+from fedveil.protocols.errors import ProtocolError
+from tests.federation_world import World, asked, population
+from tests.mailboxes import Place, ServedMailbox, SiloThread, make_place
+
+pytestmark = pytest.mark.filterwarnings(
+    # The garbage collector closes a Unix socket that httpcore could not connect, and a connection that was accepted in
+    # the moment in which a mailbox of this process ends.
+    "ignore:Exception ignored in. <(socket|function _SelectorTransport):pytest.PytestUnraisableExceptionWarning"
+)
+
+SILOS = 3
+SECONDS = 30.0
+_LIMITS = Limits(poll_seconds=1.0)
+
+
+class Carried:
+    """A transport with silos that answer; each of its parts can be ended and started again.
+
+    Args:
+        place: keys and folders.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.served = ServedMailbox(place, _LIMITS)
+        self.coordinator: Transport = self.served.coordinator()
+        self._silos: dict[int, SiloThread] = {}
+        self._answers: dict[int, AnswerMessage] = {}
+
+    def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
+        """Serve a silo by this transport."""
+        self.place.client(silo, self._answers[silo]).serve(is_ending)
+
+    def start_silo(self, silo: int, answer: AnswerMessage) -> None:
+        """Start the silo's end; one that runs already is ended."""
+        self.stop_silo(silo)
+        self._answers[silo] = answer
+        self._silos[silo] = SiloThread(lambda is_ending: self.serve(silo, is_ending))
+
+    def stop_silo(self, silo: int) -> None:
+        """End the silo's end at once."""
+        if silo in self._silos:
+            self._silos.pop(silo).stop()
+
+    def restart_mailbox(self) -> None:
+        """Lose all that is under way."""
+        self.served.restart()
+
+    def restart_coordinator(self) -> None:
+        """Begin another coordinator's end, which knows nothing of the last offers."""
+        self.coordinator.close()
+        self.coordinator = self.served.coordinator()
+
+    def close(self) -> None:
+        """End all."""
+        for silo in list(self._silos):
+            self.stop_silo(silo)
+        self.coordinator.close()
+        self.served.stop()
+
+
+class CarriedBySocket(Carried):
+    """Silos behind a Unix socket of the link, as a proxy or a bridge is."""
+
+    socket = BRIDGE
+
+    def headers(self, silo: int) -> dict[str, str]:
+        return {"Silo": str(silo)}
+
+    def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
+        """Ask, answer, bring; begin anew after whatever goes wrong."""
+        tag = ""
+        while not is_ending():
+            with contextlib.suppress(httpx.HTTPError, OSError):
+                transport = httpx.HTTPTransport(uds=address(self.served.run / self.socket))
+                with httpx.Client(
+                    base_url="http://link", transport=transport, headers=self.headers(silo)
+                ) as link:
+                    while not is_ending():
+                        given = link.get(MESSAGE_PATH, headers={"If-None-Match": tag}).raise_for_status()
+                        if given.status_code == 204:
+                            continue
+                        try:
+                            answer = self._answers[silo](given.content)
+                        except NoAnswerError:
+                            tag = ""
+                            time.sleep(0.02)
+                            continue
+                        tag = given.headers["etag"]
+                        link.post(ANSWER_PATH, content=answer, headers={"Answers": tag})
+            time.sleep(0.02)
+
+
+class CarriedByProxy(CarriedBySocket):
+    """A proxy that ends TLS names the certificate that it has verified."""
+
+    socket = PROXY
+
+    def headers(self, silo: int) -> dict[str, str]:
+        certificate = (self.place.silo(silo) / "client.crt").read_text()
+        return {"X-Client-Certificate": certificate.replace("\n", "%0A").replace("+", "%2B")}
+
+
+CARRIERS = {"https": Carried, "proxy": CarriedByProxy, "bridge": CarriedBySocket}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return make_place(tmp_path_factory.mktemp("carriers"), SILOS)
+
+
+@pytest.fixture(params=CARRIERS)
+def carried(request: pytest.FixtureRequest, place: Place) -> Iterator[Carried]:
+    made = CARRIERS[request.param](place)
+    yield made
+    made.close()
+
+
+def collect(transport: Transport, silos: set[int], seconds: float = SECONDS) -> dict[int, bytes]:
+    """The first answer of each of some silos."""
+    found: dict[int, bytes] = {}
+    until = time.monotonic() + seconds
+    while silos - found.keys() and time.monotonic() < until:
+        for received in transport.collect(0.5):
+            found.setdefault(received.silo, received.message)
+    assert silos <= found.keys(), f"{silos - found.keys()} did not answer"
+    return found
+
+
+def echo(message: bytes) -> bytes:
+    return message
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        1,
+        1 << 20,
+        pytest.param(64 << 20, marks=pytest.mark.slow),
+        pytest.param(1 << 28, marks=pytest.mark.slow),
+    ],
+)
+def test_a_message_and_its_answer_arrive_unchanged(carried: Carried, size: int) -> None:
+    message = os.urandom(min(size, 1 << 20)) * max(1, size >> 20)
+    carried.start_silo(0, echo)
+    carried.coordinator.offer({0: message})
+    assert collect(carried.coordinator, {0})[0] == message
+
+
+def test_an_empty_answer_arrives(carried: Carried) -> None:
+    carried.start_silo(1, lambda message: b"")
+    carried.coordinator.offer({1: b"anything"})
+    assert collect(carried.coordinator, {1}) == {1: b""}
+
+
+def test_each_silo_gets_its_own_message(carried: Carried) -> None:
+    seen = Counter[tuple[int, bytes]]()
+
+    def answer(silo: int) -> AnswerMessage:
+        def noted(message: bytes) -> bytes:
+            seen[silo, message] += 1
+            return b"from %d" % silo
+
+        return noted
+
+    for silo in range(SILOS):
+        carried.start_silo(silo, answer(silo))
+    carried.coordinator.offer({silo: b"to %d" % silo for silo in range(SILOS)})
+    assert collect(carried.coordinator, set(range(SILOS))) == {
+        silo: b"from %d" % silo for silo in range(SILOS)
+    }
+    assert seen == {(silo, b"to %d" % silo): 1 for silo in range(SILOS)}
+
+
+def test_only_the_current_message_is_delivered(carried: Carried) -> None:
+    """Replaced and withdrawn messages reach no silo, and an answer to one reaches nobody."""
+    seen: list[bytes] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(message: bytes) -> bytes:
+        seen.append(message)
+        if message == b"first":
+            begun.set()
+            assert go_on.wait(SECONDS)
+        return message
+
+    coordinator = carried.coordinator
+    coordinator.offer({0: b"never", 1: b"withdrawn"})
+    coordinator.offer({0: b"first"}, {1})
+    carried.start_silo(0, slowly)
+    carried.start_silo(1, slowly)
+    assert begun.wait(SECONDS)
+    coordinator.offer({0: b"second"})
+    go_on.set()
+    found = [received.message for received in coordinator.collect(SECONDS)]
+    assert found == [b"second"]
+    assert coordinator.collect(0.2) == []
+    assert seen == [b"first", b"second"]
+
+
+def test_what_is_offered_again_is_asked_again(carried: Carried) -> None:
+    times = Counter[bytes]()
+
+    def answer(message: bytes) -> bytes:
+        times[message] += 1
+        return b"%d" % times[message]
+
+    carried.start_silo(2, answer)
+    for number in (1, 2, 3):
+        carried.coordinator.offer({2: b"the same"})
+        assert collect(carried.coordinator, {2}) == {2: b"%d" % number}
+    assert carried.coordinator.collect(0.2) == []
+
+
+def test_a_silo_whose_key_process_gives_no_answer_asks_again(carried: Carried) -> None:
+    failing = [True, True]
+
+    def answer(message: bytes) -> bytes:
+        if failing and failing.pop():
+            raise NoAnswerError("not yet")
+        return message
+
+    carried.start_silo(0, answer)
+    carried.coordinator.offer({0: b"patience"})
+    assert collect(carried.coordinator, {0}) == {0: b"patience"}
+    assert not failing
+
+
+@pytest.mark.parametrize("ended", ["mailbox", "coordinator", "silo"])
+@pytest.mark.parametrize("moment", ["before", "while it is answered", "after"])
+def test_a_message_outlives_the_end_of_any_part_at_any_moment(
+    carried: Carried, ended: str, moment: str
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(message: bytes) -> bytes:
+        begun.set()
+        if moment == "while it is answered":
+            go_on.wait(SECONDS)
+        return b"answer to " + message
+
+    def restart() -> None:
+        if ended == "mailbox":
+            carried.restart_mailbox()
+        elif ended == "coordinator":
+            carried.restart_coordinator()
+            carried.coordinator.offer({0: b"message"})  # as a run folder that is opened again does
+        else:
+            carried.start_silo(0, answer)
+
+    carried.start_silo(0, answer)
+    if moment == "before":
+        restart()
+    carried.coordinator.offer({0: b"message"})
+    if moment != "before":
+        assert begun.wait(SECONDS)
+        restart()
+    go_on.set()
+    assert collect(carried.coordinator, {0}) == {0: b"answer to message"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_message_is_answered_whatever_is_ended_in_between(carried: Carried, seed: int) -> None:
+    """A random walk: messages are replaced while mailbox, silos and the coordinator's end are started again."""
+    source, current = random.Random(seed), dict[int, bytes]()
+    for silo in range(SILOS):
+        carried.start_silo(silo, echo)
+    for step in range(20):
+        silo, action = source.randrange(SILOS), source.random()
+        if action < 0.6:
+            current[silo] = b"%d of silo %d" % (step, silo)
+            carried.coordinator.offer({silo: current[silo]})
+        elif action < 0.75:
+            carried.restart_mailbox()
+        elif action < 0.9:
+            carried.start_silo(silo, echo)
+        else:
+            carried.restart_coordinator()
+            carried.coordinator.offer(current)
+    missing, until = set(current), time.monotonic() + SECONDS
+    while missing and time.monotonic() < until:
+        for received in carried.coordinator.collect(0.5):
+            if received.message == current[received.silo]:
+                missing.discard(received.silo)
+    assert missing == set()
+
+
+class Quiet:
+    """Counts nothing."""
+
+    def count_message(self, outcome: str) -> None: ...
+
+    def note_alive(self, silo: int) -> None: ...
+
+    def observe_latency(self, seconds: float) -> None: ...
+
+
+def answers_of(world: World, silo: int, lock: threading.Lock) -> AnswerMessage:
+    """A silo's key process, in this process."""
+
+    def answer(message: bytes) -> bytes:
+        with lock:
+            try:
+                return world.party(silo).receive(message)
+            except ProtocolError as error:
+                raise NoAnswerError(str(error)) from error
+
+    return answer
+
+
+def play(
+    world: World, carried: Carried, meanwhile: Callable[[], None] = lambda: None, **waits: float
+) -> tuple[str, ...]:
+    """Play a run over a transport, with something that happens in another thread."""
+    over = threading.Event()
+
+    def disturb() -> None:
+        while not over.wait(0.05):
+            meanwhile()
+
+    world.coordinator = world.coordinate()
+    disturbing = threading.Thread(target=disturb, daemon=True)
+    disturbing.start()
+    try:
+        silos = world.membership.silos
+        return exchange_messages(carried.coordinator, world.coordinator, silos, Patience(**waits), Quiet())
+    finally:
+        over.set()
+        disturbing.join(SECONDS)
+
+
+PROTECTIONS: Mapping[str, dict[str, Any]] = {
+    "in the open": {},
+    "secure aggregation": {"protection": {"name": "secure-aggregation"}},
+}
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_a_run_is_that_of_one_process_bit_for_bit(carried: Carried, protection: str, tmp_path: Path) -> None:
+    """Though the mailbox loses all that is under way again and again."""
+    world = World(tmp_path / "world", asked(rounds=2, **PROTECTIONS[protection]), population(silos=SILOS))
+    lock, restarts = threading.Lock(), [3]
+
+    def lose() -> None:
+        if restarts[0]:
+            restarts[0] -= 1
+            carried.restart_mailbox()
+
+    try:
+        for silo in range(SILOS):
+            carried.start_silo(silo, answers_of(world, silo, lock))
+        assert play(world, carried, lose) == ()
+        world.assert_as_in_one_process()
+    finally:
+        world.close()
+
+
+def test_a_silo_that_vanishes_is_waited_for_and_ends_the_run_with_its_name(
+    carried: Carried, tmp_path: Path
+) -> None:
+    world = World(tmp_path / "world", asked(rounds=2), population(silos=SILOS))
+    lock = threading.Lock()
+    try:
+        for silo in range(SILOS - 1):
+            carried.start_silo(silo, answers_of(world, silo, lock))
+        name = world.membership.silos[SILOS - 1]
+        assert play(world, carried, give_up_after=0.3) == (name,)
+        assert f"silo {name} has not answered for 0.3 s" in (world.outcome.stopped or "")
+    finally:
+        world.close()

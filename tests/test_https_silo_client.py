@@ -1,0 +1,341 @@
+"""The silo's network process against hostile servers and broken networks: what it holds, and what it says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import logging
+import os
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.federation.enrollment.certificates import Authority, certificate_key_digest, new_server_key
+from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.transport.https.connection_faults import Fault, fault_of_status
+from fedveil.federation.transport.https.http_server import Limits
+from fedveil.federation.transport.https.silo_client import Backoff, FaultError, SiloClient, client_context
+from tests.mailboxes import Place, ServedMailbox, make_place
+
+LARGEST = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return make_place(tmp_path_factory.mktemp("client") / "place", 2)
+
+
+@contextlib.contextmanager
+def serving(place: Place, answers: Callable[[bytes], bytes], *, folder: Path | None = None) -> Iterator[str]:
+    """A TLS server with the link's certificate, which answers each connection's first request with any bytes."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    found = folder or place.folder / "link"
+    context.load_cert_chain(found / "server.crt", found / "server.key")
+
+    def serve(connection: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError),
+            connection,
+            context.wrap_socket(connection, server_side=True) as secured,
+        ):
+            request = b""
+            while b"\r\n\r\n" not in request:
+                request += secured.recv(1 << 16)
+            secured.sendall(answers(request))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        accepting.join(10)
+
+
+def client_of(place: Place, server: str, **changed: Any) -> SiloClient:
+    folder = changed.pop("folder", place.silo(0))
+    context = client_context(folder, changed.pop("server_key", place.server_key))
+    return SiloClient(server, context, lambda message: message, LARGEST, **changed)
+
+
+def fault_of(client: SiloClient) -> Fault:
+    with pytest.raises(FaultError) as failed:
+        client.ping()
+    return failed.value.fault
+
+
+def answer(status: str, body: bytes = b"", *headers: str, length: int | None = None) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+# --- what a server can make it hold ---------------------------------------------------------------------------------
+
+
+def test_compression_is_not_undone(place: Place) -> None:
+    """6 MB of gzip can be 6 GB of zeros."""
+    bomb = gzip.compress(bytes(4 << 20))
+    with serving(place, lambda request: answer("409 Conflict", bomb, "Content-Encoding: gzip")) as server:
+        assert fault_of(client_of(place, server)).code == "encoded"
+    requests: list[bytes] = []
+    with serving(place, lambda request: requests.append(request) or answer("409 Conflict")) as server:  # type: ignore[func-returns-value]
+        client_of(place, server).ping()
+    assert b"accept-encoding: identity" in requests[0].lower()
+
+
+@pytest.mark.parametrize("announced", [1 << 40, None])
+def test_a_message_above_the_policys_limit_is_not_read_to_its_end(
+    place: Place, announced: int | None
+) -> None:
+    sent = bytes(LARGEST + (4 << 20))
+    with serving(place, lambda request: answer("409 Conflict", sent, length=announced)) as server:
+        found = fault_of(client_of(place, server))
+    assert found.code == "message-too-long"
+    assert "policy.toml: max_message_bytes" in found.sentence
+
+
+def test_endless_headers_end(place: Place) -> None:
+    lines = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(4000))
+    with serving(place, lambda request: b"HTTP/1.1 409 Conflict\r\n" + lines) as server:
+        assert fault_of(client_of(place, server)).code == "disconnected"
+
+
+def test_no_redirect_is_followed(place: Place) -> None:
+    asked: list[bytes] = []
+
+    def lead(request: bytes) -> bytes:
+        asked.append(request)
+        return answer("302 Found", b"", "Location: https://127.0.0.1:1/")
+
+    with serving(place, lead) as server:
+        assert fault_of(client_of(place, server)).code == "status-302"
+    assert len(asked) == 1
+
+
+# --- whom it speaks to ----------------------------------------------------------------------------------------------
+
+
+def issue(authority: Authority, folder: Path, *hosts: str, days: int = 397) -> Path:
+    """Another server's key and certificate."""
+    folder.mkdir()
+    request = new_server_key(folder / "server.key").decode()
+    (folder / "server.crt").write_bytes(authority.certify(request, hosts, days))
+    return folder
+
+
+def test_nothing_is_sent_to_a_server_with_another_key_than_the_membership_names(
+    place: Place, tmp_path: Path
+) -> None:
+    """A revoked key of a coordinator, whose certificate is valid for a year: not even a header arrives."""
+    asked: list[bytes] = []
+    revoked = issue(place.authority, tmp_path / "revoked", "127.0.0.1")
+
+    def noted(request: bytes) -> bytes:
+        asked.append(request)
+        return answer("409 Conflict")
+
+    with serving(place, noted, folder=revoked) as server:
+        assert fault_of(client_of(place, server)).code == "wrong-server-key"
+        assert asked == []
+        client_of(place, server, server_key=certificate_key_digest(revoked / "server.crt")).ping()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [("other", "untrusted-certificate"), ("host", "wrong-host-name"), ("expired", "expired-certificate")],
+)
+def test_a_certificate_that_is_not_the_coordinators_is_told(
+    place: Place, tmp_path: Path, case: str, code: str
+) -> None:
+    """One of another authority is what a proxy that inspects TLS shows."""
+    authority = Authority.create("proxy") if case == "other" else place.authority
+    host, days = ("learn.example.org" if case == "host" else "127.0.0.1"), (0 if case == "expired" else 397)
+    with serving(
+        place, lambda request: b"", folder=issue(authority, tmp_path / "false", host, days=days)
+    ) as server:
+        time.sleep(1.1 if case == "expired" else 0.0)
+        found = fault_of(client_of(place, server))
+    assert found.code == code
+    if case == "other":
+        assert "a proxy on the way inspects TLS" in found.sentence
+
+
+def test_a_server_of_tls_1_2_or_of_none_is_told(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def plain() -> None:
+            connection = listening.accept()[0]
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.recv(4096)
+
+        thread = threading.Thread(target=plain)
+        thread.start()
+        assert fault_of(client_of(place, f"127.0.0.1:{listening.getsockname()[1]}")).code == "tls"
+        thread.join(10)
+
+
+def test_a_silo_whose_certificate_is_not_accepted_is_told(place: Place, tmp_path: Path) -> None:
+    """With TLS 1.3 a client learns of it when it reads."""
+    other = make_place(tmp_path / "other", 1)
+    strange = tmp_path / "strange"
+    shutil.copytree(other.silo(0), strange)
+    shutil.copy(place.silo(0) / "ca.crt", strange / "ca.crt")
+    served = ServedMailbox(place)
+    try:
+        found = fault_of(client_of(place, place.server, folder=strange))
+    finally:
+        served.stop()
+    assert found.code in ("client-certificate", "disconnected")
+    assert "does not accept this silo's certificate" in found.sentence
+
+
+# --- what it says of the network ------------------------------------------------------------------------------------
+
+
+def test_a_name_a_port_and_a_network_that_are_not_there_are_told(place: Place) -> None:
+    assert fault_of(client_of(place, "no-such-host.invalid:9443")).code == "dns"
+    nobody = f"127.0.0.1:{free_port()}"
+    found = fault_of(client_of(place, nobody))
+    assert (found.code, nobody in found.sentence) == ("refused", True)
+
+
+def test_what_a_status_means_is_told() -> None:
+    codes = {
+        (403, ""): "not-a-member",
+        (403, "revoked"): "revoked",
+        (503, "not-ready"): "not-ready",
+        (500, "x"): "status-500",
+    }
+    assert {key: fault_of_status(*key).code for key in codes} == codes
+    assert "join again" in fault_of_status(403, "revoked").sentence
+
+
+@contextlib.contextmanager
+def proxy(reply: bytes | None = None) -> Iterator[tuple[int, list[bytes]]]:
+    """A proxy that takes CONNECT alone; yield its port and what was asked of it. With ``reply`` it refuses."""
+    asked: list[bytes] = []
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def lead(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += connection.recv(1)
+            asked.append(head)
+            if reply is not None:
+                connection.sendall(reply)
+                return
+            host, port = head.split()[1].rsplit(b":", 1)
+            with socket.create_connection((host.decode(), int(port))) as there:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                back = threading.Thread(target=carry, args=(there, connection), daemon=True)
+                back.start()
+                carry(connection, there)
+                back.join(10)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=lead, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        yield listening.getsockname()[1], asked
+        listening.shutdown(socket.SHUT_RDWR)
+        accepting.join(10)
+
+
+def test_a_silo_goes_through_the_proxy_of_its_environment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = ServedMailbox(place)
+    coordinator = served.coordinator()
+    try:
+        assert coordinator.introduce()
+        with proxy() as (port, asked):
+            monkeypatch.setenv("HTTPS_PROXY", f"http://name:pass@127.0.0.1:{port}")
+            client_of(place, place.server).ping()
+            assert asked[0].startswith(f"CONNECT {place.server} HTTP/1.1\r\n".encode())
+            assert b"proxy-authorization: basic" in asked[0].lower()
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            client_of(place, place.server).ping()
+            assert len(asked) == 1
+    finally:
+        coordinator.close()
+        served.stop()
+
+
+def test_a_proxy_that_is_dead_or_refuses_is_told_without_its_password(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", f"http://name:secret@127.0.0.1:{free_port()}")
+    found = [fault_of(client_of(place, place.server))]
+    for reply in (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", b"HTTP/1.1 403 Forbidden\r\n\r\n"):
+        with proxy(reply) as (port, _):
+            monkeypatch.setenv("HTTPS_PROXY", f"http://name:secret@127.0.0.1:{port}")
+            found.append(fault_of(client_of(place, place.server)))
+    assert [one.code for one in found] == ["proxy-unreachable", "proxy-authentication", "proxy-refused"]
+    assert all("HTTPS_PROXY" in one.sentence and "secret" not in one.sentence for one in found)
+
+
+def test_it_reports_the_connection_and_comes_back_with_growing_jittered_waits(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    reports: list[str] = []
+    waits: list[float] = []
+    over = threading.Event()
+
+    def report(fault: Fault | None) -> None:
+        reports.append("connected" if fault is None else fault.code)
+        if fault is None:
+            over.set()
+
+    with contextlib.ExitStack() as ending, caplog.at_level(logging.INFO, "fedveil.silo"):
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 12:
+                served = ServedMailbox(place, Limits(poll_seconds=0.2))
+                ending.callback(served.stop)
+                coordinator = served.coordinator()
+                ending.callback(coordinator.close)
+                assert coordinator.introduce()
+
+        backoff = Backoff(first=1.0, longest=30.0, sleep=wait)
+        client_of(place, place.server, report=report, backoff=backoff).serve(over.is_set)
+    assert reports[:13] == ["refused"] * 12 + ["connected"]
+    longest = [min(30.0, 2.0**number) for number in range(12)]
+    assert all(0.3 * most <= waited <= most for waited, most in zip(waits, longest, strict=True))
+    assert len({round(waited / most, 6) for waited, most in zip(waits, longest, strict=True)}) > 6
+    lines = [one.getMessage() for one in caplog.records if one.name == "fedveil.silo"]
+    assert [line.split(":")[0] for line in lines] == ["refused", "connected to the coordinator at 127.0.0.1"]
+
+
+def test_the_client_needs_its_own_key(place: Place, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    shutil.copytree(place.silo(0), wrong)
+    shutil.copy(place.silo(1) / "node.key", wrong / "node.key")
+    with pytest.raises(ssl.SSLError):
+        client_context(wrong, place.server_key)
+    assert replace(place, port=1).server == "127.0.0.1:1"
+    assert os.stat(place.silo(0) / "node.key").st_mode & 0o777 == 0o600

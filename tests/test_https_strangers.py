@@ -1,0 +1,517 @@
+"""What strangers, members and slow senders get of a mailbox: every attack on the port that the network reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fedveil.federation.enrollment.certificates import Authority, new_node_key
+from fedveil.federation.hosts.deployment import Hosting, write_deployment
+from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port
+from fedveil.federation.transport.fault_log import FaultLog
+from fedveil.federation.transport.https.http_server import Limits
+from fedveil.federation.transport.https.mailbox import Members
+from fedveil.federation.transport.https.mailbox_client import MailboxClient
+from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
+from fedveil.federation.transport.https.silo_client import SiloClient
+from tests.fuzz import Decoder, Requests, play
+from tests.mailboxes import Place, ServedMailbox, certify, make_place
+
+LONGEST = 1 << 20
+ENDED = (ConnectionError, ssl.SSLError)
+"""How the end of a connection shows."""
+_LIMITS = Limits(
+    handshake_seconds=0.6,
+    header_seconds=0.6,
+    idle_seconds=1.2,
+    lag_seconds=0.6,
+    least_rate=1e6,
+    strangers=20,
+    poll_seconds=3.0,
+)
+"""Times short enough for tests; the others are those of a link that is served."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Three members, and beside them keys and certificates of those who are none."""
+    made = make_place(tmp_path_factory.mktemp("strangers") / "place", 3)
+    certify(Authority.create("test"), made.folder / "other authority", "silo-0")
+    certify(made.authority, made.folder / "no member", "silo-0")
+    certify(made.authority, made.folder / "expired", "silo-0", days=0)
+    server = made.folder / "server as client"
+    server.mkdir()
+    for name, target in (("server.crt", "client.crt"), ("server.key", "node.key")):
+        (server / target).write_bytes((made.folder / "link" / name).read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(place: Place) -> Iterator[ServedMailbox]:
+    made = ServedMailbox(place, _LIMITS)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def coordinator(served: ServedMailbox) -> Iterator[MailboxClient]:
+    made = served.coordinator(LONGEST)
+    made.offer({0: b"for silo 0", 1: b"for silo 1"}, {2})
+    yield made
+    made.offer({}, {0, 1, 2})
+    made.close()
+
+
+def context(
+    place: Place, name: str | None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.maximum_version = version
+    made.load_verify_locations(cafile=place.folder / "link" / "ca.crt")
+    if name is not None:
+        made.load_cert_chain(place.folder / name / "client.crt", place.folder / name / "node.key")
+    return made
+
+
+def client(place: Place, name: str | None, **more: Any) -> httpx.Client:
+    return httpx.Client(base_url=f"https://{place.server}", verify=context(place, name, **more), timeout=10)
+
+
+def tag_of(silo: httpx.Client) -> str:
+    return str(silo.get(MESSAGE_PATH).headers["etag"])
+
+
+def raw(place: Place, name: str | None = None) -> socket.socket:
+    plain = socket.create_connection(("127.0.0.1", place.port))
+    return plain if name is None else context(place, name).wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+# --- who is believed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [None, "other authority", "server as client", "expired"])
+@pytest.mark.usefixtures("coordinator")
+def test_without_a_valid_certificate_of_the_authority_no_http_is_spoken(
+    place: Place, name: str | None
+) -> None:
+    with client(place, name) as stranger, pytest.raises(httpx.TransportError):
+        stranger.get(MESSAGE_PATH)
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_nobody_speaks_tls_1_2_or_no_tls(place: Place) -> None:
+    with client(place, "silo-0", version=ssl.TLSVersion.TLSv1_2) as old, pytest.raises(httpx.TransportError):
+        old.get(MESSAGE_PATH)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{place.server}{MESSAGE_PATH}")
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_a_certificate_with_a_members_name_and_another_key_is_no_members(place: Place) -> None:
+    for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
+        for path in (MESSAGE_PATH, ANSWER_PATH, "/v1/members", "/v1/messages", "/v1/answers?1", "/"):
+            with client(place, "no member") as stranger:
+                refused = stranger.request(method, path)
+            found = refused.status_code, refused.headers["cause"], refused.content
+            assert found == (403, "not-a-member", b""), (method, path)
+
+
+def test_a_revoked_key_is_refused_as_revoked_on_a_connection_that_is_open(
+    place: Place, served: ServedMailbox, coordinator: MailboxClient
+) -> None:
+    keys, names = place.members.keys, place.members.names
+    with client(place, "silo-2") as silo, client(place, "silo-0") as other:
+        assert silo.post(ANSWER_PATH, headers={"Answers": "none"}, content=b"").status_code == 409
+        without = Members(keys=keys[:2], names=names[:2], revoked=keys[2:])
+        with contextlib.closing(MailboxClient(served.run / LINK, without)) as later:
+            assert later.introduce()
+        try:
+            refused = silo.get(MESSAGE_PATH)
+            assert (refused.status_code, refused.headers["cause"]) == (403, "revoked")
+            assert other.get(MESSAGE_PATH).content == b"for silo 0"  # what others have stays theirs
+        finally:
+            assert coordinator.introduce()
+
+
+def test_before_the_members_are_known_everybody_is_told_to_wait(place: Place, tmp_path: Path) -> None:
+    """Not 403: every silo would log a refusal at each start of the coordinator."""
+    other = make_place(tmp_path / "place", 1)
+    mailbox = ServedMailbox(other, _LIMITS)
+    try:
+        with client(other, "silo-0") as silo:
+            waits = silo.get(MESSAGE_PATH)
+        assert (waits.status_code, waits.headers["cause"]) == (503, "not-ready")
+    finally:
+        mailbox.stop()
+
+
+# --- what a member may do -------------------------------------------------------------------------------------------
+
+
+def test_a_member_reads_its_own_message_and_answers_no_other(
+    place: Place, coordinator: MailboxClient
+) -> None:
+    with client(place, "silo-0") as own, client(place, "silo-1") as other:
+        assert (own.get(MESSAGE_PATH).content, other.get(MESSAGE_PATH).content) == (
+            b"for silo 0",
+            b"for silo 1",
+        )
+        tag = tag_of(own)
+        assert other.post(ANSWER_PATH, headers={"Answers": tag}, content=b"x").status_code == 409
+        assert own.post(ANSWER_PATH, headers={"Answers": ""}, content=b"x").status_code == 409
+        assert coordinator.collect(0.05) == []
+        assert own.post(ANSWER_PATH, headers={"Answers": tag}, content=b"mine").status_code == 204
+    assert [(one.silo, one.message) for one in coordinator.collect(5)] == [(0, b"mine")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        f"{MESSAGE_PATH}/",
+        f"{MESSAGE_PATH}?x",
+        "/v1//message",
+        "/v1/../v1/message",
+        "/V1/MESSAGE",
+        "/v1/mess%61ge",
+        "/v1/members",
+        "/v1/messages",
+        "/v1/answers?1",
+    ],
+)
+@pytest.mark.usefixtures("coordinator")
+def test_another_spelling_of_a_path_is_another_path(place: Place, path: str) -> None:
+    with raw(place, "silo-0") as member:
+        member.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert member.recv(64).startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD", "OPTIONS", "PATCH", "TRACE"])
+@pytest.mark.usefixtures("coordinator")
+def test_another_method_is_another_route(place: Place, method: str) -> None:
+    with client(place, "silo-0") as member:
+        assert member.request(method, MESSAGE_PATH).status_code == 404
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_the_headers_of_proxies_and_bridges_are_not_read_at_the_port(place: Place) -> None:
+    escaped = (place.silo(1) / "client.crt").read_text().replace("\n", "%0A").replace("+", "%2B")
+    with client(place, "silo-0") as member:
+        forged = {"X-Client-Certificate": escaped, "Silo": "1"}
+        assert member.get(MESSAGE_PATH, headers=forged).content == b"for silo 0"
+
+
+def test_at_the_proxys_socket_a_certificate_of_no_member_is_refused(
+    place: Place, served: ServedMailbox, coordinator: MailboxClient
+) -> None:
+    transport = httpx.HTTPTransport(uds=address(served.run / PROXY))
+    with httpx.Client(base_url="http://link", transport=transport) as proxy:
+        for name, status in (("no member", 403), ("silo-1", 200)):
+            certificate = (place.folder / name / "client.crt").read_text()
+            escaped = certificate.replace("\n", "%0A").replace("+", "%2B")
+            assert proxy.get(MESSAGE_PATH, headers={"X-Client-Certificate": escaped}).status_code == status
+        assert proxy.get(MESSAGE_PATH).status_code == 403
+        assert proxy.get(MESSAGE_PATH, headers={"X-Client-Certificate": "%00"}).status_code == 403
+        assert proxy.get(MESSAGE_PATH, headers={"Silo": "1"}).status_code == 403
+
+
+def test_the_sockets_of_the_link_are_its_owners_alone(served: ServedMailbox) -> None:
+    assert {path.name: path.stat().st_mode & 0o777 for path in served.run.iterdir()} == {
+        LINK: 0o600,
+        PROXY: 0o600,
+        BRIDGE: 0o600,
+    }
+
+
+def test_an_answer_whose_message_is_replaced_while_it_is_sent_is_not_taken(
+    place: Place, coordinator: MailboxClient
+) -> None:
+    with client(place, "silo-0") as member:
+        tag = tag_of(member)
+    head = f"POST {ANSWER_PATH} HTTP/1.1\r\nHost: x\r\nAnswers: {tag}\r\nContent-Length: 4\r\n\r\nan"
+    with raw(place, "silo-0") as member:
+        member.sendall(head.encode())
+        time.sleep(0.1)
+        coordinator.offer({0: b"another message"})
+        member.sendall(b"sw")
+        assert member.recv(64).startswith(b"HTTP/1.1 409")
+    assert coordinator.collect(0.05) == []
+
+
+# --- lengths --------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_is_judged_by_its_length_before_it_is_read(place: Place, coordinator: MailboxClient) -> None:
+    with client(place, "silo-0") as member:
+        tag = {"Answers": tag_of(member)}
+        began = time.monotonic()
+        assert member.post(ANSWER_PATH, headers=tag, content=bytes(LONGEST + 1)).status_code == 413
+        assert time.monotonic() - began < 5
+        assert member.post(ANSWER_PATH, headers=tag, content=iter([b"x"])).status_code == 411  # chunked
+        assert member.get(MESSAGE_PATH).status_code == 200
+        assert member.request("GET", MESSAGE_PATH, content=b"a body").status_code == 413
+    assert coordinator.collect(0.05) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", b"400"),
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"4"),
+        ("Content-Length: -1\r\n\r\n", b"400"),
+        ("Content-Length: 1_0\r\n\r\n0123456789", b"400"),
+        ("Answers: a\r\nAnswers: b\r\nContent-Length: 0\r\n\r\n", b"400"),
+        ("X: " + "a" * (1 << 20) + "\r\n\r\n", b"4"),
+    ],
+)
+@pytest.mark.usefixtures("coordinator")
+def test_what_two_readers_would_read_in_two_ways_is_refused(place: Place, lines: str, status: bytes) -> None:
+    with raw(place, "silo-0") as member, contextlib.suppress(*ENDED):
+        member.settimeout(10)
+        with contextlib.suppress(*ENDED):
+            member.sendall(f"POST {ANSWER_PATH} HTTP/1.1\r\nHost: x\r\n{lines}".encode())
+        said = member.recv(64)
+        assert said.startswith(b"HTTP/1.1 " + status) or said == b""
+
+
+def test_bytes_that_are_sent_ahead_end_the_connection(place: Place, coordinator: MailboxClient) -> None:
+    coordinator.offer({}, {0})
+    request = f"GET {MESSAGE_PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    with raw(place, "silo-0") as member:
+        member.settimeout(10)
+        member.sendall(request)
+        time.sleep(0.1)
+        member.sendall(request)
+        assert member.recv(64) == b""
+
+
+# --- times ----------------------------------------------------------------------------------------------------------
+
+_HEAD = f"GET {MESSAGE_PATH} HTTP/1.1\r\nHost: x\r\n".encode()
+SLOW: dict[str, tuple[str | None, bytes, float]] = {
+    "TCP, then nothing": (None, b"", 0.0),
+    "TLS, then nothing": ("silo-0", b"", 0.0),
+    "half a header": ("silo-0", _HEAD, 0.0),
+    "a header, byte by byte": ("silo-0", _HEAD + b"X: ", 0.1),
+    "a body that stops": ("silo-0", b"", 0.0),
+    "a body, byte by byte": ("silo-0", b"", 0.1),
+    "garbage in TCP": (None, os.urandom(3000), 0.0),
+    "garbage in TLS": ("silo-0", b"\0" + os.urandom(3000), 0.0),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_whoever_is_slow_is_cut_off(place: Place, coordinator: MailboxClient, case: str) -> None:
+    name, words, pause = SLOW[case]
+    if "body" in case:
+        with client(place, "silo-0") as member:
+            tag = tag_of(member)
+        words = f"POST {ANSWER_PATH} HTTP/1.1\r\nHost: x\r\nAnswers: {tag}\r\nContent-Length: 100000\r\n\r\n".encode()
+    began, said = time.monotonic(), b""
+    with contextlib.suppress(*ENDED), raw(place, name) as slow:
+        slow.sendall(words)
+        slow.settimeout(pause or 10)
+        while time.monotonic() - began < 10:
+            try:
+                piece = slow.recv(4096)
+                said += piece
+                if not piece:
+                    break
+            except TimeoutError:
+                slow.sendall(b"x")
+    assert time.monotonic() - began < 5  # 0.6 s, and a busy machine
+    assert said == b"" or said.startswith(b"HTTP/1.1 4" if "garbage" in case else b"HTTP/1.1 408"), said
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(place: Place, coordinator: MailboxClient) -> None:
+    coordinator.offer({0: bytes(32 << 20)})
+    with raw(place, "silo-0") as member:
+        member.sendall(_HEAD + b"\r\n")
+        time.sleep(2)
+        read = 0
+        with contextlib.suppress(*ENDED):
+            while piece := member.recv(1 << 20):
+                read += len(piece)
+    assert read < 32 << 20
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_request_of_a_member_waits_and_the_others_end(
+    place: Place, coordinator: MailboxClient
+) -> None:
+    coordinator.offer({}, {0})
+    ended: list[httpx.Response] = []
+    clients = [client(place, "silo-0") for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda one=one: ended.append(one.get(MESSAGE_PATH))) for one in clients
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    assert [one.status_code for one in ended] == [204, 204, 204]
+    assert all("replaced" in one.headers for one in ended)
+    coordinator.offer({0: b"at last"})
+    threads[-1].join(10)
+    assert ended[-1].content == b"at last"
+    for thread, one in zip(threads, clients, strict=True):
+        thread.join(10)
+        one.close()
+
+
+def test_a_member_has_a_number_of_connections(place: Place, coordinator: MailboxClient) -> None:
+    opened = []
+    for _ in range(_LIMITS.member_connections + 3):
+        opened.append(raw(place, "silo-1"))
+        opened[-1].sendall(
+            f"POST {ANSWER_PATH} HTTP/1.1\r\nHost: x\r\nAnswers: n\r\nContent-Length: 0\r\n\r\n".encode()
+        )
+        assert opened[-1].recv(64).startswith(b"HTTP/1.1 409")
+    # a refusal closes the connection; those that are kept are polls
+    polls = [raw(place, "silo-1") for _ in range(_LIMITS.member_connections + 2)]
+    for one in polls:
+        one.settimeout(10)
+        one.sendall(_HEAD + b"\r\n")
+        time.sleep(0.02)
+        assert one.recv(64).startswith(b"HTTP/1.1 200")
+    assert polls[0].recv(1 << 16) is not None
+    ended = 0
+    for one in polls:
+        one.setblocking(False)
+        with contextlib.suppress(ssl.SSLWantReadError, BlockingIOError):
+            while piece := one.recv(1 << 16):
+                assert piece
+            ended += 1
+    assert ended >= 2
+    for one in (*opened, *polls):
+        one.close()
+
+
+def test_silent_connections_do_not_keep_members_out(place: Place, coordinator: MailboxClient) -> None:
+    """Three times as many as the link holds of strangers: the oldest goes, and a member comes in at once."""
+    before = len(os.listdir("/proc/self/fd"))
+    held = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(3 * _LIMITS.strangers)]
+    try:
+        with client(place, "silo-0") as member:
+            began = time.monotonic()
+            assert member.get(MESSAGE_PATH).content == b"for silo 0"
+            assert time.monotonic() - began < 5
+    finally:
+        for one in held:
+            one.close()
+    until = time.monotonic() + 10
+    while len(os.listdir("/proc/self/fd")) > before + 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_no_more_strangers_are_held_than_the_limit(place: Place, coordinator: MailboxClient) -> None:
+    """The oldest is closed for the newest, long before its handshake is late."""
+    with contextlib.ExitStack() as held:
+        opened = [
+            held.enter_context(socket.create_connection(("127.0.0.1", place.port)))
+            for _ in range(2 * _LIMITS.strangers)
+        ]
+        began = time.monotonic()
+        opened[0].settimeout(10)
+        with contextlib.suppress(*ENDED):
+            assert opened[0].recv(1) == b""
+        assert time.monotonic() - began < _LIMITS.handshake_seconds / 2
+
+
+def test_a_flood_of_one_fault_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    now = [0.0]
+    faults = FaultLog(logging.getLogger("fedveil.link"), lambda: now[0])
+    for number in range(1000):
+        now[0] = number / 10
+        faults.warn("tls", "a connection did not complete its TLS handshake")
+    lines = [one.getMessage() for one in caplog.records]
+    assert lines == [
+        "tls: a connection did not complete its TLS handshake",
+        "tls: a connection did not complete its TLS handshake (599 more like it since the last such line)",
+    ]
+
+
+def test_a_member_whose_certificate_has_the_node_key_of_another_is_not_made(tmp_path: Path) -> None:
+    """A certificate is for a key: the server sees that the other end has it."""
+    made = make_place(tmp_path / "place", 2)
+    stolen = made.folder / "stolen"
+    stolen.mkdir()
+    new_node_key(stolen / "node.key")
+    (stolen / "client.crt").write_bytes((made.silo(0) / "client.crt").read_bytes())
+    with pytest.raises(ssl.SSLError, match=r"(?i)mismatch"):
+        context(made, "stolen")
+
+
+def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
+    """``python -m tests.fuzz`` tries as many as are asked for."""
+    decoder = Decoder(name="requests to a mailbox", read=Requests(), good=Requests.good)
+    assert play((decoder,), 2000).inputs == 2000
+
+
+# --- behind nginx ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_that_ends_tls_lets_members_in_alone(
+    place: Place, served: ServedMailbox, tmp_path: Path
+) -> None:
+    """The file that `fedveil deploy write` makes, with this place's paths, and a silo's own client before it."""
+    port, link = free_port(), place.folder / "link"
+    (written,) = [
+        path
+        for path in write_deployment(tmp_path / "files", Hosting(port=port))
+        if path.name == "nginx-tls.conf"
+    ]
+    text = written.read_text().replace("/srv/fedveil-link", str(link))
+    head = f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; user root;\n"
+    bodies = f"http {{\n    client_body_temp_path {tmp_path}/bodies;\n"
+    (tmp_path / "nginx.conf").write_text(head + text.replace("http {\n", bodies))
+    nginx = subprocess.Popen(["nginx", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path)])
+    over, coordinator = threading.Event(), served.coordinator()
+    try:
+        until = time.monotonic() + 30
+        while not listens(port):
+            assert time.monotonic() < until
+            assert nginx.poll() is None, (tmp_path / "error.log").read_text()
+            time.sleep(0.05)
+        coordinator.offer({0: bytes(3 << 20)})
+        silo = SiloClient(f"127.0.0.1:{port}", place.context(0), lambda message: message + b"!", 1 << 28)
+        threading.Thread(target=silo.serve, args=(over.is_set,), daemon=True).start()
+        (received,) = coordinator.collect(20)
+        assert (received.silo, received.message) == (0, bytes(3 << 20) + b"!")
+        over.set()
+        address_, forged = f"https://127.0.0.1:{port}", (place.silo(1) / "client.crt").read_text()
+        header = {"X-Client-Certificate": forged.replace("\n", "%0A").replace("+", "%2B")}
+        for name, status in (("no member", 403), ("silo-2", 204), (None, 400)):
+            with httpx.Client(base_url=address_, verify=context(place, name), timeout=20) as one:
+                assert one.get(MESSAGE_PATH, headers=header).status_code == status, name
+        for name in ("other authority", "expired"):
+            with httpx.Client(base_url=address_, verify=context(place, name), timeout=20) as one:
+                assert one.get(MESSAGE_PATH).status_code == 400, name
+    finally:
+        over.set()
+        coordinator.offer({}, {0})
+        coordinator.close()
+        nginx.terminate()
+        nginx.wait(20)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
