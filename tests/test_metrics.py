@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import (
     accuracy_score,
+    average_precision_score,
     balanced_accuracy_score,
+    brier_score_loss,
+    f1_score,
+    matthews_corrcoef,
     mean_absolute_error,
+    precision_score,
     r2_score,
+    recall_score,
     roc_auc_score,
+    root_mean_squared_error,
+    top_k_accuracy_score,
 )
 from torch import Tensor
 
@@ -22,13 +30,23 @@ from fedveil.training.losses import load_loss
 from fedveil.training.metrics import (
     METRICS,
     MeanLoss,
+    TopAccuracy,
     accuracy,
     auc,
+    average_precision,
     balanced_accuracy,
+    brier,
     c_index,
+    f1,
+    f1_macro,
     load_metric,
     mae,
+    mcc,
+    precision,
     r2,
+    recall,
+    rmse,
+    specificity,
 )
 
 
@@ -172,7 +190,99 @@ def test_metrics_load_by_name_and_by_import_path() -> None:
     assert load_metric("c_index", loss) is c_index
     assert isinstance(load_metric("loss", loss), MeanLoss)
     assert load_metric(f"{__name__}:positives", loss)(torch.ones(3, 1), torch.ones(3), None) == 3
-    with pytest.raises(ConfigError, match="no metric named 'f1'; use one of accuracy"):
-        load_metric("f1", loss)
+    with pytest.raises(ConfigError, match="no metric named 'f2'; use one of accuracy"):
+        load_metric("f2", loss)
     with pytest.raises(ConfigError, match="it must be a function"):
         load_metric("math:pi", loss)
+
+
+# --- counts of classes, probabilities and ranks -----------------------------------------------------------------------
+
+
+def oracle(call, undefined: bool) -> float:
+    """What scikit-learn says; NaN where the figure is not defined, for which it gives 0."""
+    return math.nan if undefined else float(call())
+
+
+@given(
+    seed=st.integers(0, 10_000), count=st.integers(1, 30), outputs=st.integers(1, 2), weighted=st.booleans()
+)
+def test_metrics_of_two_classes_are_scikit_learns(
+    seed: int, count: int, outputs: int, weighted: bool
+) -> None:
+    scores, labels, weights = draw(seed, count, outputs)
+    weight = weights if weighted else np.ones(count, np.float32)
+    score = scores[:, 0] if outputs == 1 else scores[:, 1] - scores[:, 0]
+    predicted = (score > 0).astype(int)
+    given = (*tensors(scores, labels), torch.from_numpy(weights) if weighted else None)
+    sw: dict = {"sample_weight": weight}
+    no_positive, no_predicted = not labels.any(), not predicted.any()
+    p = 1 / (1 + np.exp(-score.astype(float)))
+    two: dict = {"labels": [0, 1], "pos_label": 1, "zero_division": 0}
+    for metric, call, undefined in (
+        (f1, lambda: f1_score(labels, predicted, **two, **sw), no_positive and no_predicted),
+        (precision, lambda: precision_score(labels, predicted, **two, **sw), no_predicted),
+        (recall, lambda: recall_score(labels, predicted, **two, **sw), no_positive),
+        (specificity, lambda: recall_score(1 - labels, 1 - predicted, **two, **sw), bool(labels.all())),
+        (average_precision, lambda: average_precision_score(labels, score, **sw), no_positive),
+        (brier, lambda: weight @ (p - labels) ** 2 / weight.sum(), False),
+    ):
+        wanted = oracle(call, undefined)
+        assert metric(*given) == pytest.approx(wanted, rel=1e-5, nan_ok=True), metric
+
+
+@given(
+    seed=st.integers(0, 10_000), count=st.integers(1, 30), outputs=st.integers(2, 5), weighted=st.booleans()
+)
+def test_metrics_of_several_classes_are_scikit_learns(
+    seed: int, count: int, outputs: int, weighted: bool
+) -> None:
+    scores, labels, weights = draw(seed, count, outputs)
+    predicted = scores.argmax(1)
+    sw: dict = {"sample_weight": weights if weighted else None}
+    given = (*tensors(scores, labels), torch.from_numpy(weights) if weighted else None)
+    assert f1_macro(*given) == pytest.approx(
+        f1_score(labels, predicted, average="macro", zero_division=0, **sw)
+    )
+    one_class = len(set(labels)) == 1 or len(set(predicted)) == 1
+    wanted = oracle(lambda: matthews_corrcoef(labels, predicted, **sw), one_class)
+    assert mcc(*given) == pytest.approx(wanted, abs=1e-6, nan_ok=True)
+    apart = scores + np.random.default_rng(seed).random(scores.shape).astype(np.float32) / 2
+    for most in range(1, outputs):
+        given = (*tensors(apart, labels), given[2])
+        if outputs > 2:
+            wanted = top_k_accuracy_score(labels, apart, k=most, labels=range(outputs), **sw)
+            assert TopAccuracy(most)(*given) == pytest.approx(wanted)
+
+
+def test_of_equal_outputs_the_first_come_first() -> None:
+    scores = np.array([[1, 1, 1, 0]], np.float32)
+    for label, least in ((0, 1), (1, 2), (2, 3), (3, 4)):
+        found = [TopAccuracy(most)(*tensors(scores, np.array([label]))) for most in (1, 2, 3, 4)]
+        assert found == [float(most >= least) for most in (1, 2, 3, 4)]
+    assert TopAccuracy(1)(*tensors(scores, np.array([0]))) == accuracy(*tensors(scores, np.array([0])))
+
+
+def test_probabilities_of_several_classes_and_numbers_are_scikit_learns() -> None:
+    scores, labels, weights = draw(3, 40, 4)
+    p = np.exp(scores.astype(float)) / np.exp(scores.astype(float)).sum(axis=1, keepdims=True)
+    wanted = brier_score_loss(labels, p, sample_weight=weights, labels=range(4), scale_by_half=False)
+    assert brier(*tensors(scores, labels, weights)) == pytest.approx(wanted)
+    truth = labels.astype(np.float32)
+    wanted = root_mean_squared_error(truth, scores[:, 0], sample_weight=weights)
+    assert rmse(*tensors(scores[:, :1], truth, weights)) == pytest.approx(wanted)
+
+
+def test_what_has_no_record_or_no_number_is_undefined() -> None:
+    none = tensors(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
+    lost = tensors(np.array([[np.nan, 0]], np.float32), np.array([1]))
+    for name in ("f1", "f1_macro", "precision", "recall", "specificity", "mcc", "average_precision", "brier"):
+        assert math.isnan(METRICS[name](*none)), name
+        assert math.isnan(METRICS[name](*lost)), name
+    assert math.isnan(METRICS["top_2_accuracy"](*none))
+    assert math.isnan(METRICS["rmse"](*tensors(np.zeros((0, 1), np.float32), np.zeros(0, np.float32))))
+    for name in ("f1", "precision", "recall", "specificity", "average_precision"):
+        with pytest.raises(ModelError, match="compares two classes; the model has 3 outputs"):
+            METRICS[name](*tensors(np.zeros((1, 3), np.float32), np.array([1])))
+    with pytest.raises(ModelError, match="top_5_accuracy: the model has 3 outputs"):
+        METRICS["top_5_accuracy"](*tensors(np.zeros((1, 3), np.float32), np.array([1])))

@@ -872,7 +872,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a loss class": (bad_train(loss=nn.CrossEntropyLoss), r"hand over CrossEntropyLoss\(\)"),
     "a loss of another task": (bad_train(loss="cox"), "loss cox is not for a classification task"),
-    "a metric that is none": (bad_train(metrics=["f1"]), "no metric named 'f1'"),
+    "a metric that is none": (bad_train(metrics=["f2"]), "no metric named 'f2'"),
     "two metrics of one name": (
         bad_train(metrics=[share_of_ones, share_of_ones]),
         "metrics: two are called tests.test_python:share_of_ones",

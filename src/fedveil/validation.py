@@ -155,9 +155,10 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
         f"{place}: {said}" if place else said
         for place, kind, said in found
         # For a union type, pydantic reports one error per alternative. If the value fits one alternative but not its
-        # range, the type errors of the others are noise. If entries of a list are refused, pydantic also reports the
-        # list as too short.
-        if not (kind.endswith("_type") and place in ranged) and not (kind == "too_short" and place in inside)
+        # range, the type errors and the words of the others are noise. If entries of a list are refused, pydantic also
+        # reports the list as too short.
+        if not ((kind.endswith("_type") or kind == "literal_error") and place in ranged)
+        and not (kind == "too_short" and place in inside)
     )
     return "; ".join(dict.fromkeys(told))
 

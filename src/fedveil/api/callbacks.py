@@ -22,6 +22,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import as_path
 from fedveil.methods.server_state import released_model
 from fedveil.privacy.statement import Statement, show_epsilon
+from fedveil.report.run_data import DIRECTION
 from fedveil.run.advice import advice, heard_before, news
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.documents import RoundRow
@@ -98,7 +99,8 @@ class EarlyStop(Callback):
         metric: name of the metric, as in ``metrics``.
         patience: number of evaluated rounds without improvement after which the run ends.
         least: smallest difference that counts as an improvement.
-        lower_is_better: whether smaller values are better; None: only for ``loss``.
+        lower_is_better: whether smaller values are better; None: for ``loss``,
+            ``mae``, ``rmse`` and ``brier``.
     """
 
     needs_public_test: ClassVar[bool] = True
@@ -110,7 +112,7 @@ class EarlyStop(Callback):
         self.least = plain(least)
         if not (is_number(self.least) and math.isfinite(self.least)):
             raise ConfigError(f"EarlyStop: least must be a finite number, not {least!r}")
-        lower = metric == "loss" if lower_is_better is None else lower_is_better
+        lower = DIRECTION.get(metric, 1) < 0 if lower_is_better is None else lower_is_better
         self._sign = -1.0 if lower else 1.0
         self._best, self._since = -math.inf, 0
 

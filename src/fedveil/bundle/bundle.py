@@ -176,12 +176,14 @@ class Bundle:
         features = self._features(path)
         written = Format() if self.schema is None else self.schema.format
         kept = open_table(path, tuple(keep), written) if keep else pa.table({})
-        columns = {"prediction": pa.array(self.predict(features))}
         if self.manifest.task == "classification":
             chances = self.predict_proba(features)
-            columns |= {
+            best = np.array(self.manifest.classes)[chances.argmax(axis=1)]
+            columns = {"prediction": pa.array(best)} | {
                 f"probability_{one}": pa.array(chances[:, at]) for at, one in enumerate(self.manifest.classes)
             }
+        else:
+            columns = {"prediction": pa.array(self.predict(features))}
         for name in keep:
             if name in columns:
                 raise DataError(

@@ -57,9 +57,10 @@ _PUBLIC_TEST: Final = "The test table was handed over as public; no guarantee co
 
 
 def population(
-    features: Any,
+    data: Any = None,
     targets: Any = None,
     *,
+    features: Any = None,
     user: Any = None,
     silo: Any = None,
     n_users: int | Counted | None = None,
@@ -67,7 +68,7 @@ def population(
     classes: Sequence[Any] | None = None,
     target_range: tuple[float, float] | None = None,
     silos: Sequence[str | int] | None = None,
-    test: tuple[Any, Any] | None = None,
+    test: Any = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
     name: str = "people",
@@ -75,10 +76,14 @@ def population(
     """Make a population from records in memory: features, targets, and the user and silo of each record.
 
     Args:
-        features: (n, ...) numbers: a numpy array, a tensor, a pandas or Arrow table; or a PyTorch data set of
-            (features, target), or of (features, target, user, silo), which is read into memory. uint8 is kept,
-            every other type is converted to float32, and nothing is scaled.
-        targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival. None for a data set.
+        data: (n, ...) numbers: a numpy array, a tensor, a frame (pandas, polars, Arrow); or a PyTorch data set, or its
+            loader, of (features, target), of (features, target, user, silo), or of mappings with the keys x, y, user
+            and silo, which is read into memory; or a frame or a Hugging Face data set whose columns the other
+            arguments name. uint8 is kept, every other type is converted to float32, and nothing is scaled.
+        targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival; or the name of a column, or those of
+            event and time. None for a PyTorch data set.
+        features: names of the columns of a frame: ``population(frame, features=["age", "dose"], targets="sick",
+            user="patient", silo="hospital")``; or the features, instead of ``data``.
         user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text
             is the same person in all silos, and any difference (case, blanks, leading zeros) makes another person.
             Columns are matched by position; pandas tables and series whose indexes differ are refused.
@@ -92,7 +97,8 @@ def population(
             clip targets to the bounds instead, call ``numpy.clip`` first.
         silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
             records, and the statement says that no guarantee covers this choice.
-        test: PUBLIC (features, targets) to test on. None holds out some of the records instead.
+        test: PUBLIC (features, targets) to test on, or a frame of the same columns. None holds out some of the records
+            instead.
         test_share: probability with which each record is held out; 0 holds none out. With a public ``test``, only the
             default is accepted, because no record is held out.
         seed: seed of the hold-out.
@@ -122,18 +128,20 @@ def population(
     (10, 2, (2,))
     """
     n_users, test_share, seed = whole(n_users), plain(test_share), whole_argument("population: seed", seed)
+    columns = record_columns(data, features, targets, user, silo)
+    if test is not None and not isinstance(test, tuple) and columns.read is not None:
+        test = columns.read(test)
     _check_arguments(task, n_users, test_share, test)
-    test_share = float(test_share)
+    test_share, classes = float(test_share), columns.classes if classes is None else classes
     assert task is not None
     within = _range(task, target_range)
     assert n_users is not None
-    columns = record_columns(features, targets, user, silo)
-    check_alike(columns)
-    table = read_features(columns["features"])
-    labels, words = _targets(columns["targets"], task, classes, "targets")
+    check_alike(columns.by_name)
+    table = read_features(columns.features)
+    labels, words = _targets(columns.targets, task, classes, "targets")
     refuse_outside(labels, within, "targets")
-    users, place = read_ids(columns["user"], "user")
-    names, of_silo = _silos(*read_ids(columns["silo"], "silo"), silos)
+    users, place = read_ids(columns.user, "user")
+    names, of_silo = _silos(*read_ids(columns.silo, "silo"), silos)
     _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
     # Seeds follow the id, not `place`: the place changes for later ids when an earlier user's records are removed.
     # A counted |U| is at least 1, because |U| divides every user-level mean.

@@ -90,7 +90,7 @@ def read_features(given: Any, where: str = "features") -> FeatureTable:
 def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]]:
     """Read one id per record, text or a whole number, as text.
 
-    The number 7 and the text "7" are the same id.
+    The number 7, the text "7" and the bytes b"7" are the same id: bytes are read as UTF-8.
 
     Returns:
         The sorted distinct ids, and the (n,) index among them of each record's id.
@@ -101,13 +101,13 @@ def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]
     entries = read_entries(given, where, "id")
     ids, place, kind = entries.values, entries.place, entries.kind
     if not ids:
-        return [], place.astype(
-            np.int32
-        )  # numpy gives an empty list the type float, which the check below would refuse
-    if kind.kind not in "iuUO":
+        # numpy gives an empty list the type float, which the check below would refuse
+        return [], place.astype(np.int32)
+    if kind.kind not in "iuUOS":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
         )
+    ids = [_decoded(one) if isinstance(one, bytes) else one for one in ids]
 
     def refuse(wrong: list[bool], problem: str) -> None:
         refuse_rows(np.array(wrong, dtype=np.bool_)[place], where, problem)
@@ -126,6 +126,14 @@ def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]
     )
     names, of_text = index_names(texts)
     return names, of_text[place]
+
+
+def _decoded(one: bytes) -> str | None:
+    """Return bytes as text; None, which is no id, if they are not UTF-8."""
+    try:
+        return one.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:

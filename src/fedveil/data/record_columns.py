@@ -1,15 +1,30 @@
-"""Columns of records (features, targets, users, silos) from separate objects or a PyTorch data set."""
+"""Columns of records (features, targets, users, silos) from separate objects, frames by column names, or data sets.
+
+Data frames of pandas and polars and data sets of Hugging Face are recognised by their attributes, and never imported.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from fedveil.data.cells import refuse_rows, unwrap
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, did_you_mean
+from fedveil.sanitize import sanitize
 from fedveil.user_code import name_user_code
 
 _REQUIRED: Final = {
@@ -18,20 +33,60 @@ _REQUIRED: Final = {
     "user": "whose record it is",
     "silo": "who holds it",
 }
+_KEYS: Final = {"x": "features", "features": "features", "y": "targets", "targets": "targets"} | {
+    "user": "user",
+    "silo": "silo",
+}
+"""Keys of a data set's items that are mappings."""
 
 
-def record_columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[str, Any]:
-    """Return the four columns by name; a PyTorch data set supplies the columns that its items contain.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordColumns:
+    """The columns of all records.
+
+    Attributes:
+        features, targets, user, silo: one entry per record.
+        classes: names of the classes in their order, if the data set declares them; None otherwise.
+        read: reads the same columns of another frame or data set, for public test records.
+    """
+
+    features: Any
+    targets: Any
+    user: Any
+    silo: Any
+    classes: Sequence[str] | None = None
+    read: Callable[[Any], tuple[Any, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """The columns by their names in errors."""
+        return {name: getattr(self, name) for name in _REQUIRED}
+
+
+def record_columns(data: Any, features: Any, targets: Any, user: Any, silo: Any) -> RecordColumns:
+    """Return the columns of all records.
+
+    Args:
+        data: arrays of features, a frame, a data set or its loader; None if ``features`` has the features.
+        features: names of the columns of a frame; or the features, if ``data`` is None.
+        targets, user, silo: one entry per record, or the name of a column of the frame; None if the data set brings
+            them.
 
     Raises:
-        ConfigError: a column is missing, or is passed although the data set contains it; the data set has no length.
+        ConfigError: a column is missing, or is passed although the data set contains it; a data set, sampler or frame
+            of a kind that cannot be read, with the reason.
         DataError: the data set has no record, or an item has another form than the first.
         UserCodeError: the data set's code fails at a record.
     """
-    if isinstance(features, Dataset):
-        if targets is not None:
-            raise ConfigError("population: a data set brings its own targets; leave targets out")
-        brought = _of_data_set(features)
+    if data is None:
+        data, features = features, None
+    elif isinstance(features, str):
+        raise ConfigError(f"population: features must be a list of columns, [{features!r}]")
+    data = _as_frame(_data_set_of(data))
+    if isinstance(data, Dataset):
+        if features is not None or targets is not None:
+            raise ConfigError("population: a data set brings its own targets; leave features and targets out")
+        brought = _of_data_set(data)
         both = [
             name for name, given in (("user", user), ("silo", silo)) if given is not None and name in brought
         ]
@@ -39,17 +94,256 @@ def record_columns(features: Any, targets: Any, user: Any, silo: Any) -> dict[st
             raise ConfigError(
                 f"population: the data set brings {both[0]} with every record; leave {both[0]} out"
             )
-        columns = {"user": user, "silo": silo, **brought}
-    else:
-        columns = {"features": features, "targets": targets, "user": user, "silo": silo}
-    for name, column in columns.items():
-        if column is None:
-            raise ConfigError(f"population: {name} is required: for every record, {_REQUIRED[name]}")
-    return columns
+        return RecordColumns(**_all_there({"user": user, "silo": silo, **brought}))
+    named = features is not None or any(isinstance(one, str) for one in (targets, user, silo))
+    if isinstance(data, _HubTable) or named:
+        return _of_frame(data, features, {"targets": targets, "user": user, "silo": silo})
+    return RecordColumns(**_all_there({"features": data, "targets": targets, "user": user, "silo": silo}))
+
+
+def _all_there(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    for name, meaning in _REQUIRED.items():
+        if columns.get(name) is None:
+            raise ConfigError(f"population: {name} is required: for every record, {meaning}")
+    return {name: columns[name] for name in _REQUIRED}
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def _as_frame(data: Any) -> Any:
+    """Return a polars frame or a Hugging Face data set as an Arrow table; other objects unchanged.
+
+    Raises:
+        ConfigError: an object of these packages that has no rows of its own, with what to hand over instead.
+    """
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):
+        raise ConfigError("population: a lazy frame has no rows yet; hand over .collect()")
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        if isinstance(data.column_names, Mapping):
+            splits = ", ".join(map(str, data.column_names))
+            raise ConfigError(
+                f"population: a dictionary of splits ({splits}); hand over one of them, data['train']"
+            )
+        if not hasattr(data, "__len__"):
+            raise ConfigError(
+                "population: an iterable data set has no length and no items by number; load it without "
+                "streaming=True"
+            )
+        return _HubTable(table=data.with_format("arrow")[:], classes=_hub_classes(data))
+    if hasattr(data, "to_arrow") and hasattr(data, "columns") and not hasattr(data, "iloc"):
+        return data.to_arrow()
+    return data
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _HubTable:
+    """A Hugging Face data set as an Arrow table, with the class names of its label columns."""
+
+    table: pa.Table
+    classes: Mapping[str, tuple[str, ...]]
+
+
+def _hub_classes(data: Any) -> dict[str, tuple[str, ...]]:
+    """Return the class names of the columns of a Hugging Face data set that declare them."""
+    kinds = getattr(data, "features", None) or {}
+    return {name: tuple(kind.names) for name, kind in kinds.items() if hasattr(kind, "int2str")}
+
+
+def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColumns:
+    """Return the columns of a frame by their names; a column that is no name is taken as it is.
+
+    Raises:
+        ConfigError: ``data`` is no frame; a column does not exist, or is named twice.
+    """
+    classes: Mapping[str, tuple[str, ...]] = {}
+    if isinstance(data, _HubTable):
+        data, classes = data.table, data.classes
+    known = _column_names(data)
+    if known is None:
+        raise ConfigError(
+            "population: columns are named, and the data are no frame with columns (pandas, polars, Arrow, Hugging "
+            f"Face), but {type(data).__name__}"
+        )
+    if not isinstance(features, list | tuple) or not features:
+        raise ConfigError(f"population: features must be a list of columns of the frame: {', '.join(known)}")
+    columns = [("features", name) for name in features]
+    for key, given in named.items():
+        columns += [(key, name) for name in ([given] if isinstance(given, str) else _pair_of_names(given))]
+    _check_names(columns, known)
+    targets = named["targets"]
+    labels = classes.get(targets) if isinstance(targets, str) else None
+
+    def read(frame: Any) -> tuple[Any, Any]:
+        table = _as_frame(frame)
+        table = table.table if isinstance(table, _HubTable) else table
+        present = _column_names(table)
+        if present is None:
+            raise ConfigError(
+                f"population: test: a frame of the same columns is needed, not {type(table).__name__}"
+            )
+        _check_names([one for one in columns if one[0] in ("features", "targets")], present, "test: ")
+        return _features_of(table, list(features)), _targets_of(table, targets, labels)
+
+    found = {key: _column(data, given) if isinstance(given, str) else given for key, given in named.items()}
+    found |= {"features": _features_of(data, list(features)), "targets": _targets_of(data, targets, labels)}
+    return RecordColumns(**_all_there(found), classes=labels, read=read)
+
+
+def _column_names(data: Any) -> tuple[str, ...] | None:
+    """Return the column names of a frame; None for any other object."""
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return tuple(data.schema.names)
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        return tuple(str(name) for name in data.columns)
+    return None
+
+
+def _pair_of_names(given: Any) -> list[str]:
+    """Return the two names of an event and a time; empty for any other object."""
+    is_pair = (
+        isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(one, str) for one in given)
+    )
+    return list(given) if is_pair else []
+
+
+def _check_names(columns: Sequence[tuple[str, Any]], known: Sequence[str], place: str = "") -> None:
+    """Check that every named column exists once in the frame, and is named once.
+
+    Raises:
+        ConfigError: the error names the argument and the column.
+    """
+    names = [name for _, name in columns]
+    for key, name in columns:
+        if not isinstance(name, str) or name not in known:
+            hint = did_you_mean(name, known) if isinstance(name, str) else ""
+            raise ConfigError(
+                f"population: {place}{key}: no column {sanitize(repr(name))}; there are: "
+                f"{sanitize(', '.join(known))}{hint}"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"population: {place}column '{sanitize(name)}' is named twice; it has one meaning"
+            )
+        if list(known).count(name) > 1:
+            raise ConfigError(f"population: {place}two columns are called '{sanitize(name)}'")
+
+
+def _column(data: Any, name: str) -> Any:
+    return data.column(name) if isinstance(data, pa.Table | pa.RecordBatch) else data[name]
+
+
+def _features_of(data: Any, names: list[str]) -> Any:
+    """Return the features: several columns as a table, one column of lists as a list of records."""
+    if not isinstance(data, pa.Table | pa.RecordBatch):
+        return data[names]
+    kind = data.schema.field(names[0]).type
+    if len(names) == 1 and (pa.types.is_nested(kind)):
+        return _nested(data.column(names[0]), names[0])
+    return data.select(names)
+
+
+def _nested(column: Any, name: str) -> list[Any]:
+    """Return a column of lists as one array per record.
+
+    Raises:
+        DataError: a record is missing.
+    """
+    values: list[Any] = column.to_pylist()
+    refuse_rows(
+        np.array([one is None for one in values], dtype=np.bool_),
+        f"features, column '{sanitize(name)}'",
+        "the entry is missing; fill it with a declared constant, or leave the record out",
+    )
+    return values
+
+
+def _targets_of(data: Any, targets: Any, labels: Sequence[str] | None) -> Any:
+    """Return the targets; numbers of declared classes become their names.
+
+    Raises:
+        DataError: a number is of no declared class; -1 stands for a missing label.
+    """
+    if pair := _pair_of_names(targets):
+        return data.select(pair) if isinstance(data, pa.Table | pa.RecordBatch) else data[pair]
+    if not isinstance(targets, str):
+        return targets
+    column = _column(data, targets)
+    if labels is None:
+        return column
+    numbers = [-1 if one is None else one for one in column.to_pylist()]
+    refuse_rows(
+        np.array([not 0 <= one < len(labels) for one in numbers], dtype=np.bool_),
+        "targets",
+        f"the label is missing, or the number of none of the {len(labels)} declared classes",
+    )
+    return [labels[one] for one in numbers]
+
+
+# --- data sets of PyTorch ---------------------------------------------------------------------------------------------
+
+
+def _data_set_of(data: Any) -> Any:
+    """Return the data set of a ``DataLoader``; other objects unchanged.
+
+    Its batch size and its shuffling have no meaning here: local batches are made for each contribution.
+
+    Raises:
+        ConfigError: a sampler, a batch sampler or a ``collate_fn`` of one's own, which would change the records or who
+            counts; a loader that leaves records out; an iterable data set.
+    """
+    if isinstance(data, DataLoader):
+        loader, data = data, data.dataset
+        if not isinstance(data, IterableDataset):
+            _check_loader(loader)
+    if isinstance(data, IterableDataset):
+        raise ConfigError(
+            "population: an iterable data set has no length and no items by number, so nobody can say which record is "
+            "whose; make it a data set with __len__ and __getitem__"
+        )
+    return data
+
+
+def _check_loader(loader: Any) -> None:
+    """Check that a loader gives every record of its data set once, by itself.
+
+    Raises:
+        ConfigError: as :func:`_data_set_of`.
+    """
+    sampler, instead = loader.sampler, "hand over the data set itself, loader.dataset"
+    once = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        raise ConfigError(
+            f"population: the loader's batch sampler of one's own decides which records count; {instead}"
+        )
+    if not once:
+        raise ConfigError(
+            f"population: the loader's {type(sampler).__name__} draws records unequally, which would change who "
+            f"counts; {instead}"
+        )
+    if loader.drop_last:
+        raise ConfigError(f"population: the loader's drop_last leaves records out; {instead}")
+    if loader.batch_size is not None and loader.collate_fn is not default_collate:
+        raise ConfigError(
+            "population: the loader's collate_fn sees several records at a time; compute features in the data set, one "
+            f"record at a time, and {instead}"
+        )
 
 
 def _of_data_set(data: Any) -> dict[str, Any]:
-    """Read a PyTorch data set of (features, target) or (features, target, user, silo) into memory."""
+    """Read a PyTorch data set into memory.
+
+    An item is (features, target), (features, target, user, silo), or a mapping with the keys x, y, user, silo.
+    """
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise ConfigError(
             "population: a data set needs a length and items by number; an iterable one has neither"
@@ -58,10 +352,13 @@ def _of_data_set(data: Any) -> dict[str, Any]:
         raise DataError("population: the data set has no record, so the shape of a record is unknown")
     with name_user_code():  # an error of the data set's code is reported as the user's
         items = [data[row] for row in range(len(data))]
+    if isinstance(items[0], Mapping):
+        return _of_mappings(items)
     width = len(items[0]) if isinstance(items[0], tuple | list) else 0
     alike = [isinstance(one, tuple | list) and len(one) == width for one in items]
     problem = (
-        "an item of the data set must be (features, target) or (features, target, user, silo), and all alike"
+        "an item of the data set must be (features, target) or (features, target, user, silo), or a mapping with x, y, "
+        "user and silo, and all alike"
     )
     refuse_rows(~np.array(alike), "population", problem)
     if width not in (2, 4):
@@ -69,6 +366,31 @@ def _of_data_set(data: Any) -> dict[str, Any]:
     names = ("targets", "user", "silo")[: width - 1]
     features = {"features": [item[0] for item in items]}
     return features | {name: [_single(item[place]) for item in items] for place, name in enumerate(names, 1)}
+
+
+def _of_mappings(items: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of items that are mappings.
+
+    Raises:
+        ConfigError: a key that stands for no column, or two keys for one.
+        DataError: an item has other keys than the first.
+    """
+    keys = list(items[0])
+    refuse_rows(
+        np.array([not isinstance(one, Mapping) or list(one) != keys for one in items]),
+        "population",
+        "the item has other keys than that of row 0",
+    )
+    columns: dict[str, Any] = {}
+    for key in keys:
+        name = _KEYS.get(key)
+        if name is None or name in columns:
+            known = "x (or features), y (or targets), user, silo"
+            raise ConfigError(
+                f"population: key {sanitize(repr(key))} of the data set's items; they have {known}"
+            )
+        columns[name] = [one[key] if name == "features" else _single(one[key]) for one in items]
+    return columns
 
 
 def _single(value: Any) -> Any:

@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field, model_validator
 from fedveil.data.column_checks import check_bounds, check_date_format, check_not_missing, check_spellings
 from fedveil.data.identities import AS_TEXT, MOST_USERS
 from fedveil.errors import DataError
-from fedveil.files import as_path, parse_toml, read_text
+from fedveil.files import as_path, as_text, parse_toml, read_content
 from fedveil.sanitize import sanitize
 from fedveil.validation import DocumentTable, validate_document
 
@@ -446,5 +446,14 @@ def read_schema(path: str | Path) -> Schema:
     Raises:
         DataError: the file is missing, is not TOML, or is not a valid schema; the error names the file and the key.
     """
-    document = parse_toml(read_text(as_path(path, "read_schema"), DataError), f"schema {path}", DataError)
+    return parse_schema(read_content(as_path(path, "read_schema"), DataError), path)
+
+
+def parse_schema(content: bytes, path: Path | str) -> Schema:
+    """Parse the content of a schema file.
+
+    Raises:
+        DataError: as :func:`read_schema`.
+    """
+    document = parse_toml(as_text(content, path, DataError), f"schema {path}", DataError)
     return validate_document(Schema, document, f"schema {path} does not fit", DataError)

@@ -23,7 +23,7 @@ from fedveil.data.schema import (
     Label,
     Schema,
     invalid_cells_notice,
-    read_schema,
+    parse_schema,
 )
 from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.data.table_file import open_table
@@ -90,8 +90,13 @@ def tables(
         test_share=test_share,
         seed=seed,
     )
+    # Parse the bytes that the source keeps, so that a file that changes meanwhile is not half of each.
     read = read_tables(
-        read_schema(schema_file), source.files, test=source.test_file, test_share=test_share, seed=seed
+        parse_schema(source.schema, schema_file),
+        source.files,
+        test=source.test_file,
+        test_share=test_share,
+        seed=seed,
     )
     return replace(read, source=source)
 

@@ -34,7 +34,11 @@ _SEED_SUFFIX = re.compile(r"[-_. ]+seed[-_.= ]*\d+$", re.IGNORECASE)
 EVEN = 0.7
 """Accuracy of the majority-class baseline above which accuracy is not shown first."""
 
-DIRECTION = {"accuracy": 1, "balanced_accuracy": 1, "auc": 1, "c_index": 1, "r2": 1, "mae": -1, "loss": -1}
+_LARGE = (
+    *("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "f1_macro", "precision", "recall"),
+    *("specificity", "mcc", "top_2_accuracy", "top_3_accuracy", "top_5_accuracy", "c_index", "r2"),
+)
+DIRECTION = {**dict.fromkeys(_LARGE, 1), **dict.fromkeys(("brier", "mae", "rmse", "loss"), -1)}
 """1 for a metric that should be large, -1 for a metric that should be small."""
 
 _RELEASES = ("statistics.toml", "inference.toml")

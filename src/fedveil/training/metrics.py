@@ -7,7 +7,17 @@ accuracy            share of records whose class is predicted                   
 balanced_accuracy   mean over the classes present of the share predicted        fewer than two classes
 auc                 P(score of a positive > score of a negative), ties 1/2      fewer than two classes
 c_index             share of comparable pairs that the scores order, ties 1/2   no comparable pair
+f1                  2 TP / (2 TP + FP + FN) of class 1 of two                   no record is or is predicted class 1
+f1_macro            mean of f1 over the classes that occur or are predicted     no record
+precision           TP / (TP + FP) of class 1 of two                            no record is predicted class 1
+recall              TP / (TP + FN) of class 1 of two                            no record of class 1
+specificity         TN / (TN + FP) of class 1 of two                            no record of class 0
+average_precision   sum of (R_i - R_(i-1)) P_i over falling scores              no record of class 1
+brier               mean squared distance of probabilities from the class       no record
+mcc                 correlation of predicted and true classes (Matthews)        one class is all targets or predictions
+top_K_accuracy      share of records whose class is among K largest outputs     no record
 mae                 mean |output - target|                                      no record
+rmse                square root of mean (output - target)^2                     no record
 r2                  1 - sum (output - target)^2 / sum (target - mean)^2         all targets equal
 loss                mean of the loss's terms                                    no record
 ==================  ==========================================================  ============================
@@ -22,6 +32,7 @@ as "accuracy" for Creditcard.
 import inspect
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -202,13 +213,204 @@ class MeanLoss:
         return _ratio(float(weight @ terms), float(weight.sum()))
 
 
+# --- counts of predicted and true classes -----------------------------------------------------------------------------
+# Classes are predicted as in :func:`accuracy`: at a threshold of 1/2 for two classes. To choose another threshold on
+# held-out records would be a release.
+
+
+def _confusion(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None
+) -> Float64[np.ndarray, "c c"] | None:
+    """Return the weighted number of records by (true, predicted) class; None if an output is NaN."""
+    if bool(outputs.isnan().any()):
+        return None
+    count, labels = max(2, outputs.shape[1]), _array(targets).astype(np.int64)
+    pairs = labels * count + _classes(outputs)
+    found = np.bincount(pairs, weights=_weights(targets, weights), minlength=count * count)
+    return found.astype(np.float64).reshape(count, count)  # bincount of no record is of whole numbers
+
+
+def _of_two(
+    name: str,
+    outputs: Float[Tensor, "n k"],
+    targets: Shaped[Tensor, "n"],
+    weights: Shaped[Tensor, "n"] | None,
+) -> tuple[float, float, float, float]:
+    """Return the weighted true negatives, false positives, false negatives and true positives of class 1 of two."""
+    if outputs.shape[1] > 2:
+        raise ModelError(f"{name} compares two classes; the model has {outputs.shape[1]} outputs")
+    found = _confusion(outputs, targets, weights)
+    if found is None:
+        return math.nan, math.nan, math.nan, math.nan
+    (tn, fp), (fn, tp) = found.tolist()
+    return tn, fp, fn, tp
+
+
+def f1(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the F1 score of class 1, 2 TP / (2 TP + FP + FN); NaN if no record is or is predicted class 1.
+
+    Raises:
+        ModelError: more than two outputs.
+    """
+    _, fp, fn, tp = _of_two("f1", outputs, targets, weights)
+    return _ratio(2 * tp, 2 * tp + fp + fn)
+
+
+def f1_macro(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the mean of the F1 scores of all classes that occur or are predicted."""
+    found = _confusion(outputs, targets, weights)
+    if found is None:
+        return math.nan
+    both = found.sum(axis=0) + found.sum(axis=1)
+    there = both > 0
+    return float((2 * np.diag(found)[there] / both[there]).mean()) if there.any() else math.nan
+
+
+def precision(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the share of class 1 among the records predicted class 1; NaN if there is none.
+
+    Raises:
+        ModelError: more than two outputs.
+    """
+    _, fp, _, tp = _of_two("precision", outputs, targets, weights)
+    return _ratio(tp, tp + fp)
+
+
+def recall(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the share predicted class 1 among the records of class 1 (sensitivity); NaN if there is none.
+
+    Raises:
+        ModelError: more than two outputs.
+    """
+    _, _, fn, tp = _of_two("recall", outputs, targets, weights)
+    return _ratio(tp, tp + fn)
+
+
+def specificity(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the share predicted class 0 among the records of class 0; NaN if there is none.
+
+    Raises:
+        ModelError: more than two outputs.
+    """
+    tn, fp, _, _ = _of_two("specificity", outputs, targets, weights)
+    return _ratio(tn, tn + fp)
+
+
+def mcc(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return Matthews' correlation of predicted and true classes; NaN if one class is all targets or predictions.
+
+    Reference: J. Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient", 2004.
+    """
+    found = _confusion(outputs, targets, weights)
+    if found is None:
+        return math.nan
+    true, predicted, whole = found.sum(axis=1), found.sum(axis=0), float(found.sum())
+    spread = (whole**2 - float(true @ true)) * (whole**2 - float(predicted @ predicted))
+    return _ratio(whole * float(np.trace(found)) - float(true @ predicted), math.sqrt(max(spread, 0.0)))
+
+
+def average_precision(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the area under the precision-recall curve by steps; equal scores are one step. NaN without class 1.
+
+    Raises:
+        ModelError: more than two outputs.
+    """
+    if outputs.shape[1] > 2:
+        raise ModelError(f"average_precision compares two classes; the model has {outputs.shape[1]} outputs")
+    if bool(outputs.isnan().any()):
+        return math.nan
+    positive, weight = _array(targets) == 1, _weights(targets, weights)
+    _, rank = np.unique(-_array(score_of(outputs)), return_inverse=True)
+    found, predicted = (np.bincount(rank, weights=one) for one in (weight * positive, weight))
+    at, above = np.cumsum(found), np.cumsum(predicted)
+    steps = found[above > 0] * at[above > 0] / above[above > 0]
+    return _ratio(float(steps.sum()), float(found.sum()))
+
+
+def brier(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the weighted mean of (p - y)^2 for two classes, and of its sum over the classes for more."""
+    logits = outputs.double()
+    if logits.shape[1] <= 2:
+        wrong = _array((torch.sigmoid(score_of(logits)) - targets) ** 2)
+    else:
+        truth = torch.nn.functional.one_hot(targets.long(), logits.shape[1])
+        wrong = _array(((torch.softmax(logits, dim=1) - truth) ** 2).sum(dim=1))
+    weight = _weights(targets, weights)
+    return _ratio(float(weight @ wrong), float(weight.sum()))
+
+
+@dataclass(frozen=True)
+class TopAccuracy:
+    """Share of records whose class is among the ``most`` largest outputs; of equal outputs the first come first."""
+
+    most: int
+
+    def __call__(
+        self,
+        outputs: Float[Tensor, "n k"],
+        targets: Shaped[Tensor, "n"],
+        weights: Shaped[Tensor, "n"] | None = None,
+    ) -> float:
+        """Return the weighted share; NaN without records.
+
+        Raises:
+            ModelError: the model has fewer outputs than ``most``.
+        """
+        if not len(targets) or bool(outputs.isnan().any()):
+            return math.nan
+        if outputs.shape[1] < self.most:
+            raise ModelError(f"top_{self.most}_accuracy: the model has {outputs.shape[1]} outputs")
+        labels = targets.long()[:, None]
+        own = outputs.gather(1, labels)
+        earlier = torch.arange(outputs.shape[1], device=outputs.device)[None] < labels
+        before = ((outputs > own) | ((outputs == own) & earlier)).sum(dim=1)
+        weight = _weights(targets, weights)
+        return _ratio(float(weight[_array(before < self.most)].sum()), float(weight.sum()))
+
+
+def rmse(
+    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the square root of the weighted mean of (output - target)^2, in the unit of the targets."""
+    weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
+    return math.sqrt(_ratio(float(weight @ wrong**2), float(weight.sum())))
+
+
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "accuracy": accuracy,
         "balanced_accuracy": balanced_accuracy,
         "auc": auc,
+        "average_precision": average_precision,
+        "brier": brier,
+        "f1": f1,
+        "f1_macro": f1_macro,
+        "precision": precision,
+        "recall": recall,
+        "specificity": specificity,
+        "mcc": mcc,
+        "top_2_accuracy": TopAccuracy(2),
+        "top_3_accuracy": TopAccuracy(3),
+        "top_5_accuracy": TopAccuracy(5),
         "c_index": c_index,
         "mae": mae,
+        "rmse": rmse,
         "r2": r2,
     }
 )
