@@ -225,6 +225,7 @@ def test_ids_are_read_one_by_one() -> None:
         "7",
         "8",
     ]
+    assert ids_by_row([b"b", "b"]) == ["b", "b"]  # bytes are text in UTF-8
     assert ids_by_row(pd.Series([np.int64(7), "a"], dtype=object)) == ["7", "a"]
     assert ids_by_row(np.array([np.int64(7), "a"], dtype=object)) == ["7", "a"]
     assert ids_by_row(pa.array(["a", "b", "a"]).dictionary_encode()) == ["a", "b", "a"]
@@ -235,7 +236,7 @@ def test_ids_are_read_one_by_one() -> None:
         day,
         True,
         np.bool_(True),
-        b"b",
+        b"\xff",
         None,
         pd.NA,
         pd.NaT,

@@ -148,6 +148,9 @@ NAMED: dict[str, dict[str, str]] = {
     "data/record_columns.py": {
         "the data set has no record": NOBODY,
         "an item of the data set must be": KIND,
+        "the item has other keys": KIND,
+        "the entry is missing": VALUE,
+        "the label is missing": VALUE,
     },
     "data/records.py": {"": BY_HAND},
     "data/salted_file.py": {"": SCHEMA},

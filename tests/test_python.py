@@ -838,7 +838,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "server: a composed method has its own noise, local steps and server",
     ),
     "a builder": (bad_train(method=uldp_sgd), "not a builder: call it"),
-    "no method": (bad_train(method=None), r"method: a method is needed, such as .*: not NoneType"),
+    "no method": (bad_train(method=None, epsilon=None), r"epsilon: needed; there is no default"),
     "a method that was not called": (bad_train(method=fv.uldp_avg), r"call it: fedveil.uldp_avg\(...\)"),
     "a key that a method lacks": (
         lambda folder: fv.uldp_avg(clipp=1.0),

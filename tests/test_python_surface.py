@@ -113,7 +113,7 @@ def test_what_a_user_gets_back_is_shown_in_a_line(trained: fv.Result, bundle: fv
         assert "\n" not in text
     assert repr(trained.statement) == "Statement(epsilon=3.14, delta=0.001 for one user, released=models)"
     assert "model='session:Sequential', task='classification', epsilon=3.14" in repr(bundle)
-    assert repr(fv.verify(bundle.path)).endswith("holds=True, checks: 9 holds, 0 fails, 8 unchecked)")
+    assert repr(fv.verify(bundle.path)).endswith("holds=True, checks: 11 holds, 0 fails, 9 unchecked)")
 
 
 def test_a_statement_prints_its_sentences(trained: fv.Result) -> None:
