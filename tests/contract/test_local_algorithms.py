@@ -372,6 +372,20 @@ class Unheard(FedProx):
         return 2 * gradient
 
 
+class Guarded(LocalAlgorithm):
+    """Drops the gradients of a whole block where one of them is not finite."""
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient if bool(gradient.isfinite().all()) else torch.zeros_like(gradient)
+
+
+class Scaled(LocalAlgorithm):
+    """Scales a whole block by its largest number, if that is large."""
+
+    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+        return gradient / gradient.abs().max().clamp(min=10)
+
+
 class Nothing(LocalAlgorithm):
     """Defines no direction."""
 
@@ -380,6 +394,8 @@ class Nothing(LocalAlgorithm):
     ("algorithm", "message"),
     [
         (Shared(), r"Shared, .*: slope\(\) of one contribution depends on those computed beside it"),
+        (Guarded(), r"Guarded, .*: slope\(\) of one contribution depends on those computed beside it"),
+        (Scaled(), r"Scaled, .*: slope\(\) of one contribution depends on those computed beside it"),
         (Remembers(), r"Remembers, .*depends on those computed beside it, or on earlier calls"),
         (Wide(), r"Wide, .*: slope\(\) is \(64, 257\) of torch.float64; float32 of the shape"),
         (Mislabelled(), r"Mislabelled, .*: keeps = False, and begin\(\) names \['extra'\]"),

@@ -20,6 +20,7 @@ docs/how-to/local-algorithms.md shows how to add one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -206,6 +207,8 @@ def linear_combination(algorithm: LocalAlgorithm) -> Combination:
 _TRIED: Final = 17
 _ROUNDING: Final = 1e-5
 _ROWS: Final = (1, 2, 5, 8, 64)
+_EXTREMES: Final = (0.0, 1e30, -3e38, math.inf, math.nan)
+"""Numbers of other contributions that a guard over a whole block would react to."""
 
 
 def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
@@ -228,7 +231,8 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
     def rows() -> Tensor:
         return torch.randn(count, dimension, generator=generator)
 
-    gradient, at, sent = rows(), rows(), rows()
+    made = {"gradient": rows(), "at": rows(), "sent": rows()}
+    gradient = made["gradient"]
     kept = {one: rows() for one in algorithm.begin(dimension)}
     broadcast = {one: rows()[0] for one in algorithm.begin_server(dimension)}
     if bool(kept) != algorithm.keeps:
@@ -237,10 +241,12 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
         )
     state = LocalState(start=rows()[0], rate_sum=0.5, kept=kept, broadcast=broadcast)
 
-    def computed(chosen: Tensor) -> dict[str, Tensor]:
+    def computed(chosen: Tensor, given: dict[str, Tensor] = made) -> dict[str, Tensor]:
         part = state.rows(chosen)
-        found = {"slope()": algorithm.slope(gradient[chosen].clone(), at[chosen].clone(), part)}
-        after = algorithm.finish(sent[chosen].clone(), part) if algorithm.keeps else {}
+        found = {
+            "slope()": algorithm.slope(given["gradient"][chosen].clone(), given["at"][chosen].clone(), part)
+        }
+        after = algorithm.finish(given["sent"][chosen].clone(), part) if algorithm.keeps else {}
         if set(after) != set(kept):
             raise CompositionError(
                 f"{name}, given as local algorithm: finish() returns {sorted(after)}, and begin() names {sorted(kept)}"
@@ -248,17 +254,30 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
         return found | {f"finish()'s {one}": value for one, value in after.items()}
 
     whole = computed(torch.arange(count))
-    for what, value in whole.items():
-        if value.shape != gradient.shape or value.dtype != torch.float32:
+    _check_shapes(name, whole, gradient)
+
+    def compare(found: dict[str, Tensor], chosen: Tensor, among: Tensor) -> None:
+        for what, value in found.items():
+            if not torch.equal(value[among], whole[what][chosen]):
+                raise CompositionError(
+                    f"{name}, given as local algorithm: {what} of one contribution depends on those computed "
+                    "beside it, or on earlier calls, so bounding each bounds nothing: compute each row by itself"
+                )
+
+    for size in _ROWS:
+        for chosen in (torch.arange(size), torch.arange(size).flip(0), torch.arange(count - size, count)):
+            compare(computed(chosen), chosen, torch.arange(size))
+    every, even = torch.arange(count), torch.arange(0, count, 2)
+    for extreme in _EXTREMES:
+        others = {one: torch.where((every % 2 == 1)[:, None], extreme, value) for one, value in made.items()}
+        compare(computed(every, others), even, even)
+
+
+def _check_shapes(name: str, results: dict[str, Tensor], like: Tensor) -> None:
+    """Check that results have the shape and the type of a gradient."""
+    for what, value in results.items():
+        if value.shape != like.shape or value.dtype != torch.float32:
             raise CompositionError(
                 f"{name}, given as local algorithm: {what} is {tuple(value.shape)} of {value.dtype}; float32 of the "
                 "shape of the gradient is needed"
             )
-    for size in _ROWS:
-        for chosen in (torch.arange(size), torch.arange(size).flip(0), torch.arange(count - size, count)):
-            for what, value in computed(chosen).items():
-                if not torch.equal(value, whole[what][chosen]):
-                    raise CompositionError(
-                        f"{name}, given as local algorithm: {what} of one contribution depends on those computed "
-                        "beside it, or on earlier calls, so bounding each bounds nothing: compute each row by itself"
-                    )
