@@ -183,7 +183,7 @@ METHODS = {
     "uldp-avg": fv.uldp_avg(clip=0.5, noise_multiplier=2.0, local_learning_rate=0.5),
     "uldp-sgd": fv.uldp_sgd(clip=0.5, noise_multiplier=2.0),
     "uldp-group": fv.uldp_group(
-        clip=0.5, noise_multiplier=2.0, group_size=2, epochs=1, learning_rate=0.1, batch_size=32
+        clip=0.5, noise_multiplier=2.0, group_size=2, epochs=1, local_learning_rate=0.1, batch_size=32
     ),
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.hosts.folders import SiloFolder
@@ -206,6 +206,44 @@ def test_a_kill_between_two_releases_of_an_evaluation_costs_the_second_alone(
     assert {key: times for key, times in charged(folder).items() if times > 1} == {("hospitals/eval/2", 0): 2}
     assert (read_evaluation(RunFolder(folder))[0].vector == first.vector).all()
     assert not (folder / "checkpoint" / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone"),
+    [
+        ("eval/1, 0", ["privacy.json"]),
+        (
+            "prep/1, 0",
+            [
+                "privacy.json",
+                "checkpoint/state.safetensors",
+                "metrics.jsonl",
+                "evaluation.json",
+                "model.safetensors",
+            ],
+        ),
+    ],
+)
+def test_a_release_whose_charge_was_lost_is_never_stated(
+    every_kind: tuple[Path, Path], tmp_path: Path, kept: str, gone: list[str]
+) -> None:
+    """What is left in the folder shows that it was released; a statement without it would be too small."""
+    _, whole = every_kind
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    ledger = folder / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    names = [f"{entry.run}, {entry.round}" for entry in read_entries(ledger)]
+    lost = next(place for place, name in enumerate(names) if name.endswith(kept))
+    before = len(lines) - len(names)  # the head of the file
+    ledger.write_bytes(b"".join(lines[: before + lost]))
+    for name in gone:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with pytest.raises(
+        IntegrityError, match=f"result of .*{kept} is there, and ledger.jsonl has no charge for it"
+    ):
+        resume(folder, Silent())
+    assert not (folder / "privacy.json").exists()
 
 
 def test_a_model_that_was_evaluated_in_part_is_not_trained_on(

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import fedveil as fv
 from fedveil.config_keys import plain, plain_inside, whole_argument
 from fedveil.data.arrays import population
-from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.methods.uldp import uldp_avg, uldp_group, uldp_naive
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
@@ -242,9 +242,10 @@ def test_what_is_no_number_is_refused_where_a_stage_or_an_argument_is_written(wr
 
 
 def test_text_and_nothing_are_no_numbers_for_a_stage() -> None:
-    for wrong in ("0.1", None):
-        with pytest.raises(CompositionError, match=f"learning_rate = {wrong}: a finite number > 0 is needed"):
-            LocalSgd(learning_rate=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"learning_rate = '0.1': a number, or 'by-rule', is needed"):
+        LocalSgd(learning_rate="0.1")  # type: ignore[arg-type]
+    with pytest.raises(CompositionError, match="learning_rate = None: a finite number > 0 is needed"):
+        LocalSgd(learning_rate=None)  # type: ignore[arg-type]
     assert LocalSgd(batch_size=None).batch_size is None
     with pytest.raises(ConfigError, match=r"n_users must be a whole number >= 1 or \"counted\", not 20.5"):
         people(n_users=20.5)

@@ -196,7 +196,7 @@ def test_too_few_people_are_named_with_three_remedies_that_hold() -> None:
     _, (said,) = warned(100, 1.0)
     assert isinstance(said, TooFewPeopleWarning)
     text = str(said)
-    assert text.startswith("100 people, 650 parameters, epsilon 1: noise is 0.9")
+    assert text.startswith("100 people, 650 parameters, epsilon 1.00: noise is 0.9")
     needed = text.partition("0.25 needs ")[2]
     people, epsilon, parameters = (part.split() for part in needed.rstrip(".").split(", or "))
     assert warned(int(people[0]), 1.0)[1] == ()

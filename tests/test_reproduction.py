@@ -51,7 +51,7 @@ DIGITS = Table(
     name="digits",
     title="Digits",
     items=("none/digits",),
-    parts=({"preset": "digits", "variants": ["uldp-avg-w"], "settings": ["rounds=2", "local.epochs=1"]},),
+    parts=({"preset": "digits", "variants": ["uldp-naive"], "settings": ["rounds=2", "local.epochs=1"]},),
     value="accuracy",
     last=2,
     rounds=(1,),
@@ -99,6 +99,9 @@ def test_a_result_file_belongs_to_a_table():
         *TABLES,
         "benchmarks",
         "price",
+        "defaults",
+        "first-run",
+        "tables",
         "flamby",
         "ergonomics",
         "statistics",
@@ -246,7 +249,7 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     played = reproduce(DIGITS, results, runs, NullObserver(), seeds=2)
     first = next(played)
     played.close()  # interrupted
-    assert (first.cell, first.seed) == ("uldp-avg-w", 0)
+    assert (first.cell, first.seed) == ("uldp-naive", 0)
     assert [one.seed for one in reproduce(DIGITS, results, runs, NullObserver(), seeds=2)] == [1]
     assert [one.seed for one in reproduce(DIGITS, results, runs, NullObserver(), seeds=2)] == []
     kept = results.read("digits")
@@ -260,7 +263,7 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     )
     again = list(reproduce(changed, results, runs, NullObserver(), seeds=1))
     assert [one.seed for one in again] == [0], "other settings are another run"
-    assert len(results.read("digits").runs_of("uldp-avg-w")) == 2, "which takes the place of the old one"
+    assert len(results.read("digits").runs_of("uldp-naive")) == 2, "which takes the place of the old one"
 
 
 def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_table_says():

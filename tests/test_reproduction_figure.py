@@ -20,14 +20,14 @@ TABLE = Table(
     title="Digits",
     items=("none/digits",),
     parts=(
-        {"preset": "digits", "variants": ["uldp-avg-w", "uldp-naive"], "label": "a"},
-        {"preset": "digits", "variants": ["uldp-avg-w"], "label": "b"},
+        {"preset": "digits", "variants": ["recommended", "uldp-naive"], "label": "a"},
+        {"preset": "digits", "variants": ["recommended"], "label": "b"},
     ),
     value="accuracy",
     percent=True,
     rounds=(1,),
     panels=("a", "b"),
-    published_curves={"a-uldp-avg-w": ((1, 55.0),)},
+    published_curves={"a-recommended": ((1, 55.0),)},
     chosen="Nothing.",
 )
 
@@ -48,13 +48,13 @@ def results(*runs: Run) -> Results:
     return Results(table="digits", command="c").adding(runs)
 
 
-THREE = [run("a-uldp-avg-w", seed, 0.1, 0.5 + 0.1 * seed, 0.8) for seed in range(3)]
+THREE = [run("a-recommended", seed, 0.1, 0.5 + 0.1 * seed, 0.8) for seed in range(3)]
 
 
 def test_a_curve_is_mean_and_deviation_by_round_up_to_the_value_at_the_end():
     (panel,) = panels_of(TABLE, "accuracy", results(*THREE)).values()
     (curve,) = panel
-    assert curve.label == "uldp-avg-w"
+    assert curve.label == "recommended"
     assert curve.published == ((1, 55.0),)
     assert [number for number, *_ in curve.points] == [0, 1, 2]
     assert [mean for _, mean, _ in curve.points] == pytest.approx([10, 60, 80])
@@ -63,10 +63,10 @@ def test_a_curve_is_mean_and_deviation_by_round_up_to_the_value_at_the_end():
 
 def test_cells_with_two_runs_and_rounds_that_a_run_does_not_have_are_not_drawn():
     assert panels_of(TABLE, "accuracy", results(*THREE[:2])) == {}
-    shorter = run("a-uldp-avg-w", 2, 0.1, 0.6)
+    shorter = run("a-recommended", 2, 0.1, 0.6)
     ((curve,),) = panels_of(TABLE, "accuracy", results(*THREE[:2], shorter)).values()
     assert [number for number, *_ in curve.points] == [0, 1]
-    undefined = run("a-uldp-avg-w", 2, 0.1, None, 0.8)
+    undefined = run("a-recommended", 2, 0.1, None, 0.8)
     ((curve,),) = panels_of(TABLE, "accuracy", results(*THREE[:2], undefined)).values()
     assert [number for number, *_ in curve.points] == [0, 2]
     assert panels_of(TABLE, "loss", results(*THREE)) == {}, "no run kept it"

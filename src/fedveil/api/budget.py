@@ -84,8 +84,9 @@ class Budget:
     **Claim.** All fits that a budget admitted are together (epsilon, delta)-differentially private for one user.
     Before a fit begins, the events of all earlier fits and of those that are left (each as the one that begins) are
     composed by the run's accountant, and a fit that would exceed epsilon is refused. The charge is written before the
-    fit trains, so a fit that fails has spent it. Not covered: fits and releases outside the budget, and scores of the
-    fitted models on private records.
+    fit trains, so a fit that fails has spent it. Not covered: fits and releases outside the budget, the folder of an
+    interrupted fit that is resumed (its repeated round is charged in its own ledger alone), and scores of the fitted
+    models on private records.
 
     Args:
         epsilon: of all fits together.

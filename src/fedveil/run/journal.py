@@ -18,12 +18,12 @@ an artefact is spent, because nothing shows that nobody saw its result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fedveil.checks import equal_up_to_rounding
-from fedveil.errors import RunFolderError
+from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry, Ledger
@@ -128,6 +128,25 @@ class Journal:
     def count_charges(self, key: StepKey) -> int:
         """Return the number of charges of a step."""
         return sum((entry.run, entry.round) == (key.run, key.round) for entry in self.ledger.entries)
+
+    def require_charges(self, released: Iterable[StepKey]) -> None:
+        """Check that the ledger has a charge for every released step.
+
+        A release is written after its charge. A ledger without the charge has lost lines, and a statement of it would
+        understate what was spent.
+
+        Args:
+            released: names of the steps whose artefacts the folder has.
+
+        Raises:
+            IntegrityError: a released step has no charge.
+        """
+        for key in released:
+            if not self.count_charges(key):
+                raise IntegrityError(
+                    f"{self.folder.path}: the result of {key.run}, {key.round} is there, and ledger.jsonl has no "
+                    "charge for it; charges were lost or replaced, so what was spent is unknown"
+                )
 
     def charge(self, key: StepKey, event: Event) -> None:
         """Charge a step once more; return when the charge is on disk."""

@@ -11,6 +11,7 @@ from fedveil.methods.method import sum_noise_std
 from fedveil.methods.noise_ratio import SCALE, noise_to_displacement
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent
+from fedveil.privacy.statement import show_epsilon
 from fedveil.run.setup import Prepared
 
 _DELTA_SHARE: Final = 10
@@ -54,13 +55,13 @@ def _few_people(prepared: Prepared, epsilon: float) -> Warning | None:
         return None
     remedies = [f"{math.ceil(people.n_users * ratio / SCALE)} people"]
     if (more := _epsilon_at(prepared, ratio)) is not None:
-        remedies.append(f"epsilon {more:.2g}")
+        remedies.append(f"epsilon {show_epsilon(more)}")
     remedies.append(f"a model of {max(1, math.floor(dimension * (SCALE / ratio) ** 2))} parameters")
     which = ", or ".join(remedies)
     mostly = " The model will be mostly noise; no clip and no rate changes that." if ratio > 1 else ""
     return TooFewPeopleWarning(
-        f"{people.n_users} people, {dimension} parameters, epsilon {epsilon:.2g}: noise is {ratio:.2g} of the largest "
-        f"possible movement of the model. {SCALE:g} needs {which}.{mostly}"
+        f"{people.n_users} people, {dimension} parameters, epsilon {show_epsilon(epsilon)}: noise is {ratio:.2g} of "
+        f"the largest possible movement of the model. {SCALE:g} needs {which}.{mostly}"
     )
 
 

@@ -130,12 +130,16 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
         declared = DeclaredTables(schema=home.schema, silos=home.membership.silos)
         prepared = prepare_document(read_releases(path / kind.file, kind), declared)
         run = DocumentParts(prepared, folder, witness=record)
+    is_due = False
     try:
         for part in run.parts(again=_unsigned(home, folder)):
+            is_due = True
             yield open_session(run, part, record, SeenHeads(home / HEADS, home.membership.charter))
     except Exception:  # the process continues, and must be able to open the folder again
         run.close()
         raise
+    if not is_due:  # otherwise the last part closes the run when it ends
+        run.close()
 
 
 def _experiment_parts(home: CoordinatorFolder, folder: RunFolder, record: RunRecord) -> ExperimentParts:

@@ -76,6 +76,8 @@ class DocumentParts(RunParts[PartEnding]):
         self._check_charged()
         while again or not self.is_whole:
             made = self.prepared.read(self.folder)
+            name = self.prepared.document.name
+            self.journal.require_charges(StepKey(name, number) for number in range(1, len(made) + 1))
             self.journal.mend(len(made))
             part = self._part(made[: self.prepared.count - 1], whole=len(made) == self.prepared.count)
             yield part

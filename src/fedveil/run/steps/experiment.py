@@ -189,6 +189,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         journal.check_charged(
             lambda entry: entry.event if entry.run == experiment.name else self._event_of(entry), _REMEDY
         )
+        self._require_charges()
         journal.mend(len(made))
         release = planned.release(made)
 
@@ -224,6 +225,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         Raises:
             RunFolderError: a damaged folder, or a ledger of another experiment.
         """
+        self._require_charges()  # before the first checkpoint is written
         prepared, before = self.prepared, self._preprocessed()
         senders = prepared.setting.cohort if self.witness is None else prepared.population
         self._training = training = TrainingPart(
@@ -293,6 +295,17 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
     def _evaluated(self) -> NoisySums:
         """Return the releases of the evaluation that are made."""
         return () if self.prepared.evaluation is None else read_evaluation(self.folder)
+
+    def _require_charges(self) -> None:
+        """Check that every side release that the folder has is charged; `TrainingPart` checks the rounds.
+
+        Raises:
+            IntegrityError: a release has no charge.
+        """
+        prepared, name = self.prepared, self.prepared.experiment.name
+        made = prepared.releases_before_training[: len(self._preprocessed())]
+        made += prepared.releases_after_training[: len(self._evaluated())]
+        self.journal.require_charges(StepKey(one.of_run(name), BESIDE) for one in made)
 
     def _prepare_again(self) -> None:
         """Prepare the experiment on the schema that the folder's releases give."""
