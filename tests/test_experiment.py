@@ -49,7 +49,7 @@ def test_the_written_document_reads_back_equal() -> None:
             r"test\.toml: model\.name: no model named 'linaer'; .* mean 'linear'",
         ),
         ({"model": {"loss": "mse"}}, r"model\.loss: no loss named 'mse'; use one of cross_entropy"),
-        ({"model": {"metrics": ["auc", "f1"]}}, r"model\.metrics: no metric named 'f1'; use one of accuracy"),
+        ({"model": {"metrics": ["auc", "f9"]}}, r"model\.metrics: no metric named 'f9'; use one of accuracy"),
         ({"rounds": 0}, r"rounds: must be >= 1, not 0"),
         ({"rounds": "20"}, r"test\.toml: rounds: must be a whole number, not '20'$"),
         (

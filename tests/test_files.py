@@ -321,7 +321,8 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
     refined.tables(folder, people=400)
     prepared = refined.prepared_in(folder, evaluation={}, data={"table": {"test_share": 0.5}})
     here = run(prepared, folder / "runs", Silent()).folder
-    begun = here / "checkpoint" / "evaluation.json"
+    begun = here / "begun" / "checkpoint" / "evaluation.json"
+    begun.parent.mkdir(parents=True)
     begun.write_bytes((here / "evaluation.json").read_bytes())
     (folder / "odds").mkdir()
     odds.tables(folder / "odds", people=60)
@@ -345,7 +346,9 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
         "evaluation.json": FileKind(
             path=here / "evaluation.json", read=lambda at: told(read_evaluated(at.parent))
         ),
-        "evaluation.json, begun": FileKind(path=begun, read=lambda _: read_evaluation(RunFolder(here))),
+        "evaluation.json, begun": FileKind(
+            path=begun, read=lambda _: read_evaluation(RunFolder(here / "begun"))
+        ),
         "preprocessing.json": FileKind(
             path=here / "preprocessing.json", read=lambda at: told(read_preprocessed(at.parent))
         ),
@@ -360,7 +363,14 @@ def of_releases(folder: Path) -> dict[str, FileKind]:
 
 
 NAMES = (
-    *("evaluation.json", "evaluation.json, begun", "preprocessing.json", "inference.json", "bundle.zip"),
+    *(
+        "uncharged_cpu.json",
+        "evaluation.json",
+        "evaluation.json, begun",
+        "preprocessing.json",
+        "inference.json",
+        "bundle.zip",
+    ),
     *("bundle.json, listed", "privacy.json, listed", "model, listed"),
     *("charter.toml", "north.request", "heads.jsonl", "audit.json", "audit.json, signed"),
     *("membership.toml", "policy.toml", "ledger.jsonl", "ledger.jsonl, sealed", "answer", "answer, sealed"),

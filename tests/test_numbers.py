@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import fedveil as fv
 from fedveil.config_keys import plain, plain_inside, whole_argument
 from fedveil.data.arrays import population
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.methods.uldp import uldp_avg, uldp_group, uldp_naive
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
