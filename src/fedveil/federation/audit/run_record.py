@@ -81,6 +81,9 @@ NOTHING: Final = bytes(32)
 
 MADE_LATER: Final = frozenset({AGREED, CONTENTS, "run_end.json", "report.html", "audit.json"})
 """Files that are written from signed data after the run is signed; no signature covers them."""
+_TEMPORARY: Final = frozenset(
+    Path(name).with_name(f".{Path(name).name}.tmp").as_posix() for name in MADE_LATER
+)
 
 
 def known_before(told: Sequence[SessionMessage], phase: RunPart | None) -> bytes:
@@ -362,7 +365,7 @@ class RunRecord:
             name: hashlib.sha256(content).hexdigest()
             for name, content in files_of(self.folder.path).items()
             # A killed write leaves its temporary file, which the next write of the same name renames away.
-            if name not in MADE_LATER and not name.endswith(".tmp")
+            if name not in MADE_LATER and name not in _TEMPORARY
         }
 
     def _write(self) -> None:
