@@ -306,6 +306,21 @@ def test_a_regression_survives_a_kill_at_every_write(
     assert every_point(monkeypatch, tmp_path, 1, play) > 20
 
 
+def test_a_whole_document_whose_charge_was_lost_is_never_stated(tmp_path: Path) -> None:
+    """Nothing is left to release; the statement alone would be too small."""
+    regressions.tables(tmp_path, people=80)
+    prepared = prepare_inference(
+        read_releases(regressions.written(tmp_path, privacy="epsilon = 8.0"), InferenceDocument)
+    )
+    folder = make_releases(prepared, tmp_path / "whole")
+    ledger = folder / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    (folder / "privacy.json").unlink()
+    with pytest.raises(IntegrityError, match=r"result of odds, 3 is there, and ledger.jsonl has no charge"):
+        resume_releases(prepared, folder)
+    assert not (folder / "privacy.json").exists()
+
+
 # --- between institutions ---------------------------------------------------------------------------------------
 
 

@@ -72,12 +72,11 @@ class DocumentParts(RunParts[PartEnding]):
 
         Raises:
             RunFolderError: a damaged folder, or a ledger of another document.
+            IntegrityError: a result without a charge.
         """
         self._check_charged()
         while again or not self.is_whole:
             made = self.prepared.read(self.folder)
-            name = self.prepared.document.name
-            self.journal.require_charges(StepKey(name, number) for number in range(1, len(made) + 1))
             self.journal.mend(len(made))
             part = self._part(made[: self.prepared.count - 1], whole=len(made) == self.prepared.count)
             yield part
@@ -128,9 +127,9 @@ class DocumentParts(RunParts[PartEnding]):
             RunFolderError: the document or the declared facts differ from those that were charged and stated.
                 Released numbers have one statement.
         """
+        self._check_charged()
         entries = self.journal.ledger.entries
         if entries:
-            self._check_charged()
             times = Counter(entry.round for entry in entries)
             charged = [times[number] for number in range(1, self.prepared.count + 1)]
             statement = self.prepared.series.statement(
@@ -146,12 +145,15 @@ class DocumentParts(RunParts[PartEnding]):
         return PartEnding(folder=self.folder.path, stopped=reason)
 
     def _check_charged(self) -> None:
+        """Check that every charge is one of the document's, and that every result in the folder is charged."""
+        made, name = self.prepared.read(self.folder), self.prepared.document.name
         events = {one.number: one.guarantee.event for one in self.prepared.series.releases}
 
         def event_of(entry: Entry) -> Event | None:
-            return events.get(entry.round)
+            return events.get(entry.round) if entry.run == name else None
 
         self.journal.check_charged(event_of, self._remedy)
+        self.journal.require_charges(StepKey(name, number) for number in range(1, len(made) + 1))
 
     @property
     def _remedy(self) -> str:
