@@ -25,7 +25,7 @@ from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ChildProcess
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder, members_of
 from fedveil.federation.hosts.sockets import free_port
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 
 _REPEATS = 30
@@ -63,7 +63,7 @@ class _Federation:
         home = CoordinatorFolder(made.provisioned.coordinator)
         self.link = AttachedLink(home)
         self._over = False
-        self.coordinator = MailboxClient(self.link.socket, members_of(home.membership), LARGEST_LETTER)
+        self.coordinator = MailboxClient(self.link.socket, members_of(home.membership), LARGEST_MESSAGE)
         self.coordinator.introduce()
         for silo in self.silos:
             start(client_of(silo, lambda message: message), lambda: self._over)
@@ -136,7 +136,7 @@ def _settings(federation: _Federation) -> dict[str, object]:
         "coordinator": silo.settings.coordinator,
         "key_process": str(silo / "run" / "none"),
         "server_key": silo.server_key,
-        "largest": LARGEST_LETTER,
+        "largest": LARGEST_MESSAGE,
     }
 
 

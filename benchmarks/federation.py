@@ -29,7 +29,7 @@ from fedveil.federation.hosts.run_outcome import END
 from fedveil.federation.hosts.sockets import KEY_PROCESS, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, read_document
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
@@ -133,7 +133,7 @@ class World(NullObserver):
     def _count(self, data: bytes, sender: int, recipient: int) -> None:
         key = self.membership.coordinator if sender == SERVER else self.membership.roster[sender]
         letter = SignedMessage.open(
-            data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER
+            data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_MESSAGE
         )
         self.letters += len(data)
         self.content += sum(

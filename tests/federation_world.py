@@ -22,7 +22,7 @@ from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.coordinator_setup import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.session_admission import session_name, session_run
@@ -441,14 +441,14 @@ class World:
     def letter(self, number: int, data: bytes) -> SignedMessage:
         """What the coordinator's letter to a silo says."""
         return SignedMessage.open(
-            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE
         )
 
     def answer(self, number: int, data: bytes) -> SignedMessage:
         """What a silo's letter says."""
         identity = self.membership.roster[number]
         return SignedMessage.open(
-            data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_LETTER
+            data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_MESSAGE
         )
 
     def terms(self, experiment: Experiment | None = None, membership: bytes | None = None) -> Terms:

@@ -142,7 +142,7 @@ def test_a_run_whose_opening_nobody_would_read_is_not_begun(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "LARGEST_OPENING", (1 << 16) + 100)
-    with pytest.raises(ProtocolError, match="a letter that begins this run would have"):
+    with pytest.raises(ProtocolError, match="a message that begins this run would have"):
         world.coordinate()
 
 

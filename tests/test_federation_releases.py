@@ -22,7 +22,7 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import ROUNDS, RunRecord, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.signed_message import SignedMessage
@@ -144,7 +144,7 @@ class Hospitals:
     def _told(self, number: int, data: bytes) -> bytes:
         """A letter, or what a coordinator that lies makes of it."""
         letter = SignedMessage.open(
-            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_LETTER
+            data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE
         )
         return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
 

@@ -252,6 +252,6 @@ def test_what_answers_a_knock_with_something_else_ends_the_run(tmp_path: Path) -
     letter = world.letter(number, data)
     coordinator.receive(number, letter.answer(Join(heads=())).seal(world.keys[number]))
     assert coordinator.outcome is not None
-    assert "silo0: sent a letter of another shape" in (coordinator.outcome.stopped or "")
+    assert "silo0: sent a message of another shape" in (coordinator.outcome.stopped or "")
     assert not any(isinstance(part, Declined) for part in letter.parts)
     world.close()

@@ -23,7 +23,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import CompositionError, ConfigError, RunFolderError
 from fedveil.federation.audit.run_record import round_attestation
 from fedveil.federation.ledger_heads import NONE
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -521,7 +521,7 @@ def test_only_the_coordinator_can_ask(world: World) -> None:
         sealed(world, world.keys[1], sender=1, recipient=0),
         b"",
         b"FVL" + bytes(200),
-        bytes(LARGEST_LETTER + 1),
+        bytes(LARGEST_MESSAGE + 1),
     ):
         with pytest.raises(ProtocolError):
             party.receive(data)
@@ -771,7 +771,7 @@ def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x02" + content[4:]
     with pytest.raises(
-        ProtocolError, match="a letter of version 2, where version 3 is read; all parties need"
+        ProtocolError, match="a message of version 2, where version 3 is read; all parties need"
     ):
         party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
 

@@ -13,7 +13,7 @@ import pytest
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population, Records
 from fedveil.federation import exchange
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
@@ -274,7 +274,7 @@ def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
             key = world.membership.coordinator if sender == SERVER else world.membership.roster[number]
             told.extend(
                 SignedMessage.open(
-                    letter, sender=sender, identity=key, recipient=recipient, largest=LARGEST_LETTER
+                    letter, sender=sender, identity=key, recipient=recipient, largest=LARGEST_MESSAGE
                 ).parts
             )
         return reply
@@ -384,7 +384,7 @@ def test_a_silo_takes_part_only_if_its_policy_names_private_weighting(tmp_path: 
 def test_letters_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path) -> None:
     world = World(tmp_path, weighted(), population(), POLICY)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(exchange, "LARGEST_LETTER", 1 << 11)
+        patched.setattr(exchange, "LARGEST_MESSAGE", 1 << 11)
         with pytest.raises(ProtocolError, match="above the limit of 2048: fewer users or parameters"):
             world.coordinate()
     world.close()

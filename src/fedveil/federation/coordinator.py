@@ -185,44 +185,44 @@ class CoordinatorParty(Generic[EndingT]):
         if not 0 <= silo < len(self._membership.silos):
             raise ProtocolError(f"there are {len(self._membership.silos)} silos in the federation", silo=silo)
         by, largest = self._membership.roster[silo], self.longest_answer
-        letter = SignedMessage.open(data, sender=silo, identity=by, recipient=SERVER, largest=largest)
+        message = SignedMessage.open(data, sender=silo, identity=by, recipient=SERVER, largest=largest)
         exchange, name = self._exchange, self._membership.silos[silo]
-        if letter.run != self.run:
+        if message.run != self.run:
             return ReplyKind.NOTHING
         if exchange is None:
             # After the end, only signatures of the end count.
-            last = (letter.session, letter.number) == (self._session, self._number)
-            if last and self._record.agree(silo, letter.parts):
+            last = (message.session, message.number) == (self._session, self._number)
+            if last and self._record.agree(silo, message.parts):
                 with suppress(IntegrityError):  # a ledger that went back is refused in the next session
-                    self._heads.hear({name: letter.head})
+                    self._heads.hear({name: message.head})
             return ReplyKind.NOTHING
-        if is_in_progress(letter.parts):
-            return ReplyKind.SIGN if exchange.awaits(silo, letter) else ReplyKind.NOTHING
+        if is_in_progress(message.parts):
+            return ReplyKind.SIGN if exchange.awaits(silo, message) else ReplyKind.NOTHING
         if silo in self._absent:
-            self._absent.note_answer(silo, letter)
-        if silo in self._absent or not exchange.awaits(silo, letter):
+            self._absent.note_answer(silo, message)
+        if silo in self._absent or not exchange.awaits(silo, message):
             return ReplyKind.NOTHING
-        if ends_session(letter.parts):
-            return self._end(silo, letter)
+        if ends_session(message.parts):
+            return self._end(silo, message)
         try:
             # A Hello is answered by Ready or Declined alone, which ends_session has handled.
             if exchange.hellos:
                 raise RefusalError(Code.SHAPE)
-            self._talks[silo].answer(letter.parts)
-            self._heads.hear({name: letter.head})  # now: a crash before the other answers must not lose it
-            exchange.check_head(name, letter)
+            self._talks[silo].answer(message.parts)
+            self._heads.hear({name: message.head})  # now: a crash before the other answers must not lose it
+            exchange.check_head(name, message)
         except RefusalError:
             self.stop(f"silo {name}: sent {Code.SHAPE.template}")
         except IntegrityError as error:
             self.stop(str(error))
         else:
-            exchange.answers[silo], exchange.heads[name] = letter.parts, letter.head
+            exchange.answers[silo], exchange.heads[name] = message.parts, message.head
             self._proceed()
         return ReplyKind.ANSWER
 
-    def _end(self, silo: int, letter: SignedMessage) -> ReplyKind:
+    def _end(self, silo: int, message: SignedMessage) -> ReplyKind:
         """Read a refusal, which ends the run, or a `Ready`, after which a new session begins."""
-        (part,), name = letter.parts, self._membership.silos[silo]
+        (part,), name = message.parts, self._membership.silos[silo]
         if isinstance(part, Declined):
             self.refused = part.why.code
             self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
@@ -232,13 +232,13 @@ class CoordinatorParty(Generic[EndingT]):
         if self._exchange is not None and self._exchange.hellos:
             if part.busy:  # the `Hello` is sent again
                 return ReplyKind.NOTHING
-            self._exchange.answers[silo] = letter.parts
+            self._exchange.answers[silo] = message.parts
             self._proceed()
             return ReplyKind.ANSWER
         if self._absent.leaves_again(silo):
             self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
         elif self._leave((silo,)):
-            self._absent.note_answer(silo, letter)
+            self._absent.note_answer(silo, message)
             self._proceed()
         else:
             self._begin_session()
@@ -427,9 +427,9 @@ class CoordinatorParty(Generic[EndingT]):
     ) -> None:
         """Sign one message per silo and start the next exchange."""
         self._number += 1
-        letters = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
+        messages = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
-            session=self._session, number=self._number, messages=letters, then=then, hellos=knocks
+            session=self._session, number=self._number, messages=messages, then=then, hellos=knocks
         )
 
     def _sealed(self, silo: int, parts: list[SessionMessage]) -> bytes:

@@ -67,7 +67,7 @@ class CpuQuota:
         self._spent = {hour: seconds for hour, seconds in self._spent.items() if hour >= now - _HOURS}
         if math.fsum(self._spent.values()) + self._unpaid >= limit:
             raise ProtocolError(
-                f"letters that led to no round have taken {limit:g} s of a processor within a day, which is all "
+                f"messages that led to no round have taken {limit:g} s of a processor within a day, which is all "
                 "that policy.toml allows (uncharged_cpu_seconds): none is read until it is over"
             )
 

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 
 from fedveil.errors import IntegrityError
 from fedveil.federation.ledger_heads import heads_for
-from fedveil.federation.limits import LARGEST_LETTER, LARGEST_OPENING
+from fedveil.federation.limits import LARGEST_MESSAGE, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.protocols.errors import ProtocolError
@@ -137,14 +137,14 @@ def check_lengths(agreement: ProtocolSpec[Any, Any], plan: SessionPlan, offered:
     opening = len(offered.encode()) + len(b"" if plan.phase is None else plan.phase.encode())
     if opening + _FRAME_BYTES > LARGEST_OPENING:
         raise ProtocolError(
-            f"a letter that begins this run would have {opening} bytes: fewer releases before it"
+            f"a message that begins this run would have {opening} bytes: fewer releases before it"
         )
     up, down = agreement.max_exchange_bytes
     # The model travels as float32, 4 bytes a parameter, in the same message as the protocol's part.
     longest = max(up, down + 4 * plan.dimension)
-    if longest > LARGEST_LETTER:
+    if longest > LARGEST_MESSAGE:
         raise ProtocolError(
-            f"a letter of this protocol would have {longest} bytes, above the limit of {LARGEST_LETTER}: fewer "
+            f"a message of this protocol would have {longest} bytes, above the limit of {LARGEST_MESSAGE}: fewer "
             "users or parameters, another cipher, or no private sampling"
         )
 
@@ -155,7 +155,7 @@ def longest_answer(agreement: ProtocolSpec[Any, Any], users: int) -> int:
     It sums the protocol messages, a count per user (4 bytes each), and the ledger heads of all silos.
     """
     up, _ = agreement.max_exchange_bytes
-    return min(LARGEST_LETTER, up + 4 * users + _ANSWER_BYTES)
+    return min(LARGEST_MESSAGE, up + 4 * users + _ANSWER_BYTES)
 
 
 @dataclass(kw_only=True)
@@ -185,11 +185,11 @@ class Exchange:
         """Silos whose answers have not arrived."""
         return tuple(silo for silo in self.messages if silo not in self.answers)
 
-    def awaits(self, silo: int, letter: SignedMessage) -> bool:
+    def awaits(self, silo: int, message: SignedMessage) -> bool:
         """Return whether a silo's message is an answer that this exchange lacks."""
-        return (letter.session, letter.number) == (self.session, self.number) and silo in self.missing
+        return (message.session, message.number) == (self.session, self.number) and silo in self.missing
 
-    def check_head(self, silo: str, letter: SignedMessage) -> None:
+    def check_head(self, silo: str, message: SignedMessage) -> None:
         """Check that a silo's answer shows other silos the same ledger head as the coordinator.
 
         Without this check a silo could show its peers a false head. Peers would then refuse, and the coordinator,
@@ -198,10 +198,10 @@ class Exchange:
         Raises:
             IntegrityError: the heads differ; names the silo.
         """
-        shown = [part.signed[0] for part in letter.parts if isinstance(part, RequestSignature)]
-        joined = (part.heads for part in letter.parts if isinstance(part, Join))
-        shown += [head for heads in joined for head, _ in heads[letter.sender : letter.sender + 1]]
-        if any(head != letter.head for head in shown):
+        shown = [part.signed[0] for part in message.parts if isinstance(part, RequestSignature)]
+        joined = (part.heads for part in message.parts if isinstance(part, Join))
+        shown += [head for heads in joined for head, _ in heads[message.sender : message.sender + 1]]
+        if any(head != message.head for head in shown):
             raise IntegrityError(
                 f"silo {silo}: shows the other silos another end of its ledger than the coordinator"
             )
@@ -232,13 +232,13 @@ class DroppedSilos:
         """Return the messages to the dropped silos that have not answered."""
         return [(silo, self._unanswered[silo][1]) for silo in sorted(self._silent)]
 
-    def note_answer(self, silo: int, letter: SignedMessage) -> None:
+    def note_answer(self, silo: int, message: SignedMessage) -> None:
         """Note that a dropped silo has answered its last message; a silo that declines stays dropped."""
         exchange, _ = self._unanswered[silo]
         # Any older message is no sign of return: the silo may have sent it before it was dropped.
-        if silo in self._silent and (letter.session, letter.number) == (exchange.session, exchange.number):
+        if silo in self._silent and (message.session, message.number) == (exchange.session, exchange.number):
             self._silent.discard(silo)
-            if not any(isinstance(part, Declined) for part in letter.parts):
+            if not any(isinstance(part, Declined) for part in message.parts):
                 self._back.add(silo)
 
     def leaves_again(self, silo: int) -> bool:

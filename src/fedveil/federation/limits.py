@@ -2,7 +2,7 @@
 
 from typing import Final
 
-LARGEST_LETTER: Final = 1 << 28
+LARGEST_MESSAGE: Final = 1 << 28
 """Largest signed message in bytes; a longer one is refused unread. A policy may set a lower limit."""
 
 LARGEST_OPENING: Final = 1 << 22

@@ -12,7 +12,7 @@ from fedveil.config_keys import Count, Positive
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.federation.canonical_document import versions
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.files import read_toml
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method, shows_counts
@@ -125,7 +125,7 @@ class Policy(DocumentTable):
     trust_coordinator: bool = False
     disclose_counts: bool = False
     without_guarantee: bool = False
-    max_message_bytes: Annotated[int, Field(ge=1024, le=LARGEST_LETTER)] = LARGEST_LETTER
+    max_message_bytes: Annotated[int, Field(ge=1024, le=LARGEST_MESSAGE)] = LARGEST_MESSAGE
     max_rounds: Count = 10_000
     max_epochs: Count = 100
     max_parameters: Count = 20_000_000

@@ -103,26 +103,26 @@ class SignedMessage:
         """
         silo = None if sender == SERVER else sender
         if len(data) > largest:
-            raise ProtocolError(f"a letter of {len(data)} bytes is above the limit of {largest}", silo=silo)
+            raise ProtocolError(f"a message of {len(data)} bytes is above the limit of {largest}", silo=silo)
         if len(data) < _HEADER.size + SIGNATURE_BYTES:
-            raise ProtocolError(f"a letter has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
+            raise ProtocolError(f"a message has at least {_HEADER.size + SIGNATURE_BYTES} bytes", silo=silo)
         # The signature covers a domain string, which is not sent: a signature from another context never verifies
         # here.
         signed = b"".join((_SIGNED_AS, memoryview(data)[:-SIGNATURE_BYTES]))
         magic, version, run, session, number, said, to, head, count = _HEADER.unpack_from(data)
         if magic != _MAGIC:
-            raise ProtocolError("not a letter", silo=silo)
+            raise ProtocolError("not a message", silo=silo)
         if version != _VERSION:
             raise ProtocolError(
-                f"a letter of version {version}, where version {_VERSION} is read; all parties need the same release",
+                f"a message of version {version}, where version {_VERSION} is read; all parties need the same release",
                 silo=silo,
             )
         if said != sender or to != recipient:
-            raise ProtocolError("a letter names another sender or recipient than its carrier", silo=silo)
+            raise ProtocolError("a message names another sender or recipient than its carrier", silo=silo)
         try:
             identity.verify(signed, data[-SIGNATURE_BYTES:])
         except CryptoError as error:
-            raise ProtocolError(f"a letter is not signed by its sender: {error}", silo=silo) from None
+            raise ProtocolError(f"a message is not signed by its sender: {error}", silo=silo) from None
         try:
             # Parts are parsed only after the signature holds: bytes of an unknown party never reach a decoder.
             parts = _parts(Reader(signed, len(_SIGNED_AS) + _HEADER.size), count)

@@ -206,9 +206,9 @@ class SiloParty:
         )
 
     def _receive(self, data: bytes) -> bytes:
-        letter = self._open(data)
+        message = self._open(data)
         digest, last = hashlib.sha256(data).digest(), self._last
-        if last is not None and (letter.run, letter.session, letter.number) == (
+        if last is not None and (message.run, message.session, message.number) == (
             last.run,
             last.session,
             last.number,
@@ -217,78 +217,80 @@ class SiloParty:
             # the same number is refused.
             if digest == last.request:
                 return last.reply
-            return self._seal(letter, Declined(why=Refusal(Code.OTHER_LETTER)))
+            return self._seal(message, Declined(why=Refusal(Code.OTHER_MESSAGE)))
         try:
-            return self._answer(letter, data)
+            return self._answer(message, data)
         except (Exception, SystemExit) as error:
-            return self._seal(letter, _refused(error))
+            return self._seal(message, _refused(error))
 
-    def _answer(self, letter: SignedMessage, data: bytes) -> bytes:
+    def _answer(self, message: SignedMessage, data: bytes) -> bytes:
         """Return the answer to a message, or raise without a change of state."""
-        last, session, kind = self._last, self._session, out_of_session_kind(letter.parts)
-        if is_proposal(letter.parts):
-            return self._join(letter, data)
-        if last is None or session is None or (letter.run, letter.session) != (last.run, last.session):
-            return self._here(letter)
+        last, session, kind = self._last, self._session, out_of_session_kind(message.parts)
+        if is_proposal(message.parts):
+            return self._join(message, data)
+        if last is None or session is None or (message.run, message.session) != (last.run, last.session):
+            return self._here(message)
         # Only the last answer is stored, so an earlier exchange cannot be repeated.
-        if letter.number <= last.number:
-            raise RefusalError(Code.EXCHANGE_OVER, letter.number, last.number)
+        if message.number <= last.number:
+            raise RefusalError(Code.EXCHANGE_OVER, message.number, last.number)
         if kind in (Goodbye, Finalize):
-            _log.info("run %s ended", letter.run.hex()[:16])
+            _log.info("run %s ended", message.run.hex()[:16])
             self._over = True
-            self._reception.keep(letter.run, busy=False)
+            self._reception.keep(message.run, busy=False)
         if kind is Finalize:
-            return self._seal(letter, session.sign_statement(single_message(letter.parts, Finalize, SERVER)))
+            return self._seal(
+                message, session.sign_statement(single_message(message.parts, Finalize, SERVER))
+            )
         if self._over or kind is not None:
-            return self._here(letter)
-        session.talk.ask(letter.parts)
+            return self._here(message)
+        session.talk.ask(message.parts)
         if session.talk.begins:
             self._allowance.begin_round()
         answers: list[SessionMessage] = []
         self._over = True  # on failure, parts may have taken effect: end the session
         try:
-            answers = session.answer(letter.parts)
+            answers = session.answer(message.parts)
             session.talk.answer(answers)
             self._over, self._outcome = False, "answered"
         except (Exception, SystemExit) as error:
             # Any error: without an answer, the coordinator would request the round again, and it would be charged
             # again.
             answers = [_refused(error)]
-        return self._reply(letter, data, answers)
+        return self._reply(message, data, answers)
 
-    def _here(self, letter: SignedMessage) -> bytes:
-        return self._seal(letter, self._reception.ready_message(letter.run))
+    def _here(self, message: SignedMessage) -> bytes:
+        return self._seal(message, self._reception.ready_message(message.run))
 
-    def _reply(self, letter: SignedMessage, data: bytes, answers: Sequence[SessionMessage]) -> bytes:
+    def _reply(self, message: SignedMessage, data: bytes, answers: Sequence[SessionMessage]) -> bytes:
         """Store the answer to an exchange for repetitions, and return it."""
         assert self._session is not None
-        self._reception.keep(letter.run, busy=self._session.talk.underway and not self._over)
-        reply, digest = self._seal(letter, *answers), hashlib.sha256(data).digest()
-        self._last = _Exchange(letter.run, letter.session, letter.number, digest, reply)
+        self._reception.keep(message.run, busy=self._session.talk.underway and not self._over)
+        reply, digest = self._seal(message, *answers), hashlib.sha256(data).digest()
+        self._last = _Exchange(message.run, message.session, message.number, digest, reply)
         return reply
 
     # --- joining a run ---------------------------------------------------------------------------------------
 
-    def _join(self, letter: SignedMessage, data: bytes) -> bytes:
+    def _join(self, message: SignedMessage, data: bytes) -> bytes:
         """Check the terms of a session and answer with a `Join`, or sign the end of the run."""
-        terms = single_message(letter.parts, Terms, SERVER)
-        phase = next((part for part in letter.parts if isinstance(part, RunPart)), None)
-        if not self._reception.admits(self._number, letter.run, letter.session, terms):
-            return self._here(letter)
+        terms = single_message(message.parts, Terms, SERVER)
+        phase = next((part for part in message.parts if isinstance(part, RunPart)), None)
+        if not self._reception.admits(self._number, message.run, message.session, terms):
+            return self._here(message)
         self._stand()
         if terms.membership != self._membership.digest:
             raise RefusalError(Code.MEMBERSHIP)
         # The coordinator's last known head of this ledger: a ledger that went back is refused before any work.
         self._ledger.require(terms.head)
-        closing = next((part for part in letter.parts if isinstance(part, Finalize)), None)
-        if closing is None and self._ledger.end_record(letter.run.hex()) is not None:
+        closing = next((part for part in message.parts if isinstance(part, Finalize)), None)
+        if closing is None and self._ledger.end_record(message.run.hex()) is not None:
             raise RefusalError(Code.RUN_OVER)
         work = review_proposal(terms.experiment, phase, self._policy, self._share, self._number)
-        self._check_one_experiment(letter.run, terms)
+        self._check_one_experiment(message.run, terms)
         self._ledger.reopen(self._policy)
         agreed, part = terms_context(terms, phase), "" if phase is None else phase.name
         books = SiloState(
-            run=letter.run,
+            run=message.run,
             part=part,
             silos=self._membership.silos,
             ledger=self._ledger,
@@ -297,23 +299,23 @@ class SiloParty:
             heads=self._heads,
             records=self._store,
             marks=ReplayMarks(self._state / KEPT),
-            models=ModelStore(self._state / MODELS, letter.run),
+            models=ModelStore(self._state / MODELS, message.run),
         )
         place = ClientContext(
-            run=session_run(letter.session, agreed),
+            run=session_run(message.session, agreed),
             number=self._number,
             identity=self._identity,
             roster=self._membership.roster,
             secret=lambda: self._store.secret(books.place),
         )
         session = SiloSession(
-            work=work, place=place, terms=terms, agreed=agreed, session=letter.session, books=books
+            work=work, place=place, terms=terms, agreed=agreed, session=message.session, books=books
         )
         if closing is not None:
             self._reception.admit()
-            return self._seal(letter, session.sign_statement(closing))
+            return self._seal(message, session.sign_statement(closing))
         self._check_budget(books, work)
-        session.talk.ask(letter.parts)
+        session.talk.ask(message.parts)
         answers = session.join()
         session.talk.answer(answers)
         # The terms are on disk before the session exists: every later charge names their digest, and an auditor reads
@@ -323,8 +325,8 @@ class SiloParty:
         self._reception.admit()
         self._allowance.begin()
         self._session, self._over, self._outcome = session, False, "answered"
-        _log.info("joined run %s", letter.run.hex()[:16])
-        return self._reply(letter, data, answers)
+        _log.info("joined run %s", message.run.hex()[:16])
+        return self._reply(message, data, answers)
 
     def _check_budget(self, books: SiloState, work: SiloTask) -> None:
         """Refuse a run whose whole cost exceeds the remaining budget, before its first charge.
@@ -395,14 +397,14 @@ class SiloParty:
         known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
         for identity in known:
             with suppress(ProtocolError):
-                letter = SignedMessage.open(
+                message = SignedMessage.open(
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
                 )
-                return single_message(letter.parts, Terms, SERVER).experiment
+                return single_message(message.parts, Terms, SERVER).experiment
         raise RefusalError(Code.OTHER_EXPERIMENT)
 
-    def _seal(self, letter: SignedMessage, *parts: SessionMessage) -> bytes:
-        return replace(letter.answer(*parts), head=self._ledger.head).seal(self._identity)
+    def _seal(self, message: SignedMessage, *parts: SessionMessage) -> bytes:
+        return replace(message.answer(*parts), head=self._ledger.head).seal(self._identity)
 
 
 def _refused(error: Exception | SystemExit) -> Declined:

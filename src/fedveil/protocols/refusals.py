@@ -87,7 +87,7 @@ class Code(Enum):
     )
     MEMBERSHIP = 15, "schema", "the coordinator has another membership or schema; compare membership.toml"
     EXCHANGE_OVER = 17, "replay", "exchange {number:.0f} is over, the last was {last:.0f}"
-    OTHER_LETTER = 18, "replay", "this exchange had another letter before"
+    OTHER_MESSAGE = 18, "replay", "this exchange had another message before"
     NO_SUCH_ROUND = 19, "replay", "the run has rounds 1 to {rounds:.0f}"
     ROUND_OVER = 20, "replay", "round {round:.0f} is over, the last answered is {last:.0f}"
     ROUND_AHEAD = 21, "replay", "round {round:.0f} does not follow round {last:.0f}, the last answered"
@@ -128,7 +128,7 @@ class Code(Enum):
     SHAPE = (
         31,
         "request",
-        "a letter of another shape than this state of the session has: its sender runs another version, or is "
+        "a message of another shape than this state of the session has: its sender runs another version, or is "
         "out of step; nothing was changed",
     )
     USERS = 32, "request", "{found:.0f} users instead of {expected:.0f}"

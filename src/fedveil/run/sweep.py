@@ -119,7 +119,7 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
     if twice is not None:
         raise ConfigError(
             f"--over: two points would both be the run {twice}, and one of them would go on with the other's folder "
-            "and be counted with it as one; give values that differ in letters, digits or . _ + -"
+            "and be counted with it as one; give values that differ in messages, digits or . _ + -"
         )
     check_joint_accountant(found)
     return found

@@ -23,7 +23,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.audit.run_record import RoundPlace
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import counted_sentence
 from fedveil.federation.signed_message import SignedMessage
@@ -65,7 +65,7 @@ def export_ledger(
     path = state / LEDGER
     content = read_content(path, RunFolderError, largest=LARGEST_FILE)
     lines, _, complete = parse_lines(path, content)
-    letters = {
+    messages = {
         origin: read_content(state / TERMS / f"{origin}.letter", RunFolderError).hex()
         for origin in sorted({one.origin.terms for one in _charges(lines) if one.origin is not None})
     }
@@ -80,7 +80,7 @@ def export_ledger(
         "time": now(),
         # Without a torn last line: a serving silo may be in the middle of a write.
         "lines": content[:complete].decode().splitlines(),
-        "terms": letters,
+        "terms": messages,
         "delta": delta,
         "epsilon": _spent(lines, delta),
     }
@@ -292,15 +292,15 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
             continue
         if origin.coordinator not in named:
             raise Unchecked(f"line {entry.index + 1} was asked for by a coordinator before the present one")
-        letter = SignedMessage.open(
+        message = SignedMessage.open(
             bytes.fromhex(document["terms"][origin.terms]),
             sender=SERVER,
             identity=named[origin.coordinator],
             recipient=int(document["number"]),
-            largest=LARGEST_LETTER,
+            largest=LARGEST_MESSAGE,
         )
-        if single_message(letter.parts, Terms, SERVER).digest.hex() != origin.terms:
-            raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its letter has")
+        if single_message(message.parts, Terms, SERVER).digest.hex() != origin.terms:
+            raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its message has")
         asked.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
     said = f"{len(asked)} proposals, each signed by the coordinator"

@@ -1,7 +1,7 @@
 """A silo moves to another host, or leaves its federation: what goes, what stays, and why it is not served here again.
 
 Claim: where a silo moved away or left, it is not served again: its membership, without which no command takes the
-folder for a silo's, is gone before the other copy has one, and the keys that sign its letters go after it; keys that
+folder for a silo's, is gone before the other copy has one, and the keys that sign its messages go after it; keys that
 wait for a membership (``silo rotate``) would be left behind, and are refused. What its users have spent stays with the
 ledger, which moves with the silo, and is kept where it left: carried to its folder in another federation, it counts
 there. A copy that somebody made before, and serves beside the other, is not prevented: it is seen in the next session,
@@ -68,7 +68,7 @@ def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
 def leave_federation(home: SiloFolder, export: Path) -> None:
     """Take a silo out of its federation on its own host: it is served no more, and repeats nothing it gave.
 
-    Its ledger is written as a signed file first. The ledger itself, the letters that asked for its charges and models
+    Its ledger is written as a signed file first. The ledger itself, the messages that asked for its charges and models
     of its runs stay: users have spent what it says, and the silo's folder in another federation goes on with it.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.federation.hosts.sockets import address
-from fedveil.federation.limits import BEGINNING, LARGEST_LETTER
+from fedveil.federation.limits import BEGINNING, LARGEST_MESSAGE
 from fedveil.protocols.errors import ProtocolError
 from fedveil.sanitize import sanitize
 
@@ -43,7 +43,7 @@ def send_frame(connection: socket.socket, data: bytes) -> None:
 
 
 def receive_frame(
-    connection: socket.socket, longest: Callable[[bytes], int] = lambda beginning: LARGEST_LETTER
+    connection: socket.socket, longest: Callable[[bytes], int] = lambda beginning: LARGEST_MESSAGE
 ) -> bytes:
     """Return the bytes of a frame.
 

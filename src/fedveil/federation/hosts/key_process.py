@@ -34,14 +34,14 @@ _log = quiet_log("fedveil.silo")
 
 
 _Answer = tuple[int, bytes]
-"""0 and a letter, or 1 and why there is none."""
+"""0 and a message, or 1 and why there is none."""
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """A letter that is read, and its answer once there is one."""
+    """A message that is read, and its answer once there is one."""
 
-    letter: bytes
+    message: bytes
     answer: Future[_Answer]
 
 
@@ -79,7 +79,7 @@ def open_silo(folder: SiloFolder) -> SiloParty:
 class KeyProcess:
     """Serves one silo on a Unix socket that only its user can open.
 
-    Letters are read one after another by a thread of their own. Whoever asks is answered within ``sign_of_life``
+    Messages are read one after another by a thread of their own. Whoever asks is answered within ``sign_of_life``
     seconds: by the answer, or by the word that the silo is at work; the same question asked again then gets the answer.
 
     Args:
@@ -117,37 +117,37 @@ class KeyProcess:
         self._party.close()
 
     def _answer(self, connection: socket.socket) -> None:
-        letter = receive_frame(connection, self._party.longest)
-        status, answer = self._answer_to(letter, time.monotonic() + self._sign_of_life)
+        message = receive_frame(connection, self._party.longest)
+        status, answer = self._answer_to(message, time.monotonic() + self._sign_of_life)
         connection.sendall(bytes([status]))
         send_frame(connection, answer)
 
-    def _answer_to(self, letter: bytes, until: float) -> _Answer:
-        """Return the answer to a letter, or at that time the word that the silo is at work."""
+    def _answer_to(self, message: bytes, until: float) -> _Answer:
+        """Return the answer to a message, or at that time the word that the silo is at work."""
         while True:
             reading = self._reading
             if reading is None or reading.answer.done():
-                reading = self._reading = _Reading(letter, Future())
+                reading = self._reading = _Reading(message, Future())
                 self._letters.put(reading)
             wait([reading.answer], max(0.0, until - time.monotonic()))
             if not reading.answer.done():
-                return _tried(self._party.in_progress_message, letter)
-            if reading.letter == letter:
+                return _tried(self._party.in_progress_message, message)
+            if reading.message == message:
                 return reading.answer.result()
 
     def _read_all(self) -> None:
         while True:
             reading = self._letters.get()
-            reading.answer.set_result(_tried(self._party.receive, reading.letter))
+            reading.answer.set_result(_tried(self._party.receive, reading.message))
 
 
-def _tried(answer: Callable[[bytes], bytes], letter: bytes) -> _Answer:
-    """Return what a silo answers to a letter, or that there is no answer."""
+def _tried(answer: Callable[[bytes], bytes], message: bytes) -> _Answer:
+    """Return what a silo answers to a message, or that there is no answer."""
     try:
-        return 0, answer(letter)
+        return 0, answer(message)
     except ProtocolError as error:
-        _log.warning("a letter was refused: %s", error)
+        _log.warning("a message was refused: %s", error)
         return 1, str(error).encode()
     except Exception:
-        _log.exception("a letter could not be answered")
+        _log.exception("a message could not be answered")
         return 1, b"the silo failed; its own log says where"

@@ -1,7 +1,7 @@
 """The figures of a served party as Prometheus reads them (text format 0.0.4).
 
 Claim: no figure is a record count, or depends on one but by how long a silo takes to answer, which the coordinator sees
-anyway and its page tells; a silo's own page tells no time. Nothing says what a letter held. Refusals are counted by
+anyway and its page tells; a silo's own page tells no time. Nothing says what a message held. Refusals are counted by
 their code, which is public, and not by silo. ``tests/test_metrics_server.py``.
 """
 
@@ -25,7 +25,7 @@ class Meter:
     """Counts what passes at the coordinator since it is served; any thread may.
 
     Args:
-        silos: names of those that letters come from.
+        silos: names of those that messages come from.
     """
 
     def __init__(self, silos: tuple[str, ...]) -> None:
@@ -38,7 +38,7 @@ class Meter:
         self._heard: dict[str, float] = {}
 
     def count_message(self, outcome: str) -> None:
-        """Count a silo's letter by what became of it."""
+        """Count a silo's message by what became of it."""
         with self._lock:
             self._letters[outcome] += 1
 

@@ -85,7 +85,7 @@ class RoundInstructions:
             shown = clip.length if math.isfinite(clip.length) else 0.0
             raise RefusalError(Code.CLIP_MOVED, shown, number)
         values = own if model is None else model.values
-        assert values is not None, "a letter with a task has the model, unless the silos have it"
+        assert values is not None, "a message with a task has the model, unless the silos have it"
         return RoundStartState(model=values, clip=None if clip is None else clip.length)
 
 

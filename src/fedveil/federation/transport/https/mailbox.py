@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from fedveil.federation.limits import LARGEST_LETTER
+from fedveil.federation.limits import LARGEST_MESSAGE
 
 _COLLECTED_BYTES: Final = 1 << 20
 """Bytes of answers that are handed over at once, beyond the first."""
@@ -114,7 +114,7 @@ class Mailbox:
 
     def set_longest(self, longest: int) -> None:
         """Set the length of the longest answer."""
-        self.longest = min(longest, LARGEST_LETTER)
+        self.longest = min(longest, LARGEST_MESSAGE)
 
     def store(self, slot: Slot, answer: bytes) -> None:
         """Keep an answer until it is collected."""
