@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.federation.enrollment.joining import accept, join_as_coordinator, rotate
-from fedveil.federation.hosts.folders import CoordinatorFolder
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.federation.hosts.coordinator_service import CoordinatorService
+    from fedveil.federation.hosts.folders import CoordinatorFolder
 
 coordinator = group("Join a federation as its coordinator, accept its membership, serve.")
 
@@ -23,6 +21,8 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 def open_party(folder: CoordinatorFolder) -> CoordinatorService:
     """Return the coordinator of a folder; its transport is imported when it serves."""
+    from fedveil.cli.link import import_late
+
     party: CoordinatorService = import_late(
         "fedveil.federation.hosts.coordinator_service"
     ).CoordinatorService(folder)
@@ -44,6 +44,8 @@ def join_command(
     as_json: Json = False,
 ) -> None:
     """Make the coordinator's keys and the request for admission, on the coordinator's own host."""
+    from fedveil.federation.enrollment.joining import join_as_coordinator
+
     asked = join_as_coordinator(folder, charter, passphrase=key.passphrase())
     tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
@@ -59,6 +61,8 @@ def accept_command(
     as_json: Json = False,
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
+    from fedveil.federation.enrollment.joining import accept
+
     made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
     print_result(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
 
@@ -66,6 +70,8 @@ def accept_command(
 @coordinator.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
+    from fedveil.federation.enrollment.joining import rotate
+
     asked = rotate(folder, PromptedPassphrase(descriptor))
     tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
@@ -73,6 +79,9 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
 @coordinator.command("serve")
 def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     """Serve as the coordinator: a TLS port for the silos of the membership, and runs submitted on this host."""
+    from fedveil.cli.link import end_by_terminate
+    from fedveil.federation.hosts.folders import CoordinatorFolder
+
     home = CoordinatorFolder(folder, PromptedPassphrase(descriptor))
     _ = home.identity  # asks for the passphrase before anything listens
     end_by_terminate()

@@ -10,36 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.coordinator import open_party
-from fedveil.cli.figures import print_statement
-from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.cli.release_folders import RELEASES, kind_of
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
-from fedveil.federation.charter import CHARTER
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.federation.enrollment.demonstration import write_demonstration
-from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
-from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import inspect_silo
 from fedveil.federation.hosts.run_outcome import END, RunOutcome
-from fedveil.federation.hosts.submission import (
-    Submission,
-    check_served,
-    create_run,
-    read_document,
-    wait,
-    watch,
-)
-from fedveil.report.page import write_report
-from fedveil.run.folder.documents import read_statement
-from fedveil.run.folder.run_folder import RunFolder
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.federation.hosts.coordinator_service import CoordinatorService
+    from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.silo_service import SiloService
+    from fedveil.federation.hosts.submission import Submission
+    from fedveil.run.folder.run_folder import RunFolder
 
 federation = group("Create a federation between institutions, check a silo, run an experiment.")
 
@@ -70,6 +53,9 @@ def create_command(
     as_json: Json = False,
 ) -> None:
     """Make the founder's keys and the charter for all who may join; nobody else's key is made here."""
+    from fedveil.federation.charter import CHARTER
+    from fedveil.federation.enrollment.founder import create_federation
+
     charter = create_federation(
         folder,
         name=chartered.name,
@@ -90,6 +76,8 @@ def admit_command(
     as_json: Json = False,
 ) -> None:
     """Admit a party whose operator read you its request's fingerprint; it joins with the next membership."""
+    from fedveil.federation.enrollment.founder import admit
+
     asked = admit(folder, request, fingerprint)
     print_result(as_json, {"admitted": asked.name}, f"admitted: {asked.role} {asked.name}")
 
@@ -102,6 +90,8 @@ def revoke_command(
     as_json: Json = False,
 ) -> None:
     """Remove a party from the next membership and revoke its key: it left, or its key was lost."""
+    from fedveil.federation.enrollment.founder import revoke
+
     one = revoke(folder, name, reason)
     told = f"revoked: {name}, since {one.since}; seal, and hand out the membership"
     print_result(as_json, {"revoked": name, "since": one.since}, told)
@@ -120,6 +110,8 @@ def seal_command(
     as_json: Json = False,
 ) -> None:
     """Seal all admitted parties as the next membership, and certify the coordinator's TLS key anew."""
+    from fedveil.federation.enrollment.founder import seal
+
     made = seal(folder, PromptedPassphrase(descriptor), days, above)
     sealed = folder / "sealed"
     print_result(
@@ -140,6 +132,12 @@ def demo_command(
     ] = 9443,
 ) -> None:
     """Create a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
+    from fedveil.cli.coordinator import open_party
+    from fedveil.cli.link import end_by_terminate, import_late
+    from fedveil.federation.enrollment.demonstration import write_demonstration
+    from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+    from fedveil.federation.hosts.submission import create_run, read_document
+
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
     end_by_terminate()
@@ -160,6 +158,9 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check a silo on its own host: certificates, keys, clock, table against schema, what its users have spent."""
+    from fedveil.federation.hosts.folders import SiloFolder
+    from fedveil.federation.hosts.inspection import inspect_silo
+
     found_ = inspect_silo(SiloFolder(silo, PromptedPassphrase(descriptor)))
     print_result(as_json, found_, transposed_table([found_]))
 
@@ -177,6 +178,11 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
+    from fedveil.cli.release_folders import RELEASES, kind_of
+    from fedveil.federation.hosts.folders import CoordinatorFolder
+    from fedveil.federation.hosts.submission import check_served, create_run, read_document
+    from fedveil.run.folder.run_folder import RunFolder
+
     coordinator = CoordinatorFolder(home)
     if (experiment is None) == (resume is None):
         raise ConfigError("give an experiment to run, or --resume and the folder of a run")
@@ -217,6 +223,8 @@ def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
     """Submit releases, and show what they released."""
+    from fedveil.federation.hosts.submission import Submission, wait
+
     (folder / END).unlink(missing_ok=True)
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
@@ -228,6 +236,12 @@ def _release(
 
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
+    from fedveil.cli.figures import print_statement
+    from fedveil.federation.hosts.submission import Submission, watch
+    from fedveil.report.page import write_report
+    from fedveil.run.folder.documents import read_statement
+    from fedveil.run.folder.run_folder import RunFolder
+
     _, experiment = RunFolder.open(folder.path)
     again = _again(home)
     (folder / END).unlink(missing_ok=True)

@@ -7,15 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.coordinator import tell_request
-from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.federation.audit.ledger_audit import export_ledger
-from fedveil.federation.enrollment.joining import accept, join_as_silo, rotate
-from fedveil.federation.enrollment.migration import leave_federation, migrate
-from fedveil.federation.hosts.folders import SiloFolder
-from fedveil.federation.silo_ledger import adopt
 
 silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
 ledger = group("What the silo's users have spent over all runs.")
@@ -34,6 +27,9 @@ def join_command(
     as_json: Json = False,
 ) -> None:
     """Make a silo's keys, a draft policy and the request for admission, on the silo's own host."""
+    from fedveil.cli.coordinator import tell_request
+    from fedveil.federation.enrollment.joining import join_as_silo
+
     asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase())
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
@@ -41,6 +37,9 @@ def join_command(
 @silo.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
+    from fedveil.cli.coordinator import tell_request
+    from fedveil.federation.enrollment.joining import rotate
+
     asked = rotate(folder, PromptedPassphrase(descriptor))
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
@@ -56,6 +55,8 @@ def accept_command(
     as_json: Json = False,
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
+    from fedveil.federation.enrollment.joining import accept
+
     made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
     members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
     coordinator = made.coordinator.fingerprint
@@ -71,6 +72,9 @@ def accept_command(
 @silo.command("serve")
 def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
     """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
+    from fedveil.cli.link import end_by_terminate, import_late
+    from fedveil.federation.hosts.folders import SiloFolder
+
     home = SiloFolder(folder, PromptedPassphrase(descriptor))
     end_by_terminate()
     service = import_late("fedveil.federation.hosts.silo_service")
@@ -88,6 +92,9 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
 @silo.command("ping")
 def ping_command(folder: Folder, as_json: Json = False) -> None:
     """Make one authenticated request to the coordinator, and print its time, or why it fails."""
+    from fedveil.cli.link import import_late
+    from fedveil.federation.hosts.folders import SiloFolder
+
     seconds = import_late("fedveil.federation.hosts.silo_service").ping(SiloFolder(folder))
     print_result(as_json, {"seconds": seconds}, f"the coordinator answered after {seconds:.3f} s")
 
@@ -101,6 +108,9 @@ def migrate_command(
     as_json: Json = False,
 ) -> None:
     """Move a stopped silo into a new folder: keys, settings and all it remembers, but no table."""
+    from fedveil.federation.enrollment.migration import migrate
+    from fedveil.federation.hosts.folders import SiloFolder
+
     beside = migrate(SiloFolder(folder), target)
     carried = f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
     print_result(as_json, {"folder": target, "beside": beside}, carried, f"{folder} is no silo's any more")
@@ -116,6 +126,9 @@ def leave_command(
     as_json: Json = False,
 ) -> None:
     """Leave the federation: write the ledger, then delete membership, keys and stored messages."""
+    from fedveil.federation.enrollment.migration import leave_federation
+    from fedveil.federation.hosts.folders import SiloFolder
+
     leave_federation(SiloFolder(folder, PromptedPassphrase(descriptor)), output)
     told = f"ledger: {output}; {folder} keeps it, and is served no more"
     print_result(as_json, {"export": output}, told, "the founder now revokes this silo, and seals")
@@ -129,6 +142,9 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write the ledger as one signed file for an auditor, who checks it with `fedveil verify`."""
+    from fedveil.federation.audit.ledger_audit import export_ledger
+    from fedveil.federation.hosts.folders import SiloFolder
+
     home = SiloFolder(folder, PromptedPassphrase(descriptor))
     membership = home.membership
     made = export_ledger(
@@ -152,6 +168,9 @@ def adopt_command(
     as_json: Json = False,
 ) -> None:
     """Continue with a ledger that lost lines, on your responsibility: what they charged is no longer counted."""
+    from fedveil.federation.hosts.folders import SiloFolder
+    from fedveil.federation.silo_ledger import adopt
+
     missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
     told = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
     print_result(as_json, {"missing": missing}, told)

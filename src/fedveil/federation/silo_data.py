@@ -158,25 +158,33 @@ def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     return features, np.zeros((0, 2) if pairs else 0, dtype=np.float32)
 
 
+@dataclass(frozen=True)
+class SiloFiles:
+    """Files of a silo.
+
+    Attributes:
+        table: the silo's own table.
+        users: list of all users' ids, if the schema names one; else None. Known to the silos only.
+        main_silos: file of all users' main silos; None: no run needs it.
+        written: format of the table; None: the schema's.
+    """
+
+    table: Path
+    users: Path | None = None
+    main_silos: Path | None = None
+    written: FileFormat | None = None
+
+
 def load_silo_population(
-    schema: Schema,
-    table: Path,
-    membership: Membership,
-    silo: int,
-    users: Path | None,
-    main_silos: Path | None = None,
-    written: FileFormat | None = None,
+    schema: Schema, files: SiloFiles, membership: Membership, silo: int
 ) -> LocalPopulation:
     """Read a silo's table, user list and main silos.
 
     Args:
         schema: the public schema.
-        table: the silo's own file.
+        files: the silo's files.
         membership: the federation.
         silo: number of the silo.
-        users: list of all users' ids, if the schema names one; else None. Known to the silos only.
-        main_silos: file of all users' main silos; None: no run needs it.
-        written: format of the silo's own file; None: the schema's.
 
     Raises:
         DataError: a table does not fit the schema (names file, record and column), or the list of users is not the
@@ -186,14 +194,19 @@ def load_silo_population(
         Silos with the same schema, which the founder's signature covers, have the same list byte for byte, or none.
         So an id has one number in all silos, and no person counts as two users.
     """
-    listed = _listed(schema, users)
+    listed = _listed(schema, files.users)
     declared = DeclaredTables(schema=schema, silos=membership.silos)
     found = None
-    if main_silos is not None:
+    if files.main_silos is not None:
         ids = tuple(map(str, range(schema.n_users))) if listed is None else listed
-        found = read_main_silos(main_silos, ids, membership.silos)
+        found = read_main_silos(files.main_silos, ids, membership.silos)
     party = PartyTable(
-        declared=declared, silo=silo, path=table, written=written, users=listed, main_silos=found
+        declared=declared,
+        silo=silo,
+        path=files.table,
+        written=files.written,
+        users=listed,
+        main_silos=found,
     )
     return party.share()
 

@@ -170,9 +170,9 @@ class SiloFolder(_Folder):
             raise DataError(
                 f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
             )
-        found: LocalPopulation = import_module("fedveil.federation.silo_data").load_silo_population(
-            self.schema, table, membership, number, users, main_silos, settings.format
-        )
+        data = import_module("fedveil.federation.silo_data")
+        files = data.SiloFiles(table, users, main_silos, settings.format)
+        found: LocalPopulation = data.load_silo_population(self.schema, files, membership, number)
         return found
 
     @property
