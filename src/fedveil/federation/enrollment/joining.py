@@ -63,6 +63,7 @@ _SETTINGS: Final = """\
 name = {name}
 coordinator = {coordinator}    # as this silo reaches it; the host is the one that the charter names
 table = {table}    # CSV, Parquet or Excel; a relative path begins in this folder
+# format = {{ encoding = "utf-8" }}    # how the table is written, where it differs from the schema's format
 {users}
 # main_silos = "main_silos.csv"    # each user's main silo, for runs that name such a file by its SHA-256
 # metrics = "127.0.0.1:9464"    # a loopback port for collectors of figures, beside the socket run/metrics
