@@ -46,7 +46,7 @@ from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.sampling import draw_sample
-from fedveil.federation.silo_data import load_silo_population
+from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_session.training_task import training_plan
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import (
@@ -281,7 +281,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     )
 
     def share(table: Path) -> Any:
-        return load_silo_population(schema, table, membership, 0, None)
+        return load_silo_population(schema, SiloFiles(table), membership, 0)
 
     def tensors(at: Path) -> Any:
         with stored_tensors(at) as stored:
@@ -300,7 +300,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
         "users.txt": FileKind(
             path=folder / "users.txt",
             read=lambda at: load_silo_population(
-                listing, folder / "table.csv", membership, 0, at
+                listing, SiloFiles(folder / "table.csv", at), membership, 0
             ).train.user.tolist(),
             sealed=True,
         ),

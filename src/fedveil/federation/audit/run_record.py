@@ -333,7 +333,9 @@ class RunRecord:
         closing = self._closing
         for part in answer:
             if isinstance(part, Declined):
-                _log.warning("silo %s does not sign the statement: %s", name, part.why.sentence)
+                _log.warning(
+                    "silo %s does not sign the statement: %s", name, part.why.describe(self.membership.silos)
+                )
             if isinstance(part, Attestation) and closing is not None:
                 try:
                     self._check(silo, final_attestation(self.run, self._terms, closing), part.signature)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
-from fedveil.data.schema import Schema, read_schema
+from fedveil.data.schema import FileFormat, Schema, read_schema
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.enrollment.certificates import certificate_key_digest, node_key_digest
@@ -58,6 +58,7 @@ class SiloSettings(Settings):
         name: of the silo.
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV, Parquet or Excel.
+        format: how the table is written, in place of the schema's format; no other party learns it.
         users: the list of all users' ids, where the schema names one by its digest; none: ids are numbers from 0.
         main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
@@ -67,6 +68,7 @@ class SiloSettings(Settings):
     name: str
     coordinator: str
     table: Path = Path("table.csv")
+    format: FileFormat | None = None
     users: Path | None = None
     main_silos: Path | None = None
     metrics: str | None = None
@@ -168,9 +170,9 @@ class SiloFolder(_Folder):
             raise DataError(
                 f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
             )
-        found: LocalPopulation = import_module("fedveil.federation.silo_data").load_silo_population(
-            self.schema, table, membership, number, users, main_silos
-        )
+        data = import_module("fedveil.federation.silo_data")
+        files = data.SiloFiles(table, users, main_silos, settings.format)
+        found: LocalPopulation = data.load_silo_population(self.schema, files, membership, number)
         return found
 
     @property
