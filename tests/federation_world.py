@@ -31,7 +31,7 @@ from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
-from fedveil.privacy import ledger as ledgers
+from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope
@@ -156,16 +156,17 @@ class Moments:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
         self.kills = 0
-        self.descriptors: list[int] = []
+        self.logs: list[LineLog] = []
         self._write = os.write
         for name in ("fsync", "replace", "write"):
             monkeypatch.setattr(os, name, self._deadly(name, getattr(os, name)))
-        opened = ledgers._open_locked
-        monkeypatch.setattr(ledgers, "_open_locked", lambda path: self._remember(opened(path)))
+        lock = LineLog.lock
+        monkeypatch.setattr(LineLog, "lock", lambda log, **how: (self.logs.append(log), lock(log, **how)))
 
-    def _remember(self, descriptor: int) -> int:
-        self.descriptors.append(descriptor)
-        return descriptor
+    def release_locks(self) -> None:
+        """Release the locks of the process that was killed, as the operating system does."""
+        for log in self.logs:
+            log.close()
 
     def _deadly(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
@@ -184,7 +185,7 @@ class Moments:
     def during(self, after: int | None, work: Callable[[], Any]) -> Any:
         """Do some work; with ``after``, the process that does it is killed at that write, if it makes so many."""
         self.left = after
-        self.descriptors = []
+        self.logs = []
         try:
             return work()
         finally:
@@ -542,11 +543,7 @@ class Chaos:
         except Killed:
             for party in dead:
                 party.close()
-            for descriptor in self.moments.descriptors:
-                try:
-                    os.close(descriptor)
-                except OSError:
-                    continue
+            self.moments.release_locks()
             return None
 
     def _carry(self, number: int, data: bytes, down: bool) -> None:
