@@ -41,7 +41,18 @@ def declared(requirements: Iterable[str]) -> set[str]:
 OPTIONAL = set[str]().union(
     *(
         declared(EXTRAS[extra])
-        for extra in ("excel", "federation", "flower", "images", "observers", "onnx", "rlwe")
+        for extra in (
+            "dask",
+            "excel",
+            "federation",
+            "flower",
+            "images",
+            "observers",
+            "onnx",
+            "parsl",
+            "ray",
+            "rlwe",
+        )
     )
 )
 

@@ -169,17 +169,27 @@ def sweep_command(
     chosen: RunOptions,
     runs: Runs = Path("runs/sweep"),
     processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            help="workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or your "
+            "own package.module:function",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
     from fedveil.report.tradeoff import write_tradeoff
+    from fedveil.run.executors import local_workers, open_workers
     from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
 
     axes = [Axis.read(text) for text in over]
     grid = points(source, chosen.selection, axes)
     rows = []
     try:
-        for row in sweep(grid, runs, processes=processes):
+        workers = local_workers(processes) if executor is None else open_workers(executor)
+        for row in sweep(grid, runs, workers=workers):
             rows.append(row)
             if not as_json:
                 OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
