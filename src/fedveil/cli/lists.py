@@ -109,7 +109,9 @@ def data_command(
 
 
 def schema_command(
-    sample: Annotated[Path, typer.Argument(help="a PUBLIC sample table: never private records")],
+    samples: Annotated[
+        list[Path], typer.Argument(help="PUBLIC sample tables, one a silo or one: never private records")
+    ],
     user: Annotated[str | None, typer.Option(help="column of the user; default: guessed by name")] = None,
     silo: Annotated[str | None, typer.Option(help="column of the silo; default: guessed by name")] = None,
     label: Annotated[str | None, typer.Option(help="column of the class label; default: guessed")] = None,
@@ -118,10 +120,10 @@ def schema_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draft the public schema of your tables from a public sample, for you to read and correct."""
+    """Draft the public schema of your tables from public samples, for you to read and correct."""
     from fedveil.data.draft import draft_schema
 
-    text = draft_schema(sample, user=user, silo=silo, label=label)
+    text = draft_schema(samples, user=user, silo=silo, label=label)
     if output is not None:
         if output.exists():
             raise ConfigError(f"{output}: exists already; choose another name")
