@@ -79,10 +79,14 @@ def page() -> str:
     return "\n".join(_page()) + "\n"
 
 
+_WITHOUT_KEYS: Final = ("data_sets", "executors")
+"""Kinds whose members an experiment does not configure."""
+
+
 def _entry(member: Member) -> Entry:
     try:
         loaded = member.load()
-        keys = own_keys(loaded) if member.kind != "data_sets" else ()
+        keys = own_keys(loaded) if member.kind not in _WITHOUT_KEYS else ()
         return Entry(name=member.name, package=member.package, summary=summary(loaded), keys=keys)
     except ConfigError as error:
         return Entry(name=member.name, package=member.package, summary=str(error), keys=())
