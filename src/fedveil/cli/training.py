@@ -61,6 +61,21 @@ class RunOptions:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The options that say who plays the runs of a sweep."""
+
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            help="instead: workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or "
+            "your own package.module:function",
+        ),
+    ] = None
+
+
 @expand_option_groups
 def run_command(
     source: Source,
@@ -167,16 +182,8 @@ def sweep_command(
         list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
     ],
     chosen: RunOptions,
+    on: WorkerOptions,
     runs: Runs = Path("runs/sweep"),
-    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            "--executor",
-            help="workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or your "
-            "own package.module:function",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
@@ -188,7 +195,7 @@ def sweep_command(
     grid = points(source, chosen.selection, axes)
     rows = []
     try:
-        workers = local_workers(processes) if executor is None else open_workers(executor)
+        workers = local_workers(on.processes) if on.executor is None else open_workers(on.executor)
         for row in sweep(grid, runs, workers=workers):
             rows.append(row)
             if not as_json:
