@@ -97,7 +97,7 @@ def dask_workers(address: str) -> Iterator[Workers]:
     Each worker must have one thread (``dask worker --nthreads 1``): a run sets PyTorch's state for its process. A
     task whose worker dies is given to other workers, by Dask's setting ``distributed.scheduler.allowed-failures``.
     """
-    distributed = _import_engine("distributed", "dask")
+    distributed = import_engine("distributed", "dask")
     try:
         client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ def parsl_workers(path: str) -> Iterator[Workers]:
     The file runs in this process. ``retries`` of the configuration says how often a task whose worker died is
     played again.
     """
-    concurrent = _import_engine("parsl.concurrent", "parsl")
+    concurrent = import_engine("parsl.concurrent", "parsl")
     try:
         config = runpy.run_path(path)["config"]
     except OSError as error:
@@ -151,7 +151,7 @@ def parsl_workers(path: str) -> Iterator[Workers]:
 @contextmanager
 def ray_workers(address: str) -> Iterator[Workers]:
     """Workers of a Ray cluster: `ray:auto`, `ray:HOST:PORT`, or `ray:local` for one of its own on this machine."""
-    ray = _import_engine("ray", "ray")
+    ray = import_engine("ray", "ray")
     try:
         ray.init(None if address == "local" else address, log_to_driver=False, include_dashboard=False)
     except (ConnectionError, ValueError) as error:
@@ -177,7 +177,12 @@ class _RayExecutor(Executor):
         return found
 
 
-def _import_engine(module: str, extra: str) -> Any:
+def import_engine(module: str, extra: str) -> Any:
+    """Return a module of an engine.
+
+    Raises:
+        ConfigError: the package is not installed; names the extra that installs it.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:
