@@ -43,6 +43,7 @@ from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.shown import uncovered_outputs
 from fedveil.run.loop import RunParts
 from fedveil.run.observer import Observer
 from fedveil.run.populations import FixedPopulation
@@ -222,8 +223,21 @@ def public_share_of(held: Population) -> LocalPopulation:
 
 
 def statement(folder: Path) -> Any:
-    """What a run's folder states of its privacy."""
-    return json.loads((folder / "privacy.json").read_text())
+    """What a run's folder states of its privacy, without the list of outputs: institutions write fewer."""
+    document = json.loads((folder / "privacy.json").read_text())
+    listed = {
+        text
+        for is_federated in (False, True)
+        for exact in (False, True)
+        for text in uncovered_outputs(exact_metrics=exact, is_federated=is_federated)
+    }
+    document["uncovered"] = [text for text in document["uncovered"] if text not in listed]
+    document["sentences"] = [
+        text
+        for text in document["sentences"]
+        if text.removeprefix("Not covered: ").removesuffix(".") not in listed
+    ]
+    return document
 
 
 def _rounds(path: Path) -> list[int]:
