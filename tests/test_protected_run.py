@@ -82,7 +82,11 @@ def test_the_model_is_bit_identical_with_and_without_protection(
     masked = prepare(asked(method=method, **PROTECTED))
     # Under masks messages are rounded for short words; without masks, for words of as many bits as are asked for.
     bits = 8 * word_bytes(masked) if masked.method.channel.step else 64
-    plain = files(run(prepare(asked(method=method, channel={"name": "additive", "word_bits": bits})), tmp_path, Silent()).folder)
+    plain = files(
+        run(
+            prepare(asked(method=method, channel={"name": "additive", "word_bits": bits})), tmp_path, Silent()
+        ).folder
+    )
     protected = files(run(masked, tmp_path, Silent()).folder)
     assert same_model(plain[1], protected[1])
     assert plain[0] == protected[0]

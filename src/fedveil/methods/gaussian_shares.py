@@ -25,7 +25,7 @@ from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
 from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
 from fedveil.privacy.noise.rounding import LEAST_STEPS, coarse_step, round_to_grid, rounding_loss, sum_bound
 from fedveil.privacy.statement import show_at_least, show_at_most
-from fedveil.stage import Sensitivity, everyone_adds
+from fedveil.stage import Sensitivity, everyone_adds, redefined
 
 WordBits: TypeAlias = Annotated[
     Literal["auto", 16, 24, 32, 64],
@@ -120,8 +120,18 @@ class GaussianShares(Channel):
             n_senders: number of senders.
             bound: bound of a contribution.
             masked: whether messages are masked, so that "auto" rounds.
+
+        Raises:
+            CompositionError: bits are asked of a class that defines its own noise or messages.
         """
-        if self.word_bits == 64 or self.noise_multiplier == 0 or (self.word_bits == "auto" and not masked):
+        own = redefined(self, "send", "law", "share_std", "claims", "grid_loss")
+        if own and self.word_bits not in ("auto", 64):
+            raise CompositionError(
+                f"word_bits = {self.word_bits}: {type(self).__name__} defines {own[0]}(), and rounding is covered "
+                "after shares of Gaussian noise alone; remove the key"
+            )
+        rounds = masked and not own if self.word_bits == "auto" else self.word_bits != 64
+        if not rounds or self.noise_multiplier == 0:
             return replace(self, step=0.0)
         longest, std = self._longest(n_senders, bound), self.share_std(n_senders)
         fine = self.message_grid_before_rounding(bound.grid, n_senders)
