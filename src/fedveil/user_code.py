@@ -37,10 +37,8 @@ def name_user_code(*passed: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (FedveilError, *passed):
-        raise
     except Exception as error:
-        place = failed_at(error)
+        place = None if isinstance(error, (FedveilError, *passed)) else failed_at(error)
         if place is None:
             raise
         _LOG.debug("%s", place, exc_info=error)
