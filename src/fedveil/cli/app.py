@@ -139,7 +139,7 @@ COMMANDS: Final = {
     ),
     "schema": Command(
         "lists:schema_command",
-        "Draft the public schema of your tables from a public sample, for you to read and correct.",
+        "Draft the public schema of your tables from public samples, for you to read and correct.",
     ),
     "bench": Command(
         "benchmarks:bench_command",
