@@ -209,7 +209,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
-    from fedveil.cli.release_folders import RELEASES, kind_of
+    from fedveil.cli.statistics import RELEASES, kind_of
     from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.submission import check_served, create_run, read_document
     from fedveil.run.folder.run_folder import RunFolder
@@ -293,7 +293,7 @@ def _release(
 
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
-    from fedveil.cli.figures import print_statement
+    from fedveil.cli.options import print_statement
     from fedveil.federation.hosts.submission import Submission, resume_command, watch
     from fedveil.report.page import write_report
     from fedveil.run.folder.documents import read_statement

@@ -106,7 +106,7 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run from its last complete round, or an interrupted release."""
-    from fedveil.cli.release_folders import kind_of, resume_release
+    from fedveil.cli.statistics import kind_of, resume_release
     from fedveil.federation.audit.run_record import STATE
     from fedveil.report.page import write_report
     from fedveil.run.training_run import resume
@@ -248,7 +248,7 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 
 
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
-    from fedveil.cli.figures import print_rows, print_statement
+    from fedveil.cli.options import print_rows, print_statement
     from fedveil.run.advice import advice_of
 
     OUT.print(outcome_table(outcomes))

@@ -32,8 +32,8 @@ from fedveil.statistics.intervals import (
     share,
 )
 from fedveil.statistics.isotonic import isotonic_regression
-from fedveil.statistics.limits import TOO_FEW
 from fedveil.statistics.request import (
+    TOO_FEW,
     ColumnRelease,
     CorrelationRelease,
     CrossRelease,

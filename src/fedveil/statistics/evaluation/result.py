@@ -41,7 +41,7 @@ from fedveil.statistics.evaluation.lifetimes import BINS, Lifetimes
 from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Estimate, Interval
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import LEAST_BINS, SiloWeights, unit_of
+from fedveil.statistics.request import LEAST_BINS, SiloWeights, unit_of
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 from fedveil.validation import DocumentTable
 
