@@ -32,7 +32,7 @@ def norms(trainer, local: LocalSgd, sizes: list[int], seed: int = 0) -> torch.Te
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     radius=st.sampled_from([1e-4, 0.05, 0.7]),
     rate=st.sampled_from([0.1, 5.0, 1e4]),

@@ -139,7 +139,7 @@ COMMANDS: Final = {
     ),
     "schema": Command(
         "lists:schema_command",
-        "Draft the public schema of your tables from a public sample, for you to read and correct.",
+        "Draft the public schema of your tables from public samples, for you to read and correct.",
     ),
     "bench": Command(
         "benchmarks:bench_command",
@@ -238,8 +238,8 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
     atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
     try:
-        with name_user_code():
-            code = app(standalone_mode=False)
+        with name_user_code(_Misuse, typer.Abort):
+            code = app(prog_name="fedveil", standalone_mode=False)
     except FedveilError as error:
         _say(str(error))
         code = error.exit_code
