@@ -209,7 +209,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
-    from fedveil.cli.statistics import RELEASES, kind_of
+    from fedveil.cli.release_folders import RELEASES, kind_of
     from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.submission import check_served, create_run, read_document
     from fedveil.run.folder.run_folder import RunFolder

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedveil.cli.options import OUT, Json, Runs, print_frame, print_result
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError
-from fedveil.run.config.release_document import (
-    InferenceDocument,
-    ReleaseDocument,
-    TableDocument,
-    read_releases,
-)
-from fedveil.run.document_run import resume_releases
-from fedveil.run.releases.requests import prepare_document
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.statistics.evaluation.result import ReleasedEvaluation
@@ -138,7 +129,6 @@ def _show_evaluated(evaluated: ReleasedEvaluation, asked: bool, here: bool, as_j
 def _show_fitted(folder: Path, as_json: bool) -> None:
     """Read a regression again."""
     from fedveil.api.releases import effects_json
-    from fedveil.cli.statistics import print_effects
     from fedveil.statistics.inference.result import read_fitted
 
     found = read_fitted(folder)
@@ -199,24 +189,3 @@ def print_effects(fitted: FittedRegression) -> None:
         OUT.print(f"no coefficient has an interval that holds: {fitted.hidden_reason}")
         return
     OUT.print(rows_table(effects_in_words(fitted)))
-
-
-# --- folders of releases ------------------------------------------------------------------------------------
-# Folders of releases, by the document in them: what goes on with one that was interrupted, and what shows one.
-
-
-RELEASES: Final[Mapping[type[TableDocument], Callable[[Path, bool], None]]] = {
-    ReleaseDocument: print_release,
-    InferenceDocument: print_inference,
-}
-
-
-def kind_of(folder: Path) -> type[TableDocument] | None:
-    """Return what kind of releases a folder is of; None for a run that trains."""
-    return next((kind for kind in RELEASES if (folder / kind.file).exists()), None)
-
-
-def resume_release(folder: Path, kind: type[TableDocument], as_json: bool) -> None:
-    """Make the releases that a folder lacks if it was interrupted before, and print what they show."""
-    resume_releases(prepare_document(read_releases(folder / kind.file, kind)), folder)
-    RELEASES[kind](folder, as_json)

@@ -106,7 +106,7 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run from its last complete round, or an interrupted release."""
-    from fedveil.cli.statistics import kind_of, resume_release
+    from fedveil.cli.release_folders import kind_of, resume_release
     from fedveil.federation.audit.run_record import STATE
     from fedveil.report.page import write_report
     from fedveil.run.training_run import resume
