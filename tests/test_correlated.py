@@ -37,8 +37,7 @@ from fedveil.privacy.correlated import (
     strengths,
 )
 from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.privacy.schedule import Scheduled
+from fedveil.privacy.sampling import Everyone, PoissonUsers, Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.rounds.round_context import RoundContext, TrainingSetup

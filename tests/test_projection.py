@@ -12,8 +12,7 @@ from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
-from fedveil.training.projection import project_
-from fedveil.training.steps import LocalSgd
+from fedveil.training.steps import LocalSgd, project_
 from fedveil.training.trainer import TrainJob
 from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of

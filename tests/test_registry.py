@@ -280,7 +280,7 @@ def test_a_silo_joins_no_run_that_another_version_of_a_package_was_composed_for(
     world.lie = None
     world.play()
     found = verify_run(world.run_folder.path)
-    assert found.holds
+    assert found.holds, [one for one in found.checks if "fail" in str(one)]
     assert len(signed_end(world.run_folder.path)) == 3
     with pytest.MonkeyPatch.context() as patched:  # whoever checks later may have another version
         patched.setattr(Member, "version", "0.2")

@@ -21,7 +21,7 @@ from reproduction.verdicts import Comparison, Summary, agreement, bound_holds, o
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.cli.reproduction import reproduce_command
+from fedveil.cli.benchmarks import reproduce_command
 from fedveil.errors import ConfigError
 from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.run.observer import NullObserver

@@ -94,7 +94,7 @@ COMMANDS: Final = {
         "Count people across silos: one release of tables with intervals, within one budget.",
     ),
     "infer": Command(
-        "inference:infer_command",
+        "statistics:infer_command",
         "Estimate effects across silos: one regression with intervals, within one budget.",
     ),
     "show": Command(
@@ -121,7 +121,7 @@ COMMANDS: Final = {
         "Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked.",
     ),
     "audit": Command(
-        "audit:audit_command",
+        "verification:audit_command",
         "Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one.",
     ),
     "presets": Command("lists:presets_command", "List the presets, or print one."),
@@ -146,7 +146,7 @@ COMMANDS: Final = {
         "Run a benchmark against its peers (from a checkout: benchmarks/ is not installed).",
     ),
     "reproduce": Command(
-        "reproduction:reproduce_command",
+        "benchmarks:reproduce_command",
         "Reproduce a published table, run by run (from a checkout: reproduction/ is not installed).",
     ),
     "federation": Command(

@@ -22,7 +22,7 @@ from fedveil.methods.channels import refuses_unbounded
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
-from fedveil.privacy.schedule import Scheduled
+from fedveil.privacy.sampling import Scheduled
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Sensitivity
 
