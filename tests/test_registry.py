@@ -86,6 +86,7 @@ def test_every_member_is_written_and_read_back_equal() -> None:
 
 def test_a_document_that_was_written_has_every_default() -> None:
     written = tomllib.loads(parse(BASE, "test").to_toml())
+    assert parse(written, "again") == parse(BASE, "test")
     assert written["method"]["user_sampling_rate"] == 1.0
     assert written["protection"] == {"name": "none"}
 
@@ -280,7 +281,7 @@ def test_a_silo_joins_no_run_that_another_version_of_a_package_was_composed_for(
     world.lie = None
     world.play()
     found = verify_run(world.run_folder.path)
-    assert found.holds, [one for one in found.checks if "fail" in str(one)]
+    assert found.holds
     assert len(signed_end(world.run_folder.path)) == 3
     with pytest.MonkeyPatch.context() as patched:  # whoever checks later may have another version
         patched.setattr(Member, "version", "0.2")
