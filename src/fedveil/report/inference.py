@@ -9,7 +9,7 @@ from fedveil.report.document import EMPTY, Section, document, figures, notice, t
 from fedveil.report.drawing import PALETTE, Plot, empty_figure, label_text, show
 from fedveil.report.statistics import promise
 from fedveil.run.folder.documents import read_statement
-from fedveil.statistics.inference.covariance import Effect
+from fedveil.statistics.inference.newton import Effect
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
