@@ -464,8 +464,9 @@ def test_a_member_whose_certificate_has_the_node_key_of_another_is_not_made(tmp_
 
 def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
     """``python -m tests.fuzz`` tries as many as are asked for."""
-    decoder = Decoder(name="requests to a mailbox", read=Requests(), good=Requests.good)
-    assert play((decoder,), 2000).inputs == 2000
+    with contextlib.closing(Requests()) as read:
+        decoder = Decoder(name="requests to a mailbox", read=read, good=Requests.good)
+        assert play((decoder,), 2000).inputs == 2000
 
 
 # --- behind nginx ---------------------------------------------------------------------------------------------------
