@@ -23,7 +23,7 @@ import pytest
 from fedveil.cli.app import main
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BusyError, ConfigError, DataError
+from fedveil.errors import BusyError, ConfigError, DataError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.certificates import (
     Authority,
@@ -196,7 +196,7 @@ def main_ends() -> None:
 def test_what_is_wrong_with_a_silo_is_said(spoil: Any, expected: str, made: Demonstration) -> None:
     path = made.provisioned.silos[0]
     spoil(path)
-    with pytest.raises((ConfigError, CryptoError), match=expected):
+    with pytest.raises((ConfigError, CryptoError, IntegrityError), match=expected):
         inspect_silo(SiloFolder(path))
 
 
