@@ -339,7 +339,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(toml: Path) -> None
 
 
 def test_help_waits_for_no_library(tmp_path: Path) -> None:
-    slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'plotly', 'pydantic'}"
+    slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'pydantic'}"
     code = (
         "import sys; from fedveil.cli import app as cli; from typer.testing import CliRunner; "
         "shown = CliRunner().invoke(cli.app, ['--help']).output; "
