@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedveil.api.run_folders import audit
 from fedveil.cli.options import OUT, Code, Json
 from fedveil.console import print_json
 
@@ -22,6 +21,8 @@ def audit_command(
     as_json: Json = False,
 ) -> None:
     """Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one."""
+    from fedveil.api.run_folders import audit
+
     found = audit(folder, canaries=canaries, code=code or ())
     if as_json:
         print_json(found.to_json())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedveil.api.releases import figure_frame
 from fedveil.cli.options import OUT
 from fedveil.console import rows_table
 
@@ -27,4 +26,6 @@ def print_rows(found: Sequence[Row], here: bool = False) -> None:
         found: the figures.
         here: whether intervals are for these people alone, without the spread of a population.
     """
+    from fedveil.api.releases import figure_frame
+
     OUT.print(rows_table(figure_frame(found, these_people=here).shown))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.api.releases import effects_in_words, plan_regression, read_regression, release_regression
-from fedveil.cli.figures import print_statement
 from fedveil.cli.options import OUT, Json, Runs, print_result
 from fedveil.console import print_json, rows_table
-from fedveil.run.config.release_document import InferenceDocument, read_releases
-from fedveil.statistics.inference.result import FittedRegression
+
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.statistics.inference.result import FittedRegression
 
 
 def infer_command(
@@ -27,6 +26,9 @@ def infer_command(
     as_json: Json = False,
 ) -> None:
     """Estimate effects across silos: one regression with intervals, within one budget."""
+    from fedveil.api.releases import plan_regression, release_regression
+    from fedveil.run.config.release_document import InferenceDocument, read_releases
+
     document = read_releases(file, InferenceDocument)
     if plan:
         found = plan_regression(document)
@@ -38,6 +40,9 @@ def infer_command(
 
 def print_inference(folder: Path, as_json: bool) -> None:
     """Write the page of a regression, and print it."""
+    from fedveil.api.releases import read_regression
+    from fedveil.cli.figures import print_statement
+
     found = read_regression(folder)
     report = found.report()
     if as_json:
@@ -50,6 +55,8 @@ def print_inference(folder: Path, as_json: bool) -> None:
 
 def print_effects(fitted: FittedRegression) -> None:
     """Print all coefficients, or why there are none."""
+    from fedveil.api.releases import effects_in_words
+
     if fitted.hidden_reason is not None:
         OUT.print(f"no coefficient has an interval that holds: {fitted.hidden_reason}")
         return

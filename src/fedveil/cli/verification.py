@@ -9,14 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedveil.bundle.verification import verify_bundle
 from fedveil.checks import Verification
 from fedveil.cli.options import Json, print_result
 from fedveil.console import rows_table
 from fedveil.errors import ConfigError, IntegrityError
-from fedveil.federation.audit.ledger_audit import verify_ledger
-from fedveil.federation.audit.run_audit import verify_run
-from fedveil.federation.canonical_document import DOCUMENTS
 
 
 def verify_command(
@@ -55,6 +51,11 @@ def verify_command(
 def _verified(
     made: Path, trust: list[str], known: tuple[Path | None, Path | None], ledgers: list[Path]
 ) -> Verification:
+    from fedveil.bundle.verification import verify_bundle
+    from fedveil.federation.audit.ledger_audit import verify_ledger
+    from fedveil.federation.audit.run_audit import verify_run
+    from fedveil.federation.canonical_document import DOCUMENTS
+
     if not made.exists():
         raise ConfigError(f"{made}: there is no such folder or file")
     charter, membership = known

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.overrides import TorchFunctionMode
 
@@ -119,6 +118,8 @@ class ReplayedGradient:
         self, function: Callable[..., tuple[Tensor, ...]], like: Sequence[Tensor]
     ) -> Callable[..., tuple[Tensor, ...]] | None:
         """Return a function's list of kernels; None if it may differ from the function."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
         made_up = _made_up(like, 0)
         with _Unread():
             graph = make_fx(function)(*made_up)

@@ -30,7 +30,6 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
-from scipy.stats import poisson
 
 from fedveil.data.columns import ColumnTable, State
 
@@ -279,6 +278,8 @@ class Poisson(_Generalised):
     @cached_property
     def largest(self) -> float:
         """The largest mu P(Y < c) over all means; curvatures are cut there."""
+        from scipy.stats import poisson
+
         found = minimize_scalar(
             lambda mu: -mu * poisson.cdf(self.cap - 1, mu), bounds=(0, 3.0 * self.cap), method="bounded"
         )
@@ -300,6 +301,8 @@ class Poisson(_Generalised):
 
     def residual(self, y: Each, predictor: Each) -> tuple[Each, Each]:
         """Return min(y, c) - E[min(Y, c)] and the derivative of the latter, mu P(Y < c)."""
+        from scipy.stats import poisson
+
         mu = np.exp(predictor)
         below = np.stack([poisson.cdf(k, mu) for k in range(self.cap)])
         mean = self.cap - below.sum(axis=0)
