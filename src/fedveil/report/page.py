@@ -61,12 +61,13 @@ def report_page(run: RunData, *, without_privacy: RunData | None = None, with_sp
         *report_sections(run, with_spectrum),
     ]
     last = f"{run.rounds[-1].round} rounds" if run.rounds else "no round yet"
-    unit = "person" if run.statement.unit == "user" else run.statement.unit
-    plural = "people" if unit == "person" else f"{unit}s"
+    unit, units = run.statement.unit, run.statement.units
+    plural = "people" if unit == "user" else f"{unit}s"
+    over = "" if units is None else f", over the data of at most {show(units)} {plural}"
     return document(
         title=run.name,
         kicker="fedveil · report of one run",
-        lead=f"{last[0].upper()}{last[1:]}, over the data of at most {show(run.statement.units)} {plural}.",
+        lead=f"{last[0].upper()}{last[1:]}{over}.",
         sections=sections,
     )
 

@@ -13,7 +13,7 @@ from fedveil.report.drawing import Axis, Plot, Series, line, ribbon, show
 from fedveil.run.folder.documents import read_statement
 from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
-from fedveil.statistics.limits import TOO_FEW
+from fedveil.statistics.request import TOO_FEW
 from fedveil.statistics.result import ReleasedStatistics, read_released
 
 HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
