@@ -9,7 +9,7 @@ from fedveil.report.document import Section, document, notice, table, write_docu
 from fedveil.report.drawing import Axis, Plot, Series, show
 from fedveil.report.statistics import promise
 from fedveil.run.folder.documents import read_statement
-from fedveil.statistics.inference.covariance import Effect
+from fedveil.statistics.inference.newton import Effect
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
