@@ -698,7 +698,7 @@ def test_identities_are_not_guessed(made: Demonstration) -> None:
     path = made.provisioned.silos[0]
     (path / "identity.key").unlink()
     IdentityKey.generate().save(path / "identity.key")
-    with pytest.raises(ConfigError, match="not the key that membership"):
+    with pytest.raises(IntegrityError, match="not the key that membership"):
         inspect_silo(SiloFolder(path))
 
 
