@@ -26,7 +26,7 @@ from fedveil.federation.transcript_binding import (
     with_totals,
 )
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.protocols.masking.recovery_messages import RevealedShares, Survivors
+from fedveil.protocols.masking.recoverable_aggregation import RevealedShares, Survivors
 from fedveil.protocols.messages import Envelope, OwnMask, RevealRequest, RoundStart
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (

@@ -30,7 +30,7 @@ from fedveil.protocols.session_messages import (
     UserCounts,
     UserTotals,
 )
-from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.private_weighting import WeightedInputs
 from fedveil.protocols.weighting.server import WeightingServer
 from fedveil.protocols.weighting.silo import WeightingSilo
 from fedveil.randomness import ExperimentRandomness

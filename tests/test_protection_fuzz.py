@@ -11,7 +11,7 @@ from fedveil.crypto.key_agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import BLOCK, REST, integers, message_codec, number, pair, repeated
-from fedveil.protocols.masking.recovery_messages import (
+from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
