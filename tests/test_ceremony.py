@@ -462,7 +462,7 @@ def test_a_silo_is_not_served_with_a_key_that_its_membership_does_not_name(parti
 
 
 def charged(folder: Path, membership: Membership) -> None:
-    """Have a silo charge a round that the present coordinator asked for, and keep the letter."""
+    """Have a silo charge a round that the present coordinator asked for, and keep the message."""
     with open_silo(SiloFolder(folder, asked)) as party:
         key = IdentityKey.load(folder.parent / "coordinator" / "identity.key", asked)
         assert key.public == membership.coordinator
