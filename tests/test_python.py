@@ -892,7 +892,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),
     "preprocessing of what was handed over": (
         bad_train(settings={"preprocessing": {"bounds": ["x"]}}),
-        "no table or key 'preprocessing' to lay over",
+        "preprocessing: is of your own tables",
     ),
     "an evaluation of arrays": (
         bad_train(settings={"evaluation": {}}, method=fv.uldp_avg(clip=0.5), epsilon=4.0),

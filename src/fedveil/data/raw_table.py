@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from jaxtyping import UInt64
 
 from fedveil.data.columns import Column, Numbers, State, concatenate_columns, numbers_of, places_of
+from fedveil.data.memory_tables import TableFile
 from fedveil.data.schema import Category, Date, Feature, Label, Schema, Survival
 from fedveil.data.table_reader import EVENTS, TableReader
 from fedveil.data.tables import check_files
@@ -48,7 +48,7 @@ class WholeTable:
         return len(self.user)
 
 
-def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
+def read_whole(schema: Schema, files: Sequence[TableFile]) -> WholeTable:
     """Read all columns of a schema without refusing a cell.
 
     Raises:
