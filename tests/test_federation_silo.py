@@ -758,7 +758,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
             ).seal(world.keys[2])
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
-    assert "silo 2" in (coordinator.outcome.stopped or "")
+    assert "silo silo2: " in (coordinator.outcome.stopped or "")
     assert "more records of a user" in (coordinator.outcome.stopped or "")
     with pytest.raises(ProtocolError, match="not between 0 and"):
         UserTotals(counts=np.array([3, 2**32])).encode()
@@ -820,7 +820,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
     outcome = world.outcome
     assert outcome.rounds == 1
     if "recover" in str(changes):  # what was asked is compared before anybody contributes
-        assert outcome.stopped == "silo 0: was asked something else than this coordinator asked"
+        assert outcome.stopped == "silo silo0: was asked something else than this coordinator asked"
     else:
         assert Code.PROTOCOL.template in (outcome.stopped or "")
         assert "silo 0: round 1, attempt 0 has not begun" in caplog.text

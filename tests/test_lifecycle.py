@@ -6,11 +6,9 @@ Of every step of a run, whatever kind it is, the folder then shows whether it wa
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +68,12 @@ class Doomed:
         """Do some work of the process; None if it is killed in it."""
         if self.killed:
             return work()
-        self.moments.left, self.moments.descriptors = self.left, []
+        self.moments.left, self.moments.logs = self.left, []
         try:
             return work()
         except Killed:
             self.killed = True
-            for descriptor in self.moments.descriptors:
-                with suppress(OSError):
-                    os.close(descriptor)
+            self.moments.release_locks()
             return None
         finally:
             self.left, self.moments.left = self.moments.left or 0, None

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, group
+from fedveil.cli.options import OUT, Json, group, read_address
 from fedveil.console import print_json, transposed_table
-from fedveil.errors import ConfigError
 from fedveil.federation.hosts.metrics_server import ask_party
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
@@ -73,9 +72,7 @@ def write_command(
     """Write systemd units and nginx.conf, and with --image what builds containers; every placeholder filled."""
     from fedveil.federation.hosts.deployment import Hosting, write_deployment
 
-    host, _, link = behind.rpartition(":")
-    if not host or not link.isdecimal():
-        raise ConfigError(f"--behind {behind}: HOST:PORT is needed, such as 127.0.0.1:9444")
-    hosting = Hosting(host=host, port=port, link=int(link), memory=memory, program=program, image=image)
+    host, link = read_address("--behind", behind)
+    hosting = Hosting(host=host, port=port, link=link, memory=memory, program=program, image=image)
     for path in write_deployment(folder, hosting):
         OUT.print(str(path))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 
 from fedveil.console import Terminal, print_json, rows_table
+from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.api.frame import Frame
@@ -37,6 +38,19 @@ Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders 
 def group(help: str) -> typer.Typer:
     """Return a command that has commands of its own."""
     return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
+
+
+def read_address(option: str, given: str) -> tuple[str, int]:
+    """Return host and port of an address such as ``0.0.0.0:9443`` or ``[::]:9443``.
+
+    Raises:
+        ConfigError: it is none; names the option.
+    """
+    host, _, port = given.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{option} {given}: HOST:PORT is needed, such as 127.0.0.1:9444")
+    return host, int(port)
 
 
 def print_result(as_json: bool, document: Mapping[str, Any], *told: object) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 
@@ -17,27 +19,45 @@ silo.add_typer(ledger, name="ledger")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The silo's own files, which ``silo.toml`` names."""
+
+    table: Annotated[
+        Path | None, typer.Option(help="the silo's table; left out: table.csv in the new folder")
+    ] = None
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            help="the list of users whose SHA-256 the schema names; left out: users.txt in the folder"
+        ),
+    ] = None
+
+
 @silo.command("join")
 @expand_option_groups
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder, created here")],
     name: Annotated[str, typer.Option(help="name of the silo")],
     charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
+    files: FileOptions,
     key: NewKey,
     as_json: Json = False,
 ) -> None:
-    """Make a silo's keys, a draft policy and the request for admission, on the silo's own host."""
-    from fedveil.cli.coordinator import tell_request
-    from fedveil.federation.enrollment.joining import join_as_silo
+    """Make a silo's keys, its settings, a draft policy and the request for admission, on the silo's own host."""
+    from fedveil.federation.enrollment.joining import FILES, LocalFiles, join_as_silo
 
-    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase())
+    holds = LocalFiles(
+        table=FILES.table if files.table is None else files.table.absolute(),
+        users=None if files.users is None else files.users.absolute(),
+    )
+    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase(), holds=holds)
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
-    from fedveil.cli.coordinator import tell_request
     from fedveil.federation.enrollment.joining import rotate
 
     asked = rotate(folder, PromptedPassphrase(descriptor))
@@ -50,7 +70,7 @@ def accept_command(
     sealed: Annotated[
         Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with silo-NAME.crt beside it")
     ],
-    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    fingerprint: MembershipFingerprint,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
@@ -70,12 +90,15 @@ def accept_command(
 
 
 @silo.command("serve")
-def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+@expand_option_groups
+def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
     from fedveil.cli.link import end_by_terminate, import_late
     from fedveil.federation.hosts.folders import SiloFolder
 
-    home = SiloFolder(folder, PromptedPassphrase(descriptor))
+    passphrase = PromptedPassphrase(descriptor)
+    first.accept(folder, passphrase)
+    home = SiloFolder(folder, passphrase)
     end_by_terminate()
     service = import_late("fedveil.federation.hosts.silo_service")
     service.limit_memory(home)
@@ -87,16 +110,6 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
         served.wait()
     finally:
         served.stop()
-
-
-@silo.command("ping")
-def ping_command(folder: Folder, as_json: Json = False) -> None:
-    """Make one authenticated request to the coordinator, and print its time, or why it fails."""
-    from fedveil.cli.link import import_late
-    from fedveil.federation.hosts.folders import SiloFolder
-
-    seconds = import_late("fedveil.federation.hosts.silo_service").ping(SiloFolder(folder))
-    print_result(as_json, {"seconds": seconds}, f"the coordinator answered after {seconds:.3f} s")
 
 
 @silo.command("migrate")

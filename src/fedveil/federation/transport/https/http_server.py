@@ -18,6 +18,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Final
 
 import h11
@@ -255,7 +256,8 @@ class Connection:
             raise RefusedRequestError(413)
 
     async def _send(self, response: Response) -> None:
-        fields = [("Content-Length", str(len(response.body))), *response.headers.items()]
+        now = formatdate(usegmt=True)  # `fedveil federation check` compares the clocks
+        fields = [("Content-Length", str(len(response.body))), ("Date", now), *response.headers.items()]
         if response.status >= 400:
             fields.append(("Connection", "close"))
         elif response.status == 204:
