@@ -154,7 +154,7 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     if isinstance(target, Survival) and target.event == name:
         return EVENTS
     if (isinstance(target, Amount) and target.column == name) or (
-        isinstance(target, Survival) and target.time == name
+        isinstance(target, Survival) and name in (target.time, target.entry)
     ):
         return None
     known = (*schema.features, *schema.target_columns)

@@ -100,10 +100,10 @@ def _column(schema: Schema, reader: TableReader, name: str) -> Column:
 
 
 def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
-    """Mark as invalid the numbers that a run refuses: infinities, and survival times below 0."""
+    """Mark as invalid the numbers that a run refuses: infinities, and times and entries below 0."""
     values, target = found.values, schema.target
     wrong = ~np.isfinite(values)
-    if isinstance(target, Survival) and name == target.time:
+    if isinstance(target, Survival) and name in (target.time, target.entry):
         wrong |= values < 0
     state = np.where((found.state == State.VALID) & wrong, State.INVALID, found.state).astype(np.int8)
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state)

@@ -233,6 +233,12 @@ class TableReader:
         if isinstance(target, Survival):
             event, time = self._event(target.event), self._required(target.time)
             self._count(time < 0, target.time, "the time must not be negative")
+            if target.entry is not None:
+                entry = self._required(target.entry)
+                self._count(entry < 0, target.entry, "the entry must not be negative")
+                self._count(
+                    entry >= time, target.entry, f"the entry must be before the time ('{target.time}')"
+                )
             return np.stack((event, time), axis=1).astype(np.float32)
         values = self._required(target.column)
         if target.bounds is not None:
