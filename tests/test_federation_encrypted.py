@@ -14,8 +14,7 @@ pytest.importorskip("tenseal")
 
 from safetensors.numpy import load_file
 
-from fedveil.crypto.canonical_embedding import coefficients
-from fedveil.crypto.ckks import CkksParameters
+from fedveil.crypto.ckks import CkksParameters, coefficients
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError

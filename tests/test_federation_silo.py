@@ -771,7 +771,7 @@ def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x02" + content[4:]
     with pytest.raises(
-        ProtocolError, match="a message of version 2, where version 3 is read; all parties need"
+        ProtocolError, match="a message of version 2, where version 4 is read; all parties need"
     ):
         party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.api.history import columns_of
+from fedveil.api.result import columns_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.folder.shown import METRICS

@@ -248,7 +248,7 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 
 
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
-    from fedveil.cli.figures import print_rows, print_statement
+    from fedveil.cli.options import print_rows, print_statement
     from fedveil.run.advice import advice_of
 
     OUT.print(outcome_table(outcomes))

@@ -22,7 +22,7 @@ from fedveil.report.drawing import Plot, empty_figure, label_text, line, ribbon,
 from fedveil.run.folder.documents import read_statement
 from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
-from fedveil.statistics.limits import TOO_FEW
+from fedveil.statistics.request import TOO_FEW
 from fedveil.statistics.result import ReleasedStatistics, read_released
 
 HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")

@@ -38,7 +38,7 @@ from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import SiloWeights, unit_of
+from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.strategy import largest_leading
 from fedveil.validation import DocumentTable
 

@@ -27,7 +27,7 @@ from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_e
 from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.version_1 import explain_old_rate, move_rates
-from fedveil.statistics.limits import (
+from fedveil.statistics.request import (
     LEAST_BINS,
     MOST_BINS,
     MOST_GROUPINGS,

@@ -16,9 +16,8 @@ from torch import Tensor
 from fedveil.training.counters import batch_order
 from fedveil.training.gram.layout import GramPlan, split_linear
 from fedveil.training.local_algorithms import LocalState
-from fedveil.training.projection import project_
 from fedveil.training.shapes import padded_sizes, round_up_slots
-from fedveil.training.steps import LocalSgd
+from fedveil.training.steps import LocalSgd, project_
 from fedveil.training.task import Task
 
 _CHUNK_BYTES = 64 << 20

@@ -39,8 +39,8 @@ from fedveil.training.gram.steps import (
     train_batches,
     train_full_batch,
 )
+from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import single_threaded
-from fedveil.training.silo_sums import SiloSums
 from fedveil.training.state_leak_check import check_loss_unchanged
 from fedveil.training.steps import LocalSgd, as_sgd
 from fedveil.training.task import Task
