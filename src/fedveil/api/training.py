@@ -30,8 +30,7 @@ from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describ
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
-from fedveil.run.populations import FixedPopulation, with_schema_file
-from fedveil.run.releases.preprocessing import read_preprocessed
+from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.stage import answers
@@ -378,7 +377,7 @@ def resume(
     opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
-    people = _on_refined_schema(opened, experiment, people)
+    people = on_refined_schema(opened.path, experiment.data, people)
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     begun = Beginning(experiment.model.start, experiment.model.class_weights)
     if local is not None:
@@ -401,20 +400,6 @@ def resume(
     experiment = opened.with_refined_schema(prepared.experiment)
     people = with_schema_file(people, experiment.data)
     return Result.from_outcome(outcome, experiment, learned, people)
-
-
-def _on_refined_schema(folder: RunFolder, experiment: Experiment, people: Population) -> Population:
-    """Return the population under the schema that a run's releases refined, if there are such.
-
-    Raises:
-        RunFolderError: the run began with another schema.
-    """
-    released = read_preprocessed(folder.path)
-    if released is None or people.source is None:
-        return people
-    if released.wanted.schema_ != people.schema:
-        raise RunFolderError(f"{folder.path}: the run began with another schema; hand over the same tables")
-    return with_schema_file(people, experiment.data)
 
 
 def _check(people: Any, method: Any, epsilon: float | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import load
@@ -84,6 +85,20 @@ def with_schema_file(people: Population, data: DataSection) -> Population:
         return people
     refined = read_content(table.schema_file, RunFolderError)
     return read_source(replace(source, schema_file=table.schema_file, schema=refined))
+
+
+def on_refined_schema(folder: Path, data: DataSection, people: Population) -> Population:
+    """Return a population under the schema that the releases of a run's folder refined, if there are such.
+
+    Raises:
+        RunFolderError: the run began with another schema.
+    """
+    released = read_preprocessed(folder)
+    if released is None or people.source is None:
+        return people
+    if released.wanted.schema_ != people.schema:
+        raise RunFolderError(f"{folder}: the run began with another schema; hand over the same tables")
+    return with_schema_file(people, data)
 
 
 def load_population(data: DataSection, seed: int) -> Population:
