@@ -56,8 +56,13 @@ def same(ours, theirs):
     return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("at", ["at_one", "at_each"])
-@pytest.mark.parametrize("name", TASKS)
+GRID = [(name, "at_each") for name in TASKS] + [
+    pytest.param(name, "at_one", marks=[pytest.mark.slow] * (name in ("dropout", "convolutions")))
+    for name in TASKS
+]
+
+
+@pytest.mark.parametrize(("name", "at"), GRID)
 def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
     task, generator = TASKS[name], torch.Generator().manual_seed(3)
     gradients = getattr(BatchedGradients(task, torch.device("cpu"), False), at)

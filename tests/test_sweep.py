@@ -6,6 +6,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,11 +167,20 @@ def test_a_folder_that_is_no_runs_is_left_alone(source: str, tmp_path: Path) -> 
     assert {one.name for one in path.iterdir()} == {"checkpoint", "ledger.jsonl"}
 
 
-def test_a_failed_run_is_named_and_the_others_are_complete(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "played",
+    [
+        pytest.param({"prepare_point": lambda point: prepare(point.experiment)}, id="here"),
+        pytest.param({"processes": 1}, marks=pytest.mark.slow, id="in a worker"),
+    ],
+)
+def test_a_failed_run_is_named_and_the_others_are_complete(
+    played: dict[str, Any], source: str, tmp_path: Path
+) -> None:
     found = points(source, Selection(), [Axis.read("model.name=linear,no_such:model")])
     rows, folder = [], tmp_path / "runs"
     with pytest.raises(FedveilError, match="try-name_no_such_model"):
-        rows.extend(sweep(found, folder, processes=1))
+        rows.extend(sweep(found, folder, **played))
     assert len((folder / ROWS).read_text().splitlines()) == 1
 
 
