@@ -90,6 +90,7 @@ TRIED = {
     "docs/deployment.md:12": "run by test_the_handbook_is_true",
     "docs/deployment.md:13": "run by test_the_handbook_is_true",
     "docs/deployment.md:14": "run by test_the_handbook_is_true",
+    "docs/deployment.md:15": "run by test_the_handbook_is_true",
     "docs/how-to/add-a-method.md:0": PLUGIN,
     "docs/how-to/add-a-method.md:1": PLUGIN,
     **{f"docs/how-to/add-a-stage.md:{place}": PLUGIN for place in range(9)},

@@ -12,8 +12,12 @@ from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.dpsgd import RecordSums
 from fedveil.training.dropout import SeededDropout
-from fedveil.training.kernel_replay import CALLS_OF_POOLING, ReplayedGradient
-from fedveil.training.kernels import max_pool_channels_last, optimise_graph
+from fedveil.training.kernel_replay import (
+    CALLS_OF_POOLING,
+    ReplayedGradient,
+    max_pool_channels_last,
+    optimise_graph,
+)
 from fedveil.training.losses import load_loss
 from fedveil.training.shapes import equal_with_nan
 from fedveil.training.steps import LocalSgd

@@ -13,7 +13,7 @@ from fedveil.data.columns import read_columns
 from fedveil.data.schema import Schema, parse_schema
 from fedveil.data.tables import read_tables
 from fedveil.errors import ConfigError, DataError
-from fedveil.statistics.inference.piecewise import PiecewiseExponential
+from fedveil.statistics.inference.families import PiecewiseExponential
 
 FAMILY = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4, 0.6, entry="e")
 PLAIN = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4, 0.6)

@@ -20,7 +20,7 @@ from fedveil.statistics.blocks import Block, OneHot, Powers
 from fedveil.statistics.cells import Bins, Exits
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
 from fedveil.statistics.correlations import Sums, correlations, display_correlations
-from fedveil.statistics.decoding import Cells
+from fedveil.statistics.decoding import Cells, isotonic_regression
 from fedveil.statistics.intervals import (
     LEAST_RATIO,
     NORMAL_95,
@@ -31,7 +31,6 @@ from fedveil.statistics.intervals import (
     ratio,
     share,
 )
-from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.request import (
     TOO_FEW,
     ColumnRelease,

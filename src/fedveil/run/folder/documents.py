@@ -12,6 +12,7 @@ privacy.json          :class:`~fedveil.privacy.statement.Statement`
 ledger.jsonl          :class:`~fedveil.privacy.ledger.Entry`, line by line
 diagnostics.json      :class:`Diagnostics`
 spectrum.json         :class:`Spectrum`
+public_test.json      :class:`PublicTest`
 audit.json            :class:`AuditRecord`
 ====================  =====================================================
 """
@@ -181,6 +182,41 @@ class Spectrum(Document):
         """Check that every frequency has a magnitude."""
         if len(self.frequencies) != len(self.magnitudes):
             raise ValueError(f"magnitudes: must have {len(self.frequencies)} numbers, one for each frequency")
+        return self
+
+
+class CalibrationBin(Document):
+    """Mean predicted probability, observed fraction, and weight of the records of one bin."""
+
+    predicted: _Number
+    observed: _Number
+    weight: _Number
+
+
+class PublicTest(Document):
+    """public_test.json: the released model on a public test table.
+
+    The file exists only if the test records are public. Without it, exact metrics are those of private records.
+
+    Attributes:
+        records: number of test records.
+        classes: names of the classes.
+        confusion: weight of the records of each class (row) that were predicted as each class (column).
+        roc: (false, true) positive rates of the second of two classes.
+        calibration: bins of the predicted probability of the second of two classes.
+    """
+
+    records: _Count
+    classes: tuple[_Text, ...] = ()
+    confusion: tuple[tuple[_Number, ...], ...] = ()
+    roc: tuple[tuple[_Number, _Number], ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+
+    @model_validator(mode="after")
+    def _square(self) -> PublicTest:
+        """Check that the confusion counts have a row and a column for every class."""
+        if {len(self.confusion), *map(len, self.confusion)} - {len(self.classes)}:
+            raise ValueError(f"confusion: must have {len(self.classes)} rows and columns, one for each class")
         return self
 
 

@@ -14,6 +14,7 @@ schema.toml           the refined schema
 stopped.json          the round after which a callback ended the run, if one did
 evaluation.json       the release of test metrics, if requested
 spectrum.json         displacement of the model by frequency (from released models only)
+public_test.json      the released model on the public test records; absent unless the test records are public
 audit.json            results of attacks, if the run was audited
 checkpoint/           model and optimiser state after the last complete round, with that round's line of metrics
 environment.json      versions, machine, trainer

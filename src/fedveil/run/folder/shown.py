@@ -97,7 +97,14 @@ FIELDS: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
 FILES: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
         (
-            *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
+            *(
+                "experiment.toml",
+                "model.safetensors",
+                "spectrum.json",
+                "public_test.json",
+                "attempts.jsonl",
+                "federation.json",
+            ),
             *("run_end.json", "terms.jsonl", "rounds.jsonl", "silo_signatures.json"),
             *("stopped.json", "evaluation.json"),
             "preprocessing.json",

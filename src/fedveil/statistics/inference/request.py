@@ -12,8 +12,7 @@ from fedveil.data.columns import categories_of
 from fedveil.data.schema import Number, Schema, Survival
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
-from fedveil.statistics.inference.families import Family, Linear, Logistic, Poisson
-from fedveil.statistics.inference.piecewise import PiecewiseExponential
+from fedveil.statistics.inference.families import Family, Linear, Logistic, PiecewiseExponential, Poisson
 from fedveil.statistics.request import Columns, ascending
 from fedveil.validation import DocumentTable
 

@@ -17,13 +17,20 @@ from pydantic import TypeAdapter
 from fedveil.data.schema import Schema
 from fedveil.errors import RunFolderError
 from fedveil.files import read_json
-from fedveil.statistics.inference.convergence import has_converged, next_theta
-from fedveil.statistics.inference.covariance import Effect, covariance, effect
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.equation import Equation, Sums
 from fedveil.statistics.inference.families import Family
-from fedveil.statistics.inference.identified import Identified, identify
-from fedveil.statistics.inference.newton import Estimate, estimate
+from fedveil.statistics.inference.newton import (
+    Effect,
+    Estimate,
+    Identified,
+    covariance,
+    effect,
+    estimate,
+    has_converged,
+    identify,
+    next_theta,
+)
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.scores import Shares
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
