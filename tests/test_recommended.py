@@ -401,7 +401,7 @@ TABLE = TableFacts(
         ({"n_users": 3750}, "boosted-trees", "7,500 reaches 7,500"),
         ({"scaled": False}, "newton", "no schema scales the features"),
         ({"classes": 3}, "newton", "3 classes"),
-        ({"classes": 5}, None, "up to 4 classes"),
+        ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
         ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
         ({"task": "survival", "classes": None}, None, "survival has no Newton step"),

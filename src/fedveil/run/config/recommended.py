@@ -37,7 +37,7 @@ from fedveil.errors import ConfigError
 from fedveil.training.losses import Loss
 
 BY_RULE: Final = "by-rule"
-MOST_CLASSES: Final = 4
+MOST_CLASSES: Final = 10
 """Number of classes up to which Newton steps are chosen."""
 TREES_FROM: Final = 7_500
 """Users times epsilon from which on boosted trees are chosen for a table of few columns."""
