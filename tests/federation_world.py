@@ -31,7 +31,7 @@ from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
-from fedveil.privacy import ledger as ledgers
+from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope
@@ -43,6 +43,7 @@ from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.shown import uncovered_outputs
 from fedveil.run.loop import RunParts
 from fedveil.run.observer import Observer
 from fedveil.run.populations import FixedPopulation
@@ -157,16 +158,17 @@ class Moments:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
         self.kills = 0
-        self.descriptors: list[int] = []
+        self.logs: list[LineLog] = []
         self._write = os.write
         for name in ("fsync", "replace", "write"):
             monkeypatch.setattr(os, name, self._deadly(name, getattr(os, name)))
-        opened = ledgers._open_locked
-        monkeypatch.setattr(ledgers, "_open_locked", lambda path: self._remember(opened(path)))
+        lock = LineLog.lock
+        monkeypatch.setattr(LineLog, "lock", lambda log, **how: (self.logs.append(log), lock(log, **how)))
 
-    def _remember(self, descriptor: int) -> int:
-        self.descriptors.append(descriptor)
-        return descriptor
+    def release_locks(self) -> None:
+        """Release the locks of the process that was killed, as the operating system does."""
+        for log in self.logs:
+            log.close()
 
     def _deadly(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
@@ -185,7 +187,7 @@ class Moments:
     def during(self, after: int | None, work: Callable[[], Any]) -> Any:
         """Do some work; with ``after``, the process that does it is killed at that write, if it makes so many."""
         self.left = after
-        self.descriptors = []
+        self.logs = []
         try:
             return work()
         finally:
@@ -223,8 +225,21 @@ def public_share_of(held: Population) -> LocalPopulation:
 
 
 def statement(folder: Path) -> Any:
-    """What a run's folder states of its privacy."""
-    return json.loads((folder / "privacy.json").read_text())
+    """What a run's folder states of its privacy, without the list of outputs: institutions write fewer."""
+    document = json.loads((folder / "privacy.json").read_text())
+    listed = {
+        text
+        for is_federated in (False, True)
+        for exact in (False, True)
+        for text in uncovered_outputs(exact_metrics=exact, is_federated=is_federated)
+    }
+    document["uncovered"] = [text for text in document["uncovered"] if text not in listed]
+    document["sentences"] = [
+        text
+        for text in document["sentences"]
+        if text.removeprefix("Not covered: ").removesuffix(".") not in listed
+    ]
+    return document
 
 
 def _rounds(path: Path) -> list[int]:
@@ -379,7 +394,7 @@ class World:
         return record.given
 
     def play(self, *, most: int = 1000) -> None:
-        """Carry every letter once, in order, until the run ends."""
+        """Carry every message once, in order, until the run ends."""
         coordinator = self.coordinator = self.coordinate()
         for _ in range(most):
             if coordinator.is_finished:
@@ -392,7 +407,7 @@ class World:
         raise AssertionError("the run does not end")
 
     def altered(self, number: int, data: bytes) -> bytes:
-        """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
+        """The coordinator's message to a silo, or what one that lies (``lie``) makes of its parts."""
         if self.lie is None:
             return data
         letter = self.letter(number, data)
@@ -401,12 +416,12 @@ class World:
     def tell(
         self, *parts: SessionMessage, silo: int = 0, session: int = 1, number: int = 0, run: bytes = RUN
     ) -> tuple[SessionMessage, ...]:
-        """What a silo answers to a letter of the coordinator; terms begin a session, under a nonce that is asked for.
+        """What a silo answers to a message of the coordinator; terms begin a session, under a nonce that is asked for.
 
         Args:
-            parts: of the letter.
+            parts: of the message.
             silo: who reads it.
-            session: the test's own name of the session that the terms begin, or that the letter is of.
+            session: the test's own name of the session that the terms begin, or that the message is of.
             number: of the exchange.
             run: of the session.
         """
@@ -435,19 +450,19 @@ class World:
         return joined and not party._session.talk._rounds  # type: ignore[union-attr]
 
     def ask(self, letter: SignedMessage) -> tuple[SessionMessage, ...]:
-        """What a silo answers to a letter."""
+        """What a silo answers to a message."""
         return self.answer(
             letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
         ).parts
 
     def letter(self, number: int, data: bytes) -> SignedMessage:
-        """What the coordinator's letter to a silo says."""
+        """What the coordinator's message to a silo says."""
         return SignedMessage.open(
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE
         )
 
     def answer(self, number: int, data: bytes) -> SignedMessage:
-        """What a silo's letter says."""
+        """What a silo's message says."""
         identity = self.membership.roster[number]
         return SignedMessage.open(
             data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_MESSAGE
@@ -465,12 +480,12 @@ class World:
         )
 
     def exchange(self, coordinator: CoordinatorParty) -> None:
-        """Carry the letters that wait, and their answers."""
+        """Carry the messages that wait, and their answers."""
         for number, data in coordinator.messages():
             coordinator.receive(number, self.party(number).receive(data))
 
     def farewell(self) -> None:
-        """Carry the last letters of a run."""
+        """Carry the last messages of a run."""
         assert self.coordinator is not None
         for number, data in self.coordinator.farewells:
             self.coordinator.receive(number, self.party(number).receive(data))
@@ -482,7 +497,7 @@ class World:
 
 
 class Chaos:
-    """Carries letters of a world badly: each is lost, delayed, repeated; each party dies at any of its writes.
+    """Carries messages of a world badly: each is lost, delayed, repeated; each party dies at any of its writes.
 
     Args:
         world: the parties.
@@ -530,11 +545,7 @@ class Chaos:
         except Killed:
             for party in dead:
                 party.close()
-            for descriptor in self.moments.descriptors:
-                try:
-                    os.close(descriptor)
-                except OSError:
-                    continue
+            self.moments.release_locks()
             return None
 
     def _carry(self, number: int, data: bytes, down: bool) -> None:

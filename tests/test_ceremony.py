@@ -54,6 +54,7 @@ from fedveil.federation.hosts.folders import (
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.link import server_context
 from fedveil.federation.hosts.link_folder import LinkSettings
+from fedveil.federation.hosts.status import party_status
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transport.https.mailbox import Mailbox
@@ -335,6 +336,23 @@ def test_where_the_link_listens_is_not_the_public_name(parties: Parties, tmp_pat
     assert SiloFolder(parties.root / "north").settings.coordinator == "learn.example.org:9443"
 
 
+def test_the_days_that_are_shown_are_those_that_run_out_first(parties: Parties, tmp_path: Path) -> None:
+    coordinator, north = CoordinatorFolder(parties.root / "coordinator"), SiloFolder(parties.root / "north")
+    for home, file in ((coordinator, "server.crt"), (north, "client.crt")):
+        found = party_status(home.path, served=False)
+        assert found["expires_first"] == file  # to the second; a membership is valid until the day's end
+        assert 396 < found["certificate_days"] <= 397
+    days = seal(parties.founder, asked, days=20)
+    for name in ("coordinator", "north"):
+        accept(parties.root / name, parties.sealed, days.fingerprint, asked)
+    assert 19 < party_status(north.path, served=False)["certificate_days"] <= 20
+    seal(parties.founder, asked)
+    shutil.copy(
+        parties.sealed.parent / "silo-north.crt", north / "client.crt"
+    )  # the membership is still the old one
+    assert party_status(north.path, served=False)["expires_first"] == "membership.toml"
+
+
 def test_foreign_and_changed_requests_are_refused(parties: Parties, tmp_path: Path) -> None:
     request = Request.read(parties.root / "north" / "north.request")
     for what, one in altered(request, IdentityKey.generate()).items():
@@ -445,7 +463,7 @@ def test_a_silo_is_not_served_with_a_key_that_its_membership_does_not_name(parti
 
 
 def charged(folder: Path, membership: Membership) -> None:
-    """Have a silo charge a round that the present coordinator asked for, and keep the letter."""
+    """Have a silo charge a round that the present coordinator asked for, and keep the message."""
     with open_silo(SiloFolder(folder, asked)) as party:
         key = IdentityKey.load(folder.parent / "coordinator" / "identity.key", asked)
         assert key.public == membership.coordinator

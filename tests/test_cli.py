@@ -340,7 +340,7 @@ def test_a_schema_that_does_not_fit_is_named_by_file_and_key(toml: Path) -> None
 
 def test_no_help_imports_a_numerical_library(tmp_path: Path) -> None:
     """Of fedveil and of every command: 0.2 s instead of 3."""
-    slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'plotly', 'pydantic'}"
+    slow = "{'torch', 'scipy', 'numpy', 'dp_accounting', 'pyarrow', 'pydantic'}"
     code = (
         "import sys; from fedveil.cli import app as cli; from typer.testing import CliRunner; "
         "shown = CliRunner().invoke(cli.app, ['--help']).output; "

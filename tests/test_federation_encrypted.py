@@ -14,8 +14,7 @@ pytest.importorskip("tenseal")
 
 from safetensors.numpy import load_file
 
-from fedveil.crypto.canonical_embedding import coefficients
-from fedveil.crypto.ckks import CkksParameters
+from fedveil.crypto.ckks import CkksParameters, coefficients
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError
@@ -201,7 +200,7 @@ def secretly(experiment: Experiment) -> Experiment:
 
 
 def carry(world: World, coordinator: CoordinatorParty, until: Callable[[], bool]) -> None:
-    """Carry letters in order until something holds, or the run ends."""
+    """Carry messages in order until something holds, or the run ends."""
     while not coordinator.is_finished:
         for number, data in coordinator.messages():
             if until():

@@ -18,6 +18,7 @@ from fedveil.errors import CompositionError, PrivacyError
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.uldp import uldp_group
+from fedveil.privacy.accounting_rules import mixture_distribution
 from fedveil.privacy.events import (
     ComposedEvent,
     Event,
@@ -29,7 +30,6 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.group import Silos, group_event, lemma5, lemma6, published_group_epsilon, worst_split
 from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.privacy.mixture import mixture_distribution
 from fedveil.training.steps import LocalSgd
 from tests.dp_events import dp_event_of
 
@@ -121,7 +121,7 @@ def integrated_delta(k: int, rate: float, sigma: float, eps: float) -> float:
 
 
 @given(st.integers(1, 40), st.floats(0.005, 0.9), st.floats(0.5, 8.0), st.floats(0.0, 4.0))
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_one_step_is_the_binomial_mixture(k: int, rate: float, sigma: float, eps: float) -> None:
     """The step's delta is that of the mixture integrated on a grid, in the worse direction."""
     expected = integrated_delta(k, rate, sigma, eps)

@@ -180,7 +180,7 @@ def running(process: int) -> bool:
 
 POOL = """\
 import os, signal, sys
-from fedveil.protocols.partial_encryption.workers import worker_pool
+from fedveil.protocols.partial_encryption.protocol_spec import worker_pool
 if __name__ == "__main__":
     class Owner: pass
     owner = Owner()

@@ -50,7 +50,9 @@ def serving(place: Place, answers: Callable[[bytes], bytes], *, folder: Path | N
         ):
             request = b""
             while b"\r\n\r\n" not in request:
-                request += secured.recv(1 << 16)
+                if not (data := secured.recv(1 << 16)):
+                    return
+                request += data
             secured.sendall(answers(request))
 
     def accept() -> None:
@@ -254,7 +256,9 @@ def proxy(reply: bytes | None = None) -> Iterator[tuple[int, list[bytes]]]:
         with connection, contextlib.suppress(OSError):
             head = b""
             while not head.endswith(b"\r\n\r\n"):
-                head += connection.recv(1)
+                if not (data := connection.recv(1)):
+                    return
+                head += data
             asked.append(head)
             if reply is not None:
                 connection.sendall(reply)

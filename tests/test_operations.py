@@ -138,6 +138,7 @@ def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
             "fingerprint",
             "name",
             "certificate_days",
+            "expires_first",
         ),
         *("allowed_epsilon", "delta", "ledger_head", "spent_epsilon", "spent_ratio"),
     }

@@ -33,8 +33,7 @@ from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run
-from fedveil.training.class_weights import ClassWeighted
-from fedveil.training.losses import LOSSES
+from fedveil.training.losses import LOSSES, ClassWeighted
 from fedveil.training.server.denoise import ByRule, NoDenoiser
 from fedveil.training.steps import LocalSgd
 from tests.federation_world import population, share_of

@@ -293,7 +293,7 @@ def _release(
 
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
-    from fedveil.cli.figures import print_statement
+    from fedveil.cli.options import print_statement
     from fedveil.federation.hosts.submission import Submission, resume_command, watch
     from fedveil.report.page import write_report
     from fedveil.run.folder.documents import read_statement

@@ -24,6 +24,7 @@ _STAGES: Final = (
     "local_algorithms",
     "samplers",
     "accounting_rules",
+    "executors",
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,9 @@ from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.api.frame import Frame
+    from fedveil.privacy.statement import Statement
+    from fedveil.statistics.figures import Row
+
 
 OUT: Final = Terminal()
 """Where commands print."""
@@ -99,3 +102,25 @@ def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(spelt_out)  # type: ignore[attr-defined]
     return run
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+# How figures of releases are printed (estimate, interval, and where its width comes from), and a statement.
+
+
+def print_statement(statement: Statement) -> None:
+    """Print the sentences of a statement, the claim first."""
+    for sentence in statement.sentences():
+        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+
+
+def print_rows(found: Sequence[Row], here: bool = False) -> None:
+    """Print a table of figures.
+
+    Args:
+        found: the figures.
+        here: whether intervals are for these people alone, without the spread of a population.
+    """
+    from fedveil.api.releases import figure_frame
+
+    OUT.print(rows_table(figure_frame(found, these_people=here).shown))

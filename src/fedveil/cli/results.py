@@ -11,12 +11,20 @@ from fedveil.cli.options import OUT, Json, print_frame, print_result
 
 
 def report_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    without_privacy: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="a run without a guarantee on the same data, to compare with"),
+    ] = None,
+    with_spectrum: Annotated[
+        bool, typer.Option("--with-spectrum", help="show how far the model moved, by frequency")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a run's self-contained report again."""
     from fedveil.report.page import write_report
 
-    path = write_report(folder)
+    path = write_report(folder, without_privacy=without_privacy, with_spectrum=with_spectrum)
     print_result(as_json, {"report": path}, f"report: {path}")
 
 

@@ -61,6 +61,21 @@ class RunOptions:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The options that say who plays the runs of a sweep."""
+
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            help="instead: workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or "
+            "your own package.module:function",
+        ),
+    ] = None
+
+
 @expand_option_groups
 def run_command(
     source: Source,
@@ -167,19 +182,21 @@ def sweep_command(
         list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
     ],
     chosen: RunOptions,
+    on: WorkerOptions,
     runs: Runs = Path("runs/sweep"),
-    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1,
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
     from fedveil.report.tradeoff import write_tradeoff
+    from fedveil.run.executors import local_workers, open_workers
     from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
 
     axes = [Axis.read(text) for text in over]
     grid = points(source, chosen.selection, axes)
     rows = []
     try:
-        for row in sweep(grid, runs, processes=processes):
+        workers = local_workers(on.processes) if on.executor is None else open_workers(on.executor)
+        for row in sweep(grid, runs, workers=workers):
             rows.append(row)
             if not as_json:
                 OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
@@ -248,7 +265,7 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 
 
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
-    from fedveil.cli.figures import print_rows, print_statement
+    from fedveil.cli.options import print_rows, print_statement
     from fedveil.run.advice import advice_of
 
     OUT.print(outcome_table(outcomes))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,7 +17,12 @@ from fedveil.crypto.keys import IdentityKey, Passphrase
 from fedveil.data.schema import FileFormat, Schema, read_schema
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.charter import CHARTER, Charter
-from fedveil.federation.enrollment.certificates import certificate_key_digest, node_key_digest
+from fedveil.federation.enrollment.certificates import (
+    certificate_key_digest,
+    check_client_certificate,
+    days_left,
+    node_key_digest,
+)
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.settings import Settings
 from fedveil.federation.membership import Membership
@@ -75,7 +83,7 @@ class SiloSettings(Settings):
     carrier: Literal["https"] = "https"
 
 
-class _Folder:
+class _Folder(ABC):
     """A party's folder: keys, certificates, charter, membership and schema.
 
     Args:
@@ -124,6 +132,26 @@ class _Folder:
         return IdentityKey.load(self / "identity.key", self._passphrase)
 
     @property
+    def first_expiry(self) -> tuple[str, float]:
+        """The file of the membership and certificates that runs out first, and the days that are left to it.
+
+        Raises:
+            ConfigError: a certificate is missing, of another authority or key, or not valid at this clock.
+        """
+        last_day = datetime.strptime(self.membership.valid_until, "%Y-%m-%d").replace(tzinfo=UTC)
+        ends = last_day + timedelta(days=1)
+        found = {
+            "membership.toml": (ends - datetime.now(UTC)) / timedelta(days=1),
+            "ca.crt": days_left(self / "ca.crt", self / "ca.crt"),
+            **self._own_expiry(),
+        }
+        return min(found.items(), key=itemgetter(1))
+
+    @abstractmethod
+    def _own_expiry(self) -> dict[str, float]:
+        """Return the days that are left to the party's own certificate, by its file."""
+
+    @property
     def schema(self) -> Schema:
         """The public schema, which must be the one that the members agreed on."""
         path = self / "schema.toml"
@@ -146,6 +174,9 @@ class CoordinatorFolder(_Folder):
         """The folder of its link."""
         return LinkFolder(self.path / self.settings.link)
 
+    def _own_expiry(self) -> dict[str, float]:
+        return {"server.crt": days_left(self.link / "server.crt", self / "ca.crt")}
+
 
 class SiloFolder(_Folder):
     """A silo's folder."""
@@ -154,6 +185,9 @@ class SiloFolder(_Folder):
     def settings(self) -> SiloSettings:
         """What ``silo.toml`` says."""
         return SiloSettings.read(self / "silo.toml")
+
+    def _own_expiry(self) -> dict[str, float]:
+        return {"client.crt": check_client_certificate(self.path)}
 
     def share(self) -> LocalPopulation:
         """What the silo holds: its table, read by the schema.

@@ -18,12 +18,8 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     SEAL_PURPOSE,
     SEED_PURPOSE,
     SHARE_PURPOSE,
-    Phase,
-    check_threshold,
-    list_of,
-)
-from fedveil.protocols.masking.recovery_messages import (
     AgreedSurvivors,
+    Phase,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
@@ -31,6 +27,8 @@ from fedveil.protocols.masking.recovery_messages import (
     ShareBundle,
     SignedSurvivors,
     Survivors,
+    check_threshold,
+    list_of,
 )
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan, Units
 from fedveil.protocols.messages import Envelope, MaskedVector, Message, RoundStart
@@ -109,7 +107,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
         pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = Phase.SIGN
-        return self._envelope(MaskedVector(words=words))
+        return self._envelope(MaskedVector(words=words, word_bytes=self._plan.word_bytes))
 
     def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
         return [self.mask_vector(given)]
