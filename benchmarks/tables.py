@@ -37,7 +37,7 @@ from fedveil.run.setup import prepare
 TABLE: Final = "tables"
 COMMAND: Final = "fedveil bench tables"
 FOLDER: Final = Path("results")
-SEEDS: Final = range(40, 45)
+SEEDS: Final = range(40, 56)
 """Seeds of the benchmark; they chose nothing."""
 EPSILONS: Final = (1.0, 2.0, 5.0)
 SILOS: Final = 4
