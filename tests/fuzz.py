@@ -80,7 +80,7 @@ class Decoder:
 
 
 def decoders(folder: Path) -> tuple[Decoder, ...]:
-    """Every decoder of messages, letters, ciphertexts, what is kept, and files; the files stand in a folder."""
+    """Every decoder of protocol messages, signed messages, ciphertexts and files; the files stand in a folder."""
     key = IdentityKey.generate()
     letter = SignedMessage(
         run=bytes(16),

@@ -121,7 +121,7 @@ def equal(a, b):
 def test_every_kind_has_an_example():
     others = set(
         PARTS.values()
-    )  # tests/test_federation_silo.py has examples of what letters say by themselves
+    )  # tests/test_federation_silo.py has examples of what messages say by themselves
     assert {type(example) for example in EXAMPLES} == set(KINDS.values()) - others
 
 
