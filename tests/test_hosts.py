@@ -22,7 +22,7 @@ import pytest
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BusyError, ConfigError, DataError
+from fedveil.errors import BusyError, ConfigError, DataError, IntegrityError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.certificates import (
     Authority,
@@ -186,7 +186,7 @@ def test_a_silo_whose_table_is_a_header_alone_is_checked_like_any_other(made: De
 def test_what_is_wrong_with_a_silo_is_said(spoil: Any, expected: str, made: Demonstration) -> None:
     path = made.provisioned.silos[0]
     spoil(path)
-    with pytest.raises((ConfigError, CryptoError), match=expected):
+    with pytest.raises((ConfigError, CryptoError, IntegrityError), match=expected):
         inspect_silo(SiloFolder(path))
 
 
@@ -682,7 +682,7 @@ def test_identities_are_not_guessed(made: Demonstration) -> None:
     path = made.provisioned.silos[0]
     (path / "identity.key").unlink()
     IdentityKey.generate().save(path / "identity.key")
-    with pytest.raises(ConfigError, match="not the key that membership"):
+    with pytest.raises(IntegrityError, match="not the key that membership"):
         inspect_silo(SiloFolder(path))
 
 

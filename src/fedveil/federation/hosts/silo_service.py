@@ -6,20 +6,22 @@ import contextlib
 import logging
 import resource
 import threading
-import time
 from typing import Final
 
+from fedveil.errors import FedveilError
 from fedveil.federation.enrollment.certificates import check_client_certificate
 from fedveil.federation.hosts.child_process import ChildProcess
 from fedveil.federation.hosts.connection_state import SiloConnection
-from fedveil.federation.hosts.folders import SiloFolder
-from fedveil.federation.hosts.key_process import KeyProcess, open_silo
+from fedveil.federation.hosts.folders import MembershipFile, SiloFolder
+from fedveil.federation.hosts.key_process import KeyProcess
 from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.served_silo import ServedSilo
 from fedveil.federation.hosts.sockets import KEY_PROCESS, RunningFolder
 from fedveil.federation.hosts.status import party_status
 
 _AGAIN_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 2.0
 _SOON_DAYS: Final = 30.0
 _log = logging.getLogger("fedveil.silo")
 
@@ -46,11 +48,15 @@ class SiloService:
         self._silo = folder
         self._settings = self._network_settings()
         self._connection = SiloConnection()
-        self._stopping = False
+        self._membership = MembershipFile(folder)
+        self._newest = folder.membership
+        self._stopping, self._lock = threading.Event(), threading.Lock()
+        self._failure: FedveilError | None = None
+        self._is_renewed = False
         with contextlib.ExitStack() as begun:
             self._running = RunningFolder(folder.path)
             begun.callback(self._running.close)
-            key_process = KeyProcess(open_silo(folder), self._running / KEY_PROCESS)
+            key_process = KeyProcess(ServedSilo(folder), self._running / KEY_PROCESS)
             begun.callback(key_process.close)
             threading.Thread(target=key_process.serve, daemon=True).start()
             self.network = self._start()
@@ -64,20 +70,60 @@ class SiloService:
             )
             begun.callback(page.close)
             self._begun = begun.pop_all()
+        for work in (self._keep_network, self._watch_membership):
+            threading.Thread(target=work, daemon=True).start()
 
     def wait(self) -> None:
-        """Wait for the network process, which is started again when it ends."""
-        while True:
-            code = self.network.wait()
-            self._connection.note_end(code)
-            _log.warning("the network process ended with exit code %d; it is started again", code)
-            time.sleep(_AGAIN_SECONDS)
-            self._settings = self._network_settings()
-            self.network = self._start()
+        """Wait until :meth:`stop`.
+
+        Raises:
+            FedveilError: the network process cannot be started again: a certificate is not valid, say.
+        """
+        self._stopping.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """End the network process and the key process."""
+        with self._lock:
+            self._stopping.set()
         self._begun.close()
+
+    def _keep_network(self) -> None:
+        """Start the network process again whenever it ends, and where the membership has changed."""
+        while True:
+            code = self.network.wait()
+            if self._stopping.is_set():
+                return
+            if not self._is_renewed:
+                self._connection.note_end(code)
+                _log.warning("the network process ended with exit code %d; it is started again", code)
+                self._stopping.wait(_AGAIN_SECONDS)
+            self._is_renewed = False
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                try:
+                    self._settings = self._network_settings()
+                except FedveilError as error:
+                    self._failure = error
+                    self._stopping.set()
+                    return
+                self.network = self._start()
+
+    def _watch_membership(self) -> None:
+        """End the network process where a membership was accepted: the next one has its keys and certificate."""
+        while not self._stopping.wait(_LOOK_SECONDS):
+            try:
+                found = self._membership.read_if_changed(self._newest)
+            except FedveilError:
+                continue  # the key process says so
+            if found is not None:
+                self._newest = found
+                with self._lock:
+                    if not self._stopping.is_set():
+                        self._is_renewed = True
+                        self.network.stop()
 
     def _figures(self) -> str:
         status = party_status(self._silo.path, served=True) | {"connection": self._connection.facts()}
