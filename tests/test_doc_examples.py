@@ -276,7 +276,7 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
             )
     pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
     found: dict[str, Any] = {}
-    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:6"].text, "example", "exec"), found)
+    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:7"].text, "example", "exec"), found)
     population = found["population"]
     assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
 

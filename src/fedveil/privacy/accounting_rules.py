@@ -149,6 +149,9 @@ def _connect_the_dots(
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, decreasing)
 
 
+# --- rules --------------------------------------------------------------------------------------------------
+
+
 _LEAST_RATE = 1e-30
 """Least sampling rate that is computed; lower rates are counted as this one, which costs more.
 

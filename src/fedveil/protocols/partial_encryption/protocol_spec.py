@@ -68,6 +68,9 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
+# --- protocol specification ---------------------------------------------------------------------------------
+
+
 Parts: TypeAlias = tuple[Int64[np.ndarray, " c"], Int64[np.ndarray, " h"]]
 
 _FRAME_BYTES: Final = 1 << 13
