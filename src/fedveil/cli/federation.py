@@ -200,8 +200,8 @@ def status_command(
     as_json: Json = False,
 ) -> None:
     """Write one self-contained page: silos, runs, what each cost against each role, refusals, certificates."""
+    from fedveil.cli.federation_page import write_federation_page
     from fedveil.federation.hosts.folders import CoordinatorFolder
-    from fedveil.report.federation_page import write_federation_page
 
     made = write_federation_page(CoordinatorFolder(home), page)
     print_result(as_json, {"page": made}, f"page: {made}")
