@@ -262,12 +262,14 @@ def test_without_signatures_masks_do_not_cancel(
     monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
     monkeypatch.setattr(transcript_binding, "inconsistent_silos", lambda *_: ())
     monkeypatch.setattr(RunRecord, "_check", lambda *_: None)
-    world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"]), population(), ALL)
+    # A uniform word of 64 bits is all but never in the range of a sum; one of 16 bits is, four times of five here.
+    long = {"channel": {"name": "additive", "word_bits": 64}}
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS["masked"], **long), population(), ALL)
     lying(world, GlobalModel, bit, silos=silos)
     world.play()
     assert world.coordinator is not None
     plan = world.coordinator._server._plan  # type: ignore[attr-defined]
-    by_chance = (2 * plan.largest_sum + 1) / 2.0 ** (8 * plan.word.itemsize)
+    by_chance = (2 * plan.largest_sum + 1) / 2.0 ** (8 * plan.word_bytes)
     assert by_chance**plan.length < 1e-6
     assert "the masks did not cancel" in (world.outcome.stopped or "")
     assert all(world.charged(silo) == [1] for silo in range(3))
