@@ -259,6 +259,7 @@ def _of_methods() -> list[Case]:
         more = {"step": 0.5} if name.endswith("sdq") else {}
         noisy(name, clients, **more)
         add(name, "by norm", method={"noise_multiplier": 5.0, "scale": "norm", **more}, **clients)
+    add("fl-gaussian", "rounded", method={**NOISY, "step": 0.5}, **clients)
     for lattice in ("Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"):
         add("cepam-gaussian", lattice, method={**NOISY, "lattice": lattice}, **clients)
         add("uldp-avg", f"lrsuq {lattice}", method=NOISY, channel={"name": "lrsuq", "lattice": lattice})
