@@ -175,7 +175,7 @@ def test_what_passes_is_counted_and_timed() -> None:
     meter.count_refusal(Code.RUN_BUDGET)
     text = meter.text()
     assert 'fedveil_refusals_total{code="run_budget"} 1\n' in text
-    assert 'fedveil_letters_total{outcome="answer"} 4\n' in text
+    assert 'fedveil_messages_total{outcome="answer"} 4\n' in text
     buckets = dict(re.findall(r'_bucket\{le="([^"]+)"\} (\d+)', text))
     assert (buckets["0.1"], buckets["0.3"], buckets["3"], buckets["1000"], buckets["+Inf"]) == tuple("12334")
     assert "fedveil_exchange_seconds_count 4\n" in text

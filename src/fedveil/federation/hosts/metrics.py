@@ -31,7 +31,7 @@ class Meter:
     def __init__(self, silos: tuple[str, ...]) -> None:
         self._silos = silos
         self._lock = threading.Lock()
-        self._letters: Counter[str] = Counter()
+        self._messages: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._below: Counter[float] = Counter()
         self._waited = 0.0
@@ -45,7 +45,7 @@ class Meter:
     def count_message(self, outcome: str) -> None:
         """Count a silo's message by what became of it."""
         with self._lock:
-            self._letters[outcome] += 1
+            self._messages[outcome] += 1
 
     def count_refusal(self, code: Code) -> None:
         """Count a refusal that ended a run."""
@@ -67,7 +67,7 @@ class Meter:
         """Return all of it as Prometheus reads it."""
         with self._lock:
             lines = [
-                *_by_label("fedveil_letters_total", "counter", "outcome", self._letters),
+                *_by_label("fedveil_messages_total", "counter", "outcome", self._messages),
                 *_by_label("fedveil_refusals_total", "counter", "code", self._refusals),
             ]
             if self._below:
