@@ -400,7 +400,7 @@ def test_parts_of_stages_that_are_read_by_their_fields_are_of_fedveils_own_class
             lambda: ClientMessages(
                 senders=3, noise="gaussian", noise_multiplier=1.0, bound=1.0, form=Sparse()
             ),
-            "form = Sparse: updates are coded as Numbers, Dithered, Layered say",
+            "form = Sparse: updates are coded as Numbers, Dithered, Rounded, Layered say",
         ),
         (lambda: Prox(**vars(METHOD)), "Prox, a class of methods, adds mu, which nothing uses"),
     ):

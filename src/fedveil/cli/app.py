@@ -104,7 +104,9 @@ COMMANDS: Final = {
     "spent": Command(
         "results:spent_command", "Calculate what several runs over the same people cost together."
     ),
-    "report": Command("results:report_command", "Write a run's self-contained report again."),
+    "report": Command(
+        "results:report_command", "Write a run's self-contained report again, and its plots as files."
+    ),
     "compare": Command(
         "results:compare_command",
         "Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves.",

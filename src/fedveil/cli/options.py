@@ -67,7 +67,7 @@ Figures = Annotated[
 ]
 FigureFormats = Annotated[
     str,
-    typer.Option("--figure-formats", help="some of svg, pdf (needs Matplotlib: fedveil[figures]) and csv"),
+    typer.Option("--figure-formats", help="some of svg, pdf (needs the extra figures) and csv"),
 ]
 
 
