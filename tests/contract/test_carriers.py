@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from fedveil.federation.hosts.sockets import BRIDGE, PROXY, address
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.sockets import BRIDGE, PROXY, address, listen
+from fedveil.federation.transport.bridge.relay import Bridge, ask_key_process
 from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
 from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
@@ -81,23 +85,18 @@ class Carried:
         self.served.stop()
 
 
-class CarriedBySocket(Carried):
-    """Silos behind a Unix socket of the link, as a proxy or a bridge is."""
-
-    socket = BRIDGE
-
-    def headers(self, silo: int) -> dict[str, str]:
-        return {"Silo": str(silo)}
+class CarriedByProxy(Carried):
+    """A proxy that ends TLS names the certificate that it has verified."""
 
     def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
         """Ask, answer, bring; begin anew after whatever goes wrong."""
+        certificate = (self.place.silo(silo) / "client.crt").read_text()
+        headers = {"X-Client-Certificate": certificate.replace("\n", "%0A").replace("+", "%2B")}
         tag = ""
         while not is_ending():
             with contextlib.suppress(httpx.HTTPError, OSError):
-                transport = httpx.HTTPTransport(uds=address(self.served.run / self.socket))
-                with httpx.Client(
-                    base_url="http://link", transport=transport, headers=self.headers(silo)
-                ) as link:
+                transport = httpx.HTTPTransport(uds=address(self.served.run / PROXY))
+                with httpx.Client(base_url="http://link", transport=transport, headers=headers) as link:
                     while not is_ending():
                         given = link.get(MESSAGE_PATH, headers={"If-None-Match": tag}).raise_for_status()
                         if given.status_code == 204:
@@ -113,17 +112,48 @@ class CarriedBySocket(Carried):
             time.sleep(0.02)
 
 
-class CarriedByProxy(CarriedBySocket):
-    """A proxy that ends TLS names the certificate that it has verified."""
+class CarriedByBridge(Carried):
+    """A bridge at the link's host, and key processes at sockets; the system between the two hands bytes over."""
 
-    socket = PROXY
+    def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
+        """Carry one silo's messages; a bridge is ended as its process is."""
+        with served_answers(self.place.silo(silo) / "guard", self._answers[silo]) as path:
+            bridge = Bridge(str(self.served.run / BRIDGE), pause=0.02)
+            bridge.add(self.place.members.names[silo], partial(ask_key_process, path))
+            while not is_ending():
+                time.sleep(0.01)
+            bridge.close()
 
-    def headers(self, silo: int) -> dict[str, str]:
-        certificate = (self.place.silo(silo) / "client.crt").read_text()
-        return {"X-Client-Certificate": certificate.replace("\n", "%0A").replace("+", "%2B")}
+
+@contextlib.contextmanager
+def served_answers(path: Path, answer: AnswerMessage) -> Iterator[str]:
+    """Answer at a Unix socket as a key process does, in its frames."""
+    listening = listen(path)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                message = receive_frame(connection)
+                try:
+                    given = b"\0", answer(message)
+                except NoAnswerError as error:
+                    given = b"\1", str(error).encode()
+                connection.sendall(given[0])
+                send_frame(connection, given[1])
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield str(path)
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
 
 
-CARRIERS = {"https": Carried, "proxy": CarriedByProxy, "bridge": CarriedBySocket}
+CARRIERS = {"https": Carried, "proxy": CarriedByProxy, "bridge": CarriedByBridge}
 
 
 @pytest.fixture(scope="module")
