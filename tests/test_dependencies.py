@@ -41,7 +41,7 @@ def declared(requirements: Iterable[str]) -> set[str]:
 OPTIONAL = set[str]().union(
     *(
         declared(EXTRAS[extra])
-        for extra in ("excel", "federation", "flower", "images", "observers", "onnx", "rlwe")
+        for extra in ("excel", "federation", "flower", "images", "nvflare", "observers", "onnx", "rlwe")
     )
 )
 

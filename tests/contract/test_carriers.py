@@ -25,6 +25,7 @@ from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError, Transport
 from fedveil.protocols.errors import ProtocolError
+from tests.bridges import flower_deployment, nvflare_simulator
 from tests.federation_world import World, asked, population
 from tests.mailboxes import Place, ServedMailbox, SiloThread, make_place
 
@@ -45,6 +46,9 @@ class Carried:
     Args:
         place: keys and folders.
     """
+
+    seconds = SECONDS
+    give_up_after = 0.3
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -153,7 +157,32 @@ def served_answers(path: Path, answer: AnswerMessage) -> Iterator[str]:
         listening.close()
 
 
-CARRIERS = {"https": Carried, "proxy": CarriedByProxy, "bridge": CarriedByBridge}
+class CarriedBySystem(Carried):
+    """A bridge in another system's processes, which run from one test to the next; key processes at sockets."""
+
+    seconds = 300.0
+    give_up_after = 30.0
+
+    def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
+        """Answer at the socket of the silo's key process."""
+        name = self.place.members.names[silo]
+        with served_answers(self.place.folder / "sockets" / name, self._answers[silo]):
+            while not is_ending():
+                time.sleep(0.01)
+
+
+CARRIERS = {
+    "https": Carried,
+    "proxy": CarriedByProxy,
+    "bridge": CarriedByBridge,
+    "nvflare": CarriedBySystem,
+    "flower": CarriedBySystem,
+}
+SYSTEMS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Path]]] = {
+    "nvflare": nvflare_simulator,
+    "flower": flower_deployment,
+}
+PARAMETERS = [pytest.param(name, marks=pytest.mark.slow if name in SYSTEMS else ()) for name in CARRIERS]
 
 
 @pytest.fixture(scope="module")
@@ -161,19 +190,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return make_place(tmp_path_factory.mktemp("carriers"), SILOS)
 
 
-@pytest.fixture(params=CARRIERS)
-def carried(request: pytest.FixtureRequest, place: Place) -> Iterator[Carried]:
-    made = CARRIERS[request.param](place)
+@pytest.fixture(scope="module", params=PARAMETERS)
+def carrier(request: pytest.FixtureRequest, place: Place) -> Iterator[str]:
+    """Name of a carrier; the system that it needs runs."""
+    name = request.param
+    with contextlib.ExitStack() as ending:
+        if name in SYSTEMS:
+            (folder := place.folder / name).mkdir()
+            (sockets := place.folder / "sockets").mkdir(exist_ok=True)
+            bridge = place.folder / "link" / "run" / BRIDGE
+            ending.enter_context(SYSTEMS[name](folder, bridge, sockets, place.members.names))
+        yield name
+
+
+@pytest.fixture
+def carried(carrier: str, place: Place) -> Iterator[Carried]:
+    made = CARRIERS[carrier](place)
     yield made
     made.close()
 
 
-def collect(transport: Transport, silos: set[int], seconds: float = SECONDS) -> dict[int, bytes]:
+def collect(carried: Carried, silos: set[int]) -> dict[int, bytes]:
     """The first answer of each of some silos."""
     found: dict[int, bytes] = {}
-    until = time.monotonic() + seconds
+    until = time.monotonic() + carried.seconds
     while silos - found.keys() and time.monotonic() < until:
-        for received in transport.collect(0.5):
+        for received in carried.coordinator.collect(0.5):
             found.setdefault(received.silo, received.message)
     assert silos <= found.keys(), f"{silos - found.keys()} did not answer"
     return found
@@ -196,13 +238,13 @@ def test_a_message_and_its_answer_arrive_unchanged(carried: Carried, size: int) 
     message = os.urandom(min(size, 1 << 20)) * max(1, size >> 20)
     carried.start_silo(0, echo)
     carried.coordinator.offer({0: message})
-    assert collect(carried.coordinator, {0})[0] == message
+    assert collect(carried, {0})[0] == message
 
 
 def test_an_empty_answer_arrives(carried: Carried) -> None:
     carried.start_silo(1, lambda message: b"")
     carried.coordinator.offer({1: b"anything"})
-    assert collect(carried.coordinator, {1}) == {1: b""}
+    assert collect(carried, {1}) == {1: b""}
 
 
 def test_each_silo_gets_its_own_message(carried: Carried) -> None:
@@ -218,9 +260,7 @@ def test_each_silo_gets_its_own_message(carried: Carried) -> None:
     for silo in range(SILOS):
         carried.start_silo(silo, answer(silo))
     carried.coordinator.offer({silo: b"to %d" % silo for silo in range(SILOS)})
-    assert collect(carried.coordinator, set(range(SILOS))) == {
-        silo: b"from %d" % silo for silo in range(SILOS)
-    }
+    assert collect(carried, set(range(SILOS))) == {silo: b"from %d" % silo for silo in range(SILOS)}
     assert seen == {(silo, b"to %d" % silo): 1 for silo in range(SILOS)}
 
 
@@ -233,7 +273,7 @@ def test_only_the_current_message_is_delivered(carried: Carried) -> None:
         seen.append(message)
         if message == b"first":
             begun.set()
-            assert go_on.wait(SECONDS)
+            assert go_on.wait(carried.seconds)
         return message
 
     coordinator = carried.coordinator
@@ -241,10 +281,10 @@ def test_only_the_current_message_is_delivered(carried: Carried) -> None:
     coordinator.offer({0: b"first"}, {1})
     carried.start_silo(0, slowly)
     carried.start_silo(1, slowly)
-    assert begun.wait(SECONDS)
+    assert begun.wait(carried.seconds)
     coordinator.offer({0: b"second"})
     go_on.set()
-    found = [received.message for received in coordinator.collect(SECONDS)]
+    found = [received.message for received in coordinator.collect(carried.seconds)]
     assert found == [b"second"]
     assert coordinator.collect(0.2) == []
     assert seen == [b"first", b"second"]
@@ -260,7 +300,7 @@ def test_what_is_offered_again_is_asked_again(carried: Carried) -> None:
     carried.start_silo(2, answer)
     for number in (1, 2, 3):
         carried.coordinator.offer({2: b"the same"})
-        assert collect(carried.coordinator, {2}) == {2: b"%d" % number}
+        assert collect(carried, {2}) == {2: b"%d" % number}
     assert carried.coordinator.collect(0.2) == []
 
 
@@ -274,7 +314,7 @@ def test_a_silo_whose_key_process_gives_no_answer_asks_again(carried: Carried) -
 
     carried.start_silo(0, answer)
     carried.coordinator.offer({0: b"patience"})
-    assert collect(carried.coordinator, {0}) == {0: b"patience"}
+    assert collect(carried, {0}) == {0: b"patience"}
     assert not failing
 
 
@@ -288,7 +328,7 @@ def test_a_message_outlives_the_end_of_any_part_at_any_moment(
     def answer(message: bytes) -> bytes:
         begun.set()
         if moment == "while it is answered":
-            go_on.wait(SECONDS)
+            go_on.wait(carried.seconds)
         return b"answer to " + message
 
     def restart() -> None:
@@ -305,10 +345,10 @@ def test_a_message_outlives_the_end_of_any_part_at_any_moment(
         restart()
     carried.coordinator.offer({0: b"message"})
     if moment != "before":
-        assert begun.wait(SECONDS)
+        assert begun.wait(carried.seconds)
         restart()
     go_on.set()
-    assert collect(carried.coordinator, {0}) == {0: b"answer to message"}
+    assert collect(carried, {0}) == {0: b"answer to message"}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -329,7 +369,7 @@ def test_every_message_is_answered_whatever_is_ended_in_between(carried: Carried
         else:
             carried.restart_coordinator()
             carried.coordinator.offer(current)
-    missing, until = set(current), time.monotonic() + SECONDS
+    missing, until = set(current), time.monotonic() + carried.seconds
     while missing and time.monotonic() < until:
         for received in carried.coordinator.collect(0.5):
             if received.message == current[received.silo]:
@@ -416,7 +456,9 @@ def test_a_silo_that_vanishes_is_waited_for_and_ends_the_run_with_its_name(
         for silo in range(SILOS - 1):
             carried.start_silo(silo, answers_of(world, silo, lock))
         name = world.membership.silos[SILOS - 1]
-        assert play(world, carried, give_up_after=0.3) == (name,)
-        assert f"silo {name} has not answered for 0.3 s" in (world.outcome.stopped or "")
+        assert play(world, carried, give_up_after=carried.give_up_after) == (name,)
+        assert f"silo {name} has not answered for {carried.give_up_after:g} s" in (
+            world.outcome.stopped or ""
+        )
     finally:
         world.close()

@@ -11,14 +11,19 @@ import typer
 from fedveil.cli.options import OUT, Json, group
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
-from fedveil.federation.hosts.deployment import Hosting, write_deployment
+from fedveil.federation.hosts.deployment import (
+    Hosting,
+    write_deployment,
+    write_flower_app,
+    write_nvflare_job,
+)
 from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import ask_party
 from fedveil.federation.hosts.status import party_status
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
-deploy = group("Write files for service managers, containers and proxies.")
+deploy = group("Write files for service managers, containers, proxies, Flower, NVFlare.")
 
 
 @deploy.callback()
@@ -76,4 +81,40 @@ def write_command(
         raise ConfigError(f"--behind {behind}: HOST:PORT is needed, such as 127.0.0.1:9444")
     hosting = Hosting(host=host, port=port, link=int(link), memory=memory, program=program, image=image)
     for path in write_deployment(folder, hosting):
+        OUT.print(str(path))
+
+
+_Bridge = Annotated[Path, typer.Option("--bridge", metavar="SOCKET", help="the link's socket run/bridge")]
+_App = Annotated[Path, typer.Argument(metavar="DIR", help="folder, created if it is missing")]
+
+
+@deploy.command("flower")
+def flower_command(folder: _App, bridge: _Bridge) -> None:
+    """Write a Flower app that carries the messages of a federation between its link and Flower's nodes."""
+    for path in write_flower_app(folder, bridge):
+        OUT.print(str(path))
+
+
+@deploy.command("nvflare")
+def nvflare_command(
+    folder: _App,
+    bridge: _Bridge,
+    silo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE=SILO", help="a site of NVFlare and its silo; none: all sites, by their names"
+        ),
+    ] = None,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="send no code: fedveil is installed where NVFlare runs")
+    ] = False,
+) -> None:
+    """Write an NVFlare job that carries the messages of a federation between its link and NVFlare's sites."""
+    silos = dict[str, str]()
+    for pair in silo or ():
+        site, _, name = pair.partition("=")
+        if not site or not name:
+            raise ConfigError(f"--silo {pair}: SITE=SILO is needed, such as site-1=north")
+        silos[site] = name
+    for path in write_nvflare_job(folder, bridge, silos, installed=installed):
         OUT.print(str(path))

@@ -9,15 +9,15 @@ import threading
 import time
 from typing import Final
 
-from fedveil.errors import HostError
+from fedveil.errors import ConfigError, HostError
 from fedveil.federation.enrollment.certificates import check_client_certificate
 from fedveil.federation.hosts.child_process import ChildProcess
-from fedveil.federation.hosts.connection_state import SiloConnection
+from fedveil.federation.hosts.connection_state import BridgeConnection, SiloConnection
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import MetricsServer
-from fedveil.federation.hosts.sockets import KEY_PROCESS, RunningFolder
+from fedveil.federation.hosts.sockets import RunningFolder
 from fedveil.federation.hosts.status import party_status
 from fedveil.federation.transport.https.silo_client import FaultError, SiloClient, client_context
 
@@ -41,7 +41,13 @@ def ping(folder: SiloFolder) -> float:
 
     Raises:
         UnreachableError: it failed; says why.
+        ConfigError: the silo's messages come by a bridge.
     """
+    if folder.settings.carrier != "https":
+        raise ConfigError(
+            f'{folder / "silo.toml"}: carrier = "bridge": the silo opens no connection to the coordinator to '
+            "try; the bridge's own log says whether messages pass"
+        )
     check_client_certificate(folder.path)
     context = client_context(folder.path, folder.server_key)
     client = SiloClient(
@@ -53,8 +59,8 @@ def ping(folder: SiloFolder) -> float:
         raise UnreachableError(f"{error.fault.code}: {error.fault.sentence}") from None
 
 
-class SiloService:
-    """A silo that is served: the key process answers on a socket, and the network process carries messages to it.
+class NetworkProcess:
+    """The process that carries a silo's messages over HTTPS; it is started again when it ends.
 
     Args:
         folder: the silo's.
@@ -67,17 +73,81 @@ class SiloService:
 
     def __init__(self, folder: SiloFolder) -> None:
         self._silo = folder
-        self._settings = self._network_settings()
-        self._connection = SiloConnection()
-        self._stopping = False
+        self._settings = self._read_settings()
+        self.connection = SiloConnection()
+
+    def start(self) -> None:
+        """Start the process."""
+        self._process = ChildProcess(
+            "fedveil.federation.transport.https.silo_client", self._settings, self.connection.note_report
+        )
+
+    @property
+    def number(self) -> int:
+        """The number of the process."""
+        return self._process.number
+
+    def wait(self) -> None:
+        """Wait for the end of the process, and start it again; does not return."""
+        while True:
+            code = self._process.wait()
+            self.connection.note_end(code)
+            _log.warning("the network process ended with exit code %d; it is started again", code)
+            time.sleep(_AGAIN_SECONDS)
+            self._settings = self._read_settings()
+            self.start()
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.stop()
+
+    def _read_settings(self) -> dict[str, object]:
+        folder = self._silo
+        if (days := check_client_certificate(folder.path)) < _SOON_DAYS:
+            _log.warning("the certificate client.crt is valid for %.0f days; the founder seals again", days)
+        return {
+            "folder": str(folder.path),
+            "party": str(folder.path),
+            "coordinator": folder.settings.coordinator,
+            "key_process": str(folder / str(folder.settings.socket)),
+            "server_key": folder.server_key,
+            "largest": folder.policy.max_message_bytes,
+        }
+
+
+class SiloService:
+    """A silo that is served: the key process answers on a socket, to which messages are carried.
+
+    With ``carrier = "https"`` the silo's own network process carries them; with ``"bridge"`` a process of Flower or
+    NVFlare does, which this one neither starts nor knows.
+
+    Args:
+        folder: the silo's.
+
+    Raises:
+        FedveilError: see :class:`NetworkProcess` and :func:`~.key_process.open_silo`.
+        ConfigError: this host has no group of the name in ``silo.toml``.
+    """
+
+    def __init__(self, folder: SiloFolder) -> None:
+        self._silo, group = folder, folder.group
+        self.network = NetworkProcess(folder) if folder.settings.carrier == "https" else None
+        bridged = BridgeConnection()
+        self._connection = bridged if self.network is None else self.network.connection
         with contextlib.ExitStack() as begun:
             self._running = RunningFolder(folder.path)
             begun.callback(self._running.close)
-            key_process = KeyProcess(open_silo(folder), self._running / KEY_PROCESS)
+            key_process = KeyProcess(
+                open_silo(folder),
+                folder / str(folder.settings.socket),
+                group=group,
+                note_contact=bridged.note_contact,
+            )
             begun.callback(key_process.close)
             threading.Thread(target=key_process.serve, daemon=True).start()
-            self.network = self._start()
-            begun.callback(lambda: self.network.stop())  # the one that runs then
+            if self.network is not None:
+                self.network.start()
+                begun.callback(self.network.stop)
             page = MetricsServer(
                 self._running,
                 folder.settings.metrics,
@@ -89,14 +159,11 @@ class SiloService:
             self._begun = begun.pop_all()
 
     def wait(self) -> None:
-        """Wait for the network process, which is started again when it ends."""
-        while True:
-            code = self.network.wait()
-            self._connection.note_end(code)
-            _log.warning("the network process ended with exit code %d; it is started again", code)
-            time.sleep(_AGAIN_SECONDS)
-            self._settings = self._network_settings()
-            self.network = self._start()
+        """Wait for ever; the network process is started again when it ends."""
+        if self.network is None:
+            threading.Event().wait()
+        else:
+            self.network.wait()
 
     def stop(self) -> None:
         """End the network process and the key process."""
@@ -105,21 +172,3 @@ class SiloService:
     def _figures(self) -> str:
         status = party_status(self._silo.path, served=True) | {"connection": self._connection.facts()}
         return as_metrics(status)
-
-    def _network_settings(self) -> dict[str, object]:
-        folder = self._silo
-        if (days := check_client_certificate(folder.path)) < _SOON_DAYS:
-            _log.warning("the certificate client.crt is valid for %.0f days; the founder seals again", days)
-        return {
-            "folder": str(folder.path),
-            "party": str(folder.path),
-            "coordinator": folder.settings.coordinator,
-            "key_process": str(folder / "run" / KEY_PROCESS),
-            "server_key": folder.server_key,
-            "largest": folder.policy.max_message_bytes,
-        }
-
-    def _start(self) -> ChildProcess:
-        return ChildProcess(
-            "fedveil.federation.transport.https.silo_client", self._settings, self._connection.note_report
-        )

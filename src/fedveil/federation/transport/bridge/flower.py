@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -23,7 +24,7 @@ server = ServerApp()
 _RECORD: Final = "fedveil"
 _MESSAGE: Final = "message"
 _SILO: Final = "silo"
-_REPLY_SECONDS: Final = 120.0
+_REPLY_SECONDS: Final = 90.0
 """More than a process of Flower takes to start, and :func:`~.relay.ask_key_process` to return. After it the message is
 sent again: a SuperNode that ends has taken the message with it."""
 
@@ -34,7 +35,7 @@ _log = logging.getLogger("fedveil.bridge")
 
 @client.query()
 def answer_query(message: Message, context: Context) -> Message:
-    """Return the key process's answer to a message; without a message, the silo's name, as the node's operator set it."""
+    """Return the key process's answer to a message; without a message, the silo's name, as the operator set it."""
     asked = message.content.config_records[_RECORD]
     node = context.node_config
     if _MESSAGE not in asked:
@@ -74,14 +75,20 @@ class _Nodes:
         with self._lock:
             present = set(self._grid.get_node_ids())
         self._silos = {node: silo for node, silo in self._silos.items() if node in present}
-        for node in sorted(present - self._silos.keys()):
-            try:
-                reply = self._exchange(node, RecordDict({_RECORD: ConfigRecord({})}))
-            except OSError as error:
-                _log.warning("%s", error)
-            else:
-                self._silos[node] = str(reply[_SILO])
+        new = sorted(present - self._silos.keys())
+        with ThreadPoolExecutor(max(1, len(new))) as pool:
+            self._silos |= {
+                node: silo for node, silo in zip(new, pool.map(self._ask_silo, new), strict=True) if silo
+            }
         return set(self._silos.values())
+
+    def _ask_silo(self, node: int) -> str:
+        """Return the name of a node's silo; empty if the node does not say."""
+        try:
+            return str(self._exchange(node, RecordDict({_RECORD: ConfigRecord({})}))[_SILO])
+        except OSError as error:
+            _log.warning("%s", error)
+            return ""
 
     def send(self, silo: str, message: bytes) -> bytes:
         """Send a message to a silo; return its answer.

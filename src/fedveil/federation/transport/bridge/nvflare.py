@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, Final
 
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.signal import Signal
 
 from .relay import Bridge, ask_key_process  # relative: the files may lie in a job
@@ -33,13 +33,19 @@ _ANSWER_SECONDS: Final = 90.0
 _LOOK_SECONDS: Final = 0.5
 
 
-class SiteBridge(FLComponent):  # type: ignore[misc]
+class SiteBridge(Executor):  # type: ignore[misc]
     """At a site: hands messages to the silo's key process, and returns its answers."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Accept messages from the beginning of a job."""
         if event_type == EventType.START_RUN:
             fl_ctx.get_engine().register_aux_message_handler(_TOPIC, self._answer)
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Refuse a task: the bridge has none, but NVFlare wants an executor at every site."""
+        return make_reply(ReturnCode.TASK_UNKNOWN)
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         path = os.environ.get(SOCKET_VARIABLE, "").replace("{site}", fl_ctx.get_identity_name())
@@ -64,7 +70,9 @@ class ServerBridge(Controller):  # type: ignore[misc]
         idle_seconds: the job ends when no message has passed for so long.
     """
 
-    def __init__(self, bridge: str, silos: dict[str, str] | None = None, idle_seconds: float = 3600.0) -> None:
+    def __init__(
+        self, bridge: str, silos: dict[str, str] | None = None, idle_seconds: float = 3600.0
+    ) -> None:
         super().__init__()
         self._path, self._silos, self._idle_seconds = bridge, silos or {}, idle_seconds
 

@@ -107,7 +107,9 @@ class Bridge:
     def _exchange(self, silo: str, send: SendMessage, tag: str) -> str:
         """Fetch the current message, unless it is the one of the tag, and bring its answer; return its tag."""
         mailbox = self._connections[silo]
-        status, new_tag, message = mailbox.request_whole("GET", "/v1/message", {"Silo": silo, "If-None-Match": tag})
+        status, new_tag, message = mailbox.request_whole(
+            "GET", "/v1/message", {"Silo": silo, "If-None-Match": tag}
+        )
         if status == 204:
             if mailbox.is_replaced:
                 raise OSError("another bridge or silo fetches these messages; is the silo served twice?")
@@ -118,7 +120,11 @@ class Bridge:
         answer = send(message)
         self._last = time.monotonic()
         status, _, _ = mailbox.request_whole("POST", "/v1/answer", {"Silo": silo, "Answers": new_tag}, answer)
-        if status not in (204, 409, 413):  # taken; another message is current; too long, which asking again cannot mend
+        if status not in (
+            204,
+            409,
+            413,
+        ):  # taken; another message is current; too long, which asking again cannot mend
             raise OSError(f"the mailbox answered {status}")
         return new_tag
 

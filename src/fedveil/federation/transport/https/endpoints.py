@@ -65,7 +65,9 @@ def by_silo_name(mailbox: Mailbox) -> Identify:
 
     def identify(request: Request) -> str:
         members, name = mailbox.members, request.header("Silo")
-        return dict(zip(members.names, members.keys, strict=True)).get(name, "") if members is not None else ""
+        return (
+            dict(zip(members.names, members.keys, strict=True)).get(name, "") if members is not None else ""
+        )
 
     return identify
 
