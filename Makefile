@@ -11,7 +11,7 @@ help:
 	@echo "make run       train on an embedded data set and print table and report"
 	@echo "make federation  four made-up hospitals as processes of their own, over TLS on this host"
 	@echo "make test      the test suite          make test-all  with the slow tests"
-	@echo "make mutants   change the source line by line: does a test notice?  (an hour)"
+	@echo "make mutants   change one statement at a time: does a test notice?  (an hour)"
 	@echo "make lint      ruff, mypy, advisories  make format    format and fix"
 	@echo "make setup     build .venv for developers if it is missing or stale; make run installs less"
 

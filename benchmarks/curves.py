@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.report.document import Section, document, figures, table, write_document
-from fedveil.report.drawing import PALETTE, Plot, empty_figure, label_text, log_y, show
+from fedveil.report.document import Section, document, table, write_document
+from fedveil.report.drawing import Axis, Plot, Series, line, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def write_page(bench: Mapping[str, Any], path: Path) -> Path:
         kicker="fedveil · bench",
         lead=f"Measured on {machine['cores']} cores of {machine['processor']}; CPU seconds of one core.",
         sections=[
-            Section(identifier="curves", title="Curves", body=figures(plots, wide=True)),
+            Section(identifier="curves", title="Curves", plots=plots, wide=True),
             Section(
                 identifier="rows",
                 title="Every figure",
@@ -77,37 +77,25 @@ def write_page(bench: Mapping[str, Any], path: Path) -> Path:
 
 def _plot(axis: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
     """Points and fitted lines on logarithmic axes."""
-    unit = rows[0]["unit"]
-    figure = empty_figure(x=axis, y=unit)
-    figure.update_layout(height=460, hovermode="closest")
-    told = []
+    unit, told = rows[0]["unit"], []
+    drawn: list[Series] = []
     for index, curve in enumerate(dict.fromkeys(row["place"]["curve"] for row in rows)):
         points = [Point(x=row["place"]["x"], y=row["ours"]) for row in rows if row["place"]["curve"] == curve]
-        line, colour = fit(points), PALETTE[index % len(PALETTE)]
-        figure.add_scatter(
-            x=[point.x for point in points],
-            y=[point.y for point in points],
-            name=label_text(curve),
-            mode="markers",
-            marker={"color": colour, "size": 9},
-        )
-        drawn = [
-            x for x in np.geomspace(points[0].x, points[-1].x, 60) if line.intercept + line.slope * x > 0
+        fitted = fit(points)
+        shown = [
+            x
+            for x in np.geomspace(points[0].x, points[-1].x, 60).tolist()
+            if fitted.intercept + fitted.slope * x > 0
         ]
-        figure.add_scatter(
-            x=drawn,
-            y=[line.intercept + line.slope * x for x in drawn],
-            showlegend=False,
-            hoverinfo="skip",
-            mode="lines",
-            line={"color": colour, "dash": "dash", "width": 1.75},
-        )
-        told.append(f"{curve}: {show(line.intercept)} s + {show(line.slope * 1e3)} ms for each")
-    figure.update_xaxes(type="log", dtick=1)
-    log_y(figure, [row["ours"] for row in rows])
+        line_points = [(x, fitted.intercept + fitted.slope * x) for x in shown]
+        drawn.append(line(index, name="", points=line_points, dash="dash"))
+        drawn.append(line(index, name=curve, points=[(one.x, one.y) for one in points], mark="points"))
+        told.append(f"{curve}: {show(fitted.intercept)} s + {show(fitted.slope * 1e3)} ms for each")
     return Plot(
-        figure=figure,
         title=f"{unit} against {axis}",
         alt=f"Points and fitted lines on logarithmic axes. {'; '.join(told)}.",
         caption=f"Points are measured; dashed lines are fitted (least squares of relative errors). {'; '.join(told)}.",
+        x=Axis(title=axis, log=True),
+        y=Axis(title=unit, log=True),
+        series=tuple(drawn),
     )

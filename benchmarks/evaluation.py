@@ -14,7 +14,7 @@ from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import load
 from fedveil.data.schema import Number, Schema
 from fedveil.statistics.evaluation.binary import ScoreCounts, auc, enough_bins
-from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges
+from fedveil.statistics.evaluation.counts import FINE, equal_mass_edges
 from fedveil.statistics.preprocessing import PreprocessingRequest, refine_schema
 from fedveil.statistics.strategy import Strategy
 

@@ -12,10 +12,10 @@ from benchmarks.harness import Row
 from fedveil.data.columns import ColumnTable
 from fedveil.statistics.cells import Everybody
 from fedveil.statistics.evaluation.amounts import Amounts
-from fedveil.statistics.evaluation.confusion import Classes
+from fedveil.statistics.evaluation.counts import FINE
 from fedveil.statistics.evaluation.evaluator import Evaluator, Group, ScoreBins, Sums
 from fedveil.statistics.evaluation.lifetimes import Lifetimes
-from fedveil.statistics.evaluation.scores import FINE
+from fedveil.statistics.evaluation.result import Classes
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 

@@ -194,7 +194,7 @@ def _bytes(protection: str, features: int = 10_000) -> Row:
         length = features + 1
         needed = 4 * length + 8 * length
         if isinstance(world.agreed, MaskedSumSpec):
-            needed = 4 * length + world.agreed.word.itemsize * length + 32
+            needed = 4 * length + world.agreed.word_bytes * length + 32
         ratio = world.letters / (_ROUNDS * silos * needed)
     return at_most(f"bytes of letters over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)
 

@@ -30,7 +30,7 @@ from benchmarks.harness import Row, report
 from benchmarks.regressions import Made, made, released
 from fedveil.files import replace_file
 from fedveil.privacy.accountant import gaussian_epsilon
-from fedveil.statistics.inference.covariance import covariance
+from fedveil.statistics.inference.newton import covariance
 from fedveil.statistics.intervals import NORMAL_95
 
 SIMULATIONS: Final = 1000

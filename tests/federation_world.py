@@ -31,7 +31,7 @@ from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
-from fedveil.privacy import ledger as ledgers
+from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope
@@ -43,6 +43,7 @@ from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.shown import uncovered_outputs
 from fedveil.run.loop import RunParts
 from fedveil.run.observer import Observer
 from fedveil.run.populations import FixedPopulation
@@ -155,16 +156,17 @@ class Moments:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
         self.kills = 0
-        self.descriptors: list[int] = []
+        self.logs: list[LineLog] = []
         self._write = os.write
         for name in ("fsync", "replace", "write"):
             monkeypatch.setattr(os, name, self._deadly(name, getattr(os, name)))
-        opened = ledgers._open_locked
-        monkeypatch.setattr(ledgers, "_open_locked", lambda path: self._remember(opened(path)))
+        lock = LineLog.lock
+        monkeypatch.setattr(LineLog, "lock", lambda log, **how: (self.logs.append(log), lock(log, **how)))
 
-    def _remember(self, descriptor: int) -> int:
-        self.descriptors.append(descriptor)
-        return descriptor
+    def release_locks(self) -> None:
+        """Release the locks of the process that was killed, as the operating system does."""
+        for log in self.logs:
+            log.close()
 
     def _deadly(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
@@ -183,7 +185,7 @@ class Moments:
     def during(self, after: int | None, work: Callable[[], Any]) -> Any:
         """Do some work; with ``after``, the process that does it is killed at that write, if it makes so many."""
         self.left = after
-        self.descriptors = []
+        self.logs = []
         try:
             return work()
         finally:
@@ -221,8 +223,21 @@ def public_share_of(held: Population) -> LocalPopulation:
 
 
 def statement(folder: Path) -> Any:
-    """What a run's folder states of its privacy."""
-    return json.loads((folder / "privacy.json").read_text())
+    """What a run's folder states of its privacy, without the list of outputs: institutions write fewer."""
+    document = json.loads((folder / "privacy.json").read_text())
+    listed = {
+        text
+        for is_federated in (False, True)
+        for exact in (False, True)
+        for text in uncovered_outputs(exact_metrics=exact, is_federated=is_federated)
+    }
+    document["uncovered"] = [text for text in document["uncovered"] if text not in listed]
+    document["sentences"] = [
+        text
+        for text in document["sentences"]
+        if text.removeprefix("Not covered: ").removesuffix(".") not in listed
+    ]
+    return document
 
 
 def _rounds(path: Path) -> list[int]:
@@ -528,11 +543,7 @@ class Chaos:
         except Killed:
             for party in dead:
                 party.close()
-            for descriptor in self.moments.descriptors:
-                try:
-                    os.close(descriptor)
-                except OSError:
-                    continue
+            self.moments.release_locks()
             return None
 
     def _carry(self, number: int, data: bytes, down: bool) -> None:

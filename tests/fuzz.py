@@ -179,6 +179,9 @@ class Requests:
         mailbox = self._runner.run(_mailbox())
         self._endpoint = SiloEndpoint(mailbox, by_silo_name(mailbox), self._limits)
 
+    def close(self) -> None:
+        self._runner.close()
+
     def __call__(self, data: bytes) -> bytes:
         return self._runner.run(self._serve(data))
 

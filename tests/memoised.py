@@ -20,12 +20,15 @@ from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.rlwe import Ring
 from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
+from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import Method
 from fedveil.privacy import ledger
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run import populations, setup
 from fedveil.run.config import task_choice
+from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
 from fedveil.training.models import MODELS
 
@@ -43,6 +46,7 @@ def remember() -> None:
     remember_rings()
     remember_guarantees()
     remember_compositions()
+    remember_noise()
     remember_documents()
     remember_models()
     remember_digits()
@@ -116,6 +120,23 @@ def remember_compositions() -> None:
         return known[asked]
 
     PldAccountant._compose = composed  # type: ignore[method-assign]
+
+
+def remember_noise() -> None:
+    """Calibrate a method's noise once: each party of a run finds it from the same document and public facts."""
+    calibrate, known = Composition._calibrated, dict[Hashable, Method]()
+
+    def calibrated(of: Composition, public: PublicFacts, epsilon: float) -> Method:
+        counted = isinstance(of.experiment.method.get("group_size"), str)
+        users = of.population.records_per_user().tobytes() if counted else b""
+        asked = repr((of.experiment, of.beside, of.clip, of._facts(), public, epsilon)), users
+        if " at 0x" in asked[0]:  # an object that is named by its address alone, which another one may get
+            return calibrate(of, public, epsilon)
+        if asked not in known:
+            known[asked] = calibrate(of, public, epsilon)
+        return known[asked]
+
+    Composition._calibrated = calibrated  # type: ignore[method-assign]
 
 
 def remember_documents() -> None:

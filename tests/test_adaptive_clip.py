@@ -261,7 +261,8 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(changes: dict[str, Any], 
 def test_masks_change_no_bit() -> None:
     """The first round's sum of d + 1 numbers is the same vector with and without masks."""
     found = []
-    for protection in ({}, {"protection": {"name": "secure-aggregation"}}):
+    short = {"channel": {"name": "additive", "word_bits": 16}}
+    for protection in (short, {"protection": {"name": "secure-aggregation"}}):
         prepared = prepare(asked(method=ADAPTIVE, rounds=1, **protection))
         parties = parties_of(prepared, PrivacyRandomness.insecure(11))
         turn = RoundContext(

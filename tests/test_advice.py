@@ -16,8 +16,8 @@ from fedveil.run.advice import advice, advice_of
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.folder.documents import RoundRow, read_rows
 from fedveil.run.folder.run_folder import Checkpoint
-from fedveil.run.movement import movement
 from fedveil.run.setup import prepare
+from fedveil.run.steps.training import movement
 
 
 def rows(

@@ -24,8 +24,8 @@ from fedveil.training.gram.layout import GramPlan
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.losses import load_loss
+from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import equal_with_nan, round_up_slots, slot_multiple
-from fedveil.training.silo_sums import SiloSums
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob

@@ -223,7 +223,7 @@ AFTER_A_PRODUCT = """
 import torch
 torch.ones(40, 40) @ torch.ones(40, 40)
 import fedveil
-from fedveil.training.products import rounds_by_place
+from fedveil.training.trainer_choice import rounds_by_place
 print(rounds_by_place())
 """
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedveil.errors import PrivacyError
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.row_norms import EXACT_FLOAT32_ROWS, contribution_norms, l1_norms
-from fedveil.training.silo_sums import SiloSums
+from fedveil.training.record_sums import SiloSums
 
 both_clips = pytest.mark.parametrize("kind", [Clip, ClipL1])
 HARD_VALUES = [0.0, -0.0, 1e-45, -1.2e-38, 3.0e38, -3.4028235e38, 1.9e19, 1.0, math.nan, math.inf, -math.inf]

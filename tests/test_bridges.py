@@ -20,7 +20,8 @@ from fedveil.federation.hosts.deployment import write_flower_app, write_nvflare_
 from fedveil.federation.hosts.folders import SiloFolder, SiloSettings
 from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import ask_party
-from fedveil.federation.hosts.silo_service import SiloService, ping
+from fedveil.federation.hosts.reachability import try_coordinator
+from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.transport.bridge.relay import Bridge, ask_key_process
 from tests.processes import tree
@@ -143,8 +144,7 @@ def test_a_bridged_silo_has_one_process_and_a_socket_for_a_group(tmp_path: Path)
         with pytest.raises(OSError, match=r"did not answer the message"):
             ask_key_process(str(guard), b"no message of the coordinator's")
         assert ask_party(folder.path, "/connection") == (200, unheard)
-        with pytest.raises(ConfigError, match=r'silo\.toml: carrier = "bridge"'):
-            ping(folder)
+        assert try_coordinator(folder).findings["connection"].startswith("made by a bridge")
     finally:
         service.stop()
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from fedveil.data.cell_values import DeclaredValues, day_of, without_fraction
+from fedveil.data.cell_values import DeclaredValues, NumberMarks, day_of, without_fraction
 from fedveil.data.columns import read_columns
 from fedveil.data.data_report import data_report
 from fedveil.data.schema import Schema
@@ -188,10 +188,10 @@ def test_the_rule_of_declared_values(declared: list[str], cell: str, place: int 
 
 
 def test_a_decimal_comma_is_the_mark_here_too() -> None:
-    find = DeclaredValues({"0": 0, "1": 1}, ",").place
+    find = DeclaredValues({"0": 0, "1": 1}, NumberMarks(",")).place
     assert (find("1,0"), find("1.0"), find("1")) == (1, None, 1)
-    assert without_fraction("7,0", ",") == "7"
-    assert without_fraction("7.0", ",") == "7.0"
+    assert without_fraction("7,0", NumberMarks(",")) == "7"
+    assert without_fraction("7.0", NumberMarks(",")) == "7.0"
 
 
 def test_a_declared_text_is_read_as_itself_before_any_value(tmp_path: Path) -> None:

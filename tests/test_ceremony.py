@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -34,11 +36,25 @@ from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
 from fedveil.federation.enrollment.certificates import Authority, days_left, node_key_digest, node_public
 from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
-from fedveil.federation.enrollment.joining import accept, join_as_coordinator, join_as_silo, rotate
+from fedveil.federation.enrollment.joining import (
+    LocalFiles,
+    accept,
+    join_as_coordinator,
+    join_as_silo,
+    rotate,
+)
 from fedveil.federation.enrollment.requests import Request
-from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder, check_server_key, members_of
+from fedveil.federation.hosts.folders import (
+    CoordinatorFolder,
+    SiloFolder,
+    SiloSettings,
+    check_server_key,
+    members_of,
+)
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.link import server_context
+from fedveil.federation.hosts.link_folder import LinkSettings
+from fedveil.federation.hosts.status import party_status
 from fedveil.federation.membership import Membership
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transport.https.mailbox import Mailbox
@@ -217,14 +233,15 @@ def test_a_membership_has_the_keys_that_were_admitted(parties: Parties) -> None:
     assert coordinator.identity.public == membership.coordinator
     assert 396 < days_left(coordinator / "link/server.crt", coordinator / "ca.crt") < 398
     assert north.schema.n_users == 5
-    assert len(membership.fingerprint.split()) == 8
+    assert membership.fingerprint.split()[0] == "membership"
+    assert len(membership.fingerprint.split()) == 9
 
 
 @pytest.mark.parametrize("typed", ["", "fingerprint", "0000 " * 7, "0000 " * 9, "000g " * 8])
 def test_what_is_no_fingerprint_is_a_mistake_in_what_was_asked(parties: Parties, typed: str) -> None:
-    with pytest.raises(ConfigError, match="fingerprint: 8 groups of 4 hexadecimal digits are needed"):
+    with pytest.raises(ConfigError, match="and 8 groups of 4 hexadecimal digits are needed"):
         admit(parties.founder, parties.root / "north" / "north.request", typed)
-    with pytest.raises(ConfigError, match="fingerprint: 8 groups of 4 hexadecimal digits are needed"):
+    with pytest.raises(ConfigError, match="and 8 groups of 4 hexadecimal digits are needed"):
         accept(parties.root / "north", parties.sealed, typed, asked)
 
 
@@ -232,12 +249,17 @@ def test_what_is_no_fingerprint_is_a_mistake_in_what_was_asked(parties: Parties,
 def test_another_fingerprint_is_refused(parties: Parties, typed: str, tmp_path: Path) -> None:
     request = parties.root / "north" / "north.request"
     right = Request.read(request).fingerprint
-    wrong = right[:-1] + ("0" if right[-1] != "0" else "1") if typed == "one digit" else typed
+
+    def wrong(right: str) -> str:
+        return right[:-1] + ("0" if right[-1] != "0" else "1") if typed == "one digit" else typed
+
     with pytest.raises(IntegrityError, match="fingerprint is another"):
-        admit(parties.founder, request, wrong)
+        admit(parties.founder, request, wrong(right))
     admit(parties.founder, request, right.upper().replace(" ", ""))
+    admit(parties.founder, request, right.removeprefix("request "))
+    sealed = Membership.read(parties.sealed).fingerprint
     with pytest.raises(IntegrityError, match="fingerprint is another"):
-        accept(parties.root / "north", parties.sealed, wrong, asked)
+        accept(parties.root / "north", parties.sealed, wrong(sealed), asked)
 
 
 def altered(request: Request, other: IdentityKey) -> dict[str, Request]:
@@ -250,6 +272,85 @@ def altered(request: Request, other: IdentityKey) -> dict[str, Request]:
         "no node's signature": replace(request, transport_signature=b""),
         "another role": replace(request, role="coordinator"),
     }
+
+
+def test_a_fingerprint_of_something_else_is_named(parties: Parties) -> None:
+    """Their digits look alike: each begins with a word of its own."""
+    charter = Charter.read(parties.founder / "charter.toml")
+    membership = Membership.read(parties.sealed)
+    request = Request.read(parties.root / "north" / "north.request")
+    shown = {
+        "charter": charter.fingerprint,
+        "membership": membership.fingerprint,
+        "request": request.fingerprint,
+        "identity": request.identity.fingerprint,
+    }
+    assert {kind: text.split()[0] for kind, text in shown.items()} == {kind: kind for kind in shown}
+    for kind, text in shown.items():
+        if kind != "request":
+            with pytest.raises(ConfigError, match="a fingerprint of the request is needed"):
+                admit(parties.founder, parties.root / "north" / "north.request", text)
+        if kind != "membership":
+            with pytest.raises(ConfigError, match="a fingerprint of the membership is needed"):
+                accept(parties.root / "north", parties.sealed, text, asked)
+
+
+def test_a_silos_settings_are_drafted_whole(parties: Parties, tmp_path: Path) -> None:
+    charter, listed = parties.founder / "charter.toml", tmp_path / "listed"
+    settings = SiloFolder(parties.root / "north").settings
+    assert (settings.table, settings.users) == (Path("table.csv"), None)
+    drafted = (parties.root / "north" / "silo.toml").read_text()
+    assert all(re.search(rf"(?m)^(# )?{key}[ :]", drafted) for key in SiloSettings.model_fields)
+    holds = LocalFiles(users=Path("ids.txt"))
+    with pytest.raises(ConfigError, match="names no list of users: ids are numbers from 0"):
+        join_as_silo(tmp_path / "west", charter, name="west", passphrase=None, holds=holds)
+    assert not (tmp_path / "west").exists()
+    (tmp_path / "with-list.toml").write_text('users = "' + 64 * "a" + '"\n' + SCHEMA)
+    made = {"name": "lists", "host": "localhost", "port": 1, "passphrase": None}
+    create_federation(listed, schema=tmp_path / "with-list.toml", **made)
+    for number, (holds, table, users) in enumerate(
+        (
+            (LocalFiles(), "table.csv", "users.txt"),
+            (
+                LocalFiles(table=Path('/data/a "b".csv'), users=Path("/data/ids")),
+                '/data/a "b".csv',
+                "/data/ids",
+            ),
+        )
+    ):
+        join_as_silo(
+            tmp_path / f"{number}", listed / "charter.toml", name="west", passphrase=None, holds=holds
+        )
+        found = SiloSettings.read(tmp_path / f"{number}" / "silo.toml")
+        assert (found.table, found.users) == (Path(table), Path(users))
+
+
+def test_where_the_link_listens_is_not_the_public_name(parties: Parties, tmp_path: Path) -> None:
+    charter = parties.founder / "charter.toml"
+    join_as_coordinator(tmp_path / "c", charter, passphrase=None, listen=("10.0.0.5", 19443))
+    settings = LinkSettings.read(tmp_path / "c" / "link" / "link.toml")
+    assert (settings.host, settings.port) == ("10.0.0.5", 19443)
+    sealed = x509.load_pem_x509_certificate((parties.sealed.parent / "server.crt").read_bytes())
+    names = sealed.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert "learn.example.org" in names.value.get_values_for_type(x509.DNSName)
+    assert SiloFolder(parties.root / "north").settings.coordinator == "learn.example.org:9443"
+
+
+def test_the_days_that_are_shown_are_those_that_run_out_first(parties: Parties, tmp_path: Path) -> None:
+    coordinator, north = CoordinatorFolder(parties.root / "coordinator"), SiloFolder(parties.root / "north")
+    for home, file in ((coordinator, "server.crt"), (north, "client.crt")):
+        found = party_status(home.path, served=False)
+        assert found["expires_first"] == file  # to the second; a membership is valid until the day's end
+        assert 396 < found["certificate_days"] <= 397
+    days = seal(parties.founder, asked, days=20)
+    for name in ("coordinator", "north"):
+        accept(parties.root / name, parties.sealed, days.fingerprint, asked)
+    assert 19 < party_status(north.path, served=False)["certificate_days"] <= 20
+    seal(parties.founder, asked)
+    shutil.copy(
+        parties.sealed.parent / "silo-north.crt", north / "client.crt"
+    )  # the membership is still the old one
+    assert party_status(north.path, served=False)["expires_first"] == "membership.toml"
 
 
 def test_foreign_and_changed_requests_are_refused(parties: Parties, tmp_path: Path) -> None:
@@ -790,12 +891,15 @@ def test_the_ceremony_by_its_commands(tmp_path: Path, monkeypatch: pytest.Monkey
     said("federation", "create", "founder", "--host", "learn.example.org")
     charter = ("--charter", "founder/charter.toml")
     prints = {
-        "c/coordinator": said("coordinator", "join", "c", *charter),
+        "c/coordinator": said("coordinator", "join", "c", *charter, "--listen", "0.0.0.0:9443"),
         "n/north": said("silo", "join", "n", "--name", "north", *charter),
         "s/south": said("silo", "join", "s", "--name", "south", *charter),
     }
-    for name, fingerprint in prints.items():
-        said("federation", "admit", "founder", f"{name}.request", "--fingerprint", fingerprint)
+    requests = [f"{name}.request" for name in prints]
+    given = [word for one in prints.values() for word in ("--fingerprint", one)]
+    few = CliRunner().invoke(app.app, ["federation", "admit", "founder", *requests, *given[:2]])
+    assert "given 1 times for 3 requests" in str(few.exception or few.output)
+    said("federation", "admit", "founder", *requests, *given)
     fingerprint = said("federation", "seal", "founder")
     for group, folder in (("coordinator", "c"), ("silo", "n"), ("silo", "s")):
         said(group, "accept", folder, "founder/sealed/membership.toml", "--fingerprint", fingerprint)

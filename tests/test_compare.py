@@ -4,16 +4,17 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedveil.errors import RunFolderError
-from fedveil.report.compare import Comparison, compare
+from fedveil.report.compare import compare
+from fedveil.report.drawing import Plot, Series
 from fedveil.report.page import report_page
 from fedveil.report.run_data import load_run
-from fedveil.report.tradeoff import Traded, front, line_labels, page, tradeoff_point, write_tradeoff
+from fedveil.report.tradeoff import Traded, curves, front, line_labels, page, tradeoff_point, write_tradeoff
 from fedveil.report.variant import Spread
 from tests.report_folders import statement, write_run
 from tests.runs import json_lines
@@ -28,19 +29,10 @@ def seeds(
     ]
 
 
-def plotted(comparison: Comparison, title: str) -> list[dict[str, Any]]:
-    """The traces of the figure with this title."""
-    return traces(comparison.page(), title)
-
-
-def traces(html: str, title: str) -> list[dict[str, Any]]:
-    """The traces of a page's figure with this title."""
-    found = re.search(
-        rf"<h3>{re.escape(title)}</h3>.*?<script type=\"application/json\">(.*?)</script>", html, re.DOTALL
-    )
-    assert found is not None
-    drawn: list[dict[str, Any]] = json.loads(found[1])["data"]
-    return drawn
+def plotted(plots: Sequence[Plot], title: str) -> tuple[Series, ...]:
+    """The series of the plot with this title."""
+    (found,) = [plot for plot in plots if plot.title == title]
+    return found.series
 
 
 def test_seeds_of_one_experiment_are_averaged(tmp_path: Path) -> None:
@@ -134,49 +126,42 @@ def test_no_guarantee_is_drawn_at_infinity(tmp_path: Path) -> None:
     comparison = compare(
         [*seeds(tmp_path, "fedavg", [0.95, 0.97], None), *seeds(tmp_path, "avg", [0.8, 0.9])]
     )
-    lines = [
-        trace
-        for trace in plotted(comparison, "Privacy and utility: test accuracy against ε")
-        if "name" in trace
-    ]
-    labels = [trace["name"] for trace in lines]
-    assert labels == ["avg", "fedavg (ε = ∞)"]
-    dashed = lines[1]
-    assert dashed["line"]["dash"] == "dash"
-    assert dashed["y"] == [comparison.rows[0].metrics["accuracy"].mean] * 3
+    drawn = plotted(comparison.plots, "Privacy and utility: test accuracy against ε")
+    lines = [series for series in drawn if series.name]
+    assert [series.name for series in lines] == ["avg", "fedavg (ε = ∞)"]
+    assert lines[1].dash == "dash"
+    assert lines[1].y == (comparison.rows[0].metrics["accuracy"].mean,) * 3
     assert comparison.warnings == ("No privacy guarantee at all: fedavg.",)
     assert "∞ (no guarantee)" in comparison.page()
 
 
 def test_bands_are_one_deviation_around_the_mean(tmp_path: Path) -> None:
     comparison = compare(seeds(tmp_path, "avg", [0.7, 0.9]))
-    band, line = plotted(comparison, "Test accuracy by round")
-    x, y, mean = band["x"], band["y"], line["y"]
-    assert x == [*range(31), *reversed(range(31))]
+    band, line = plotted(comparison.plots, "Test accuracy by round")
+    assert band.x == line.x == tuple(range(31))
     std = comparison.rows[0].metrics["accuracy"].std
     assert std is not None
-    assert y[30] - mean[30] == pytest.approx(std)
-    assert mean[30] - y[31] == pytest.approx(std)
+    assert band.high[30] - line.y[30] == pytest.approx(std)
+    assert line.y[30] - band.low[30] == pytest.approx(std)
 
 
 def test_a_variant_keeps_its_colour_in_every_plot(tmp_path: Path) -> None:
     comparison = compare([*seeds(tmp_path, "fedavg", [0.95], None), *seeds(tmp_path, "avg", [0.8])])
-    by_round = plotted(comparison, "Test accuracy by round")
-    by_epsilon = plotted(comparison, "Privacy and utility: test accuracy against ε")
+    by_round = plotted(comparison.plots, "Test accuracy by round")
+    by_epsilon = plotted(comparison.plots, "Privacy and utility: test accuracy against ε")
     colours = [
-        {str(t["name"]).split(" (")[0]: t["line"]["color"] for t in plot} for plot in (by_round, by_epsilon)
+        {series.name.split(" (")[0]: series.colour for series in plot} for plot in (by_round, by_epsilon)
     ]
     assert colours[0] == colours[1]
 
 
-@pytest.mark.parametrize(("large", "pressed"), [(40.0, 0), (60.0, 2)])
+@pytest.mark.parametrize(("large", "log"), [(40.0, False), (60.0, True)])
 def test_a_huge_epsilon_beside_a_small_one_needs_a_logarithmic_axis(
-    tmp_path: Path, large: float, pressed: int
+    tmp_path: Path, large: float, log: bool
 ) -> None:
     runs = [write_run(tmp_path / "0", name="avg"), write_run(tmp_path / "1", name="group", epsilon=large)]
-    page = compare(runs).page()
-    assert page.count('class="log-x" aria-pressed="true"') == pressed
-    assert len(re.findall(r'"xaxis":\{"title":\{[^}]*\},"type":"log","dtick":"D2"', page)) == pressed
+    axes = [plot.x.log for plot in compare(runs).plots if "against ε" in plot.title]
+    assert axes == [log, log]
 
 
 def test_unlike_guarantees_are_not_compared_unsaid(tmp_path: Path) -> None:
@@ -223,10 +208,10 @@ def test_accuracy_is_shown_against_the_bytes_sent(tmp_path: Path) -> None:
     comparison = compare([*runs, write_run(tmp_path / "uncounted", name="uncounted", rounds=4)])
     assert [row.bits and row.bits.mean for row in comparison.rows] == [8.0, 32.0, None]
     assert comparison.to_json()["rows"][0]["bits_per_parameter"] == {"mean": 8.0, "std": None}  # type: ignore[index,call-overload]
-    lines = plotted(comparison, "Rate and accuracy: test accuracy against the cost of communication")
-    assert [line["name"] for line in lines] == ["bytes", "float32"]
-    assert lines[0]["x"] == [0.25, 0.5, 0.75, 1.0]
-    assert lines[1]["x"] == [1.0, 2.0, 3.0, 4.0]
+    lines = plotted(comparison.plots, "Rate and accuracy: test accuracy against the cost of communication")
+    assert [line.name for line in lines] == ["bytes", "float32"]
+    assert lines[0].x == (0.25, 0.5, 0.75, 1.0)
+    assert lines[1].x == (1.0, 2.0, 3.0, 4.0)
     assert "bits per parameter" in comparison.page()
 
 
@@ -253,13 +238,14 @@ def test_a_page_of_a_key_has_a_line_for_each_combination_of_the_other_settings(t
         )
     ]
     html = page(runs, "method.clip")
-    lines = {one["name"]: one for one in traces(html, "test accuracy against method.clip")}
+    found = plotted(curves(runs, "method.clip"), "test accuracy against method.clip")
+    lines = {one.name: one for one in found}
     assert list(lines) == [
         f"method.name={name}, rounds={rounds}" for name in ("uldp-avg", "uldp-sgd") for rounds in (10, 20)
     ]
     for label, drawn in lines.items():
-        assert drawn["x"] == ["0.5", "1.0"]
-        for clip, mean in zip(drawn["x"], drawn["y"], strict=True):
+        assert drawn.x == (0, 1)
+        for clip, mean in zip(("0.5", "1.0"), drawn.y, strict=True):
             of_line = [
                 run.metrics["accuracy"]
                 for run, own in zip(runs, line_labels(runs, "method.clip"), strict=True)
@@ -267,7 +253,7 @@ def test_a_page_of_a_key_has_a_line_for_each_combination_of_the_other_settings(t
             ]
             assert len(of_line) == 2
             assert mean == pytest.approx(statistics.fmean(of_line), rel=1e-12)
-    assert len({(one["line"]["color"], one["line"]["dash"]) for one in lines.values()}) == 4
+    assert len({(one.colour, one.dash) for one in lines.values()}) == 4
     assert html.count("One line for each combination of the other settings") == 3
     assert "<th>other settings</th>" in re.sub(r"<th [^>]*>", "<th>", html)
 
@@ -279,8 +265,10 @@ def test_a_page_of_one_key_has_one_line_over_seeds(tmp_path: Path) -> None:
         for run in swept(tmp_path, f"avg-{clip}", f"[method]\nclip = {clip}\n", [0.5, float(clip) / 20])
     ]
     html = page(runs, "method.clip")
-    (drawn,) = traces(html, "test accuracy against method.clip")
-    assert (drawn["name"], drawn["x"]) == ("test accuracy", ["0.5", "1.0", "10.0"])
+    (plot,) = [one for one in curves(runs, "method.clip") if one.title.startswith("test accuracy")]
+    (drawn,) = plot.series
+    assert (drawn.name, drawn.x) == ("test accuracy", (0, 1, 2))
+    assert plot.x.categories == ("0.5", "1.0", "10.0")
     assert "other settings" not in html
 
 
@@ -371,8 +359,9 @@ def test_a_key_that_a_run_leaves_out_with_its_table_is_drawn_as_left_out(tmp_pat
         tmp_path / "1", name="b", settings="[data]\nname = 'digits'\nallocation.law = 'uniform'\n"
     )
     written = write_tradeoff([usual, other, usual], "data.allocation.law", tmp_path / "page.html")
-    (drawn,) = traces(written.read_text(), "test accuracy against data.allocation.law")
-    assert drawn["x"] == ["left out", "uniform"]
+    assert ">left out</text>" in written.read_text()
+    runs = [tradeoff_point(folder, "data.allocation.law") for folder in (usual, other)]
+    assert curves(runs, "data.allocation.law")[0].x.categories == ("left out", "uniform")
     for folders, key in (
         ([usual], "data.allocation.law"),
         ([usual, other], "data.n_silos"),

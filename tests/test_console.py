@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedveil.cli import federation as federation_commands
-from fedveil.cli import training
 from fedveil.console import Terminal, observer, rows_table, transposed_table
 from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.federation.hosts.run_outcome import RunOutcome
@@ -121,9 +120,9 @@ def test_paths_and_names_are_whole_in_what_training_commands_print(
     against = ("--against", "method.clip")
     assert f"comparison: {page}\n" in output("compare", runs, "--page", page, *against)
     row = {"run": NAME, "test": {"accuracy": 0.5}, "seconds": 1.0, "stopped": "the budget is spent"}
-    monkeypatch.setattr(training, "sweep", lambda *_, **__: iter([row]))
-    monkeypatch.setattr(training, "write_tradeoff", lambda _, key, path, **__: path)
-    monkeypatch.setattr(training, "joint_cost_of_points", lambda *_: {"told": "together"})
+    monkeypatch.setattr("fedveil.run.sweep.sweep", lambda *_, **__: iter([row]))
+    monkeypatch.setattr("fedveil.report.tradeoff.write_tradeoff", lambda _, key, path, **__: path)
+    monkeypatch.setattr("fedveil.run.sweep.joint_cost_of_points", lambda *_: {"told": "together"})
     text = output("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
     assert f"{NAME}: stopped: the budget is spent\n" in text
     assert f"\n{runs / 'seed.html'}\n{runs / 'method.clip.html'}\n" in text
@@ -151,9 +150,11 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
     assert f"hand out: {charter}\n" in text
     text = output("silo", "join", silo, "--name", "north", "--charter", charter, "--no-passphrase")
     assert f"send to the founder: {silo / 'north.request'}\n" in text
-    monkeypatch.setattr(federation_commands, "SiloFolder", lambda *_: None)
-    monkeypatch.setattr(federation_commands, "inspect_silo", lambda _: {"table": place / "north.csv"})
-    assert f"│ {place / 'north.csv'} │" in output("federation", "check", silo)
+    monkeypatch.setattr("fedveil.federation.hosts.folders.SiloFolder", lambda *_: None)
+    monkeypatch.setattr(
+        "fedveil.federation.hosts.inspection.inspect_silo", lambda _: {"table": place / "north.csv"}
+    )
+    assert f"│ {place / 'north.csv'} │" in output("federation", "check", silo, "--offline")
 
 
 def test_a_benchmarks_table_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +219,7 @@ def test_an_interruption_before_any_run_names_none(place: Path, monkeypatch: pyt
     def interrupted(*_: object) -> Iterator[object]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "load_study", interrupted)
+    monkeypatch.setattr("fedveil.run.config.study.load_study", interrupted)
     assert ended("check", "long.toml") == (130, "", "fedveil: interrupted\n")
 
 
@@ -259,15 +260,15 @@ def test_a_run_between_institutions_refused_before_its_first_round_fails(
 ) -> None:
     folder = RunFolder.create(tmp_path, experiment())
     submitted = nullcontext(SimpleNamespace(before=0))
-    for name, value in {"Submission": submitted, "write_report": tmp_path}.items():
-        monkeypatch.setattr(federation_commands, name, lambda *_, value=value: value)
+    monkeypatch.setattr("fedveil.federation.hosts.submission.Submission", lambda *_: submitted)
+    monkeypatch.setattr("fedveil.report.page.write_report", lambda *_: tmp_path)
     home: Any = SimpleNamespace(path=tmp_path)
     for silent, error, told in (
         (("north",), SilentSiloError, "north did not answer; go on once it does: `fedveil"),
         ((), RefusedRunError, "refused before the first round: silo north refuses: budget"),
     ):
         end = RunOutcome(error=None, stopped="silo north refuses: budget", silent=silent)
-        monkeypatch.setattr(federation_commands, "watch", lambda *_, end=end: end)
+        monkeypatch.setattr("fedveil.federation.hosts.submission.watch", lambda *_, end=end: end)
         with pytest.raises(error, match=told):
             federation_commands._run(home, folder, as_json=bool(silent))
 

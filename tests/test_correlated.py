@@ -37,8 +37,7 @@ from fedveil.privacy.correlated import (
     strengths,
 )
 from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.privacy.schedule import Scheduled
+from fedveil.privacy.sampling import Everyone, PoissonUsers, Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
@@ -381,7 +380,7 @@ def test_without_noise_the_models_are_those_of_sums_that_are_not_encoded(tmp_pat
 
 def test_masks_change_no_bit_and_the_statement_is_the_stream_s(tmp_path: Path) -> None:
     secure = {"privacy": {"insecure_seed": None, "delta": 1e-5}}
-    plain = run(prepare(asked()), tmp_path / "open", Silent())
+    plain = run(prepare(asked(channel={"name": "additive", "word_bits": 16})), tmp_path / "open", Silent())
     masked = run(prepare(asked(protection={"name": "secure-aggregation"})), tmp_path / "masked", Silent())
     assert same_model(files(plain.folder)[1], files(masked.folder)[1])
     stated = run(prepare(asked(**secure)), tmp_path / "stated", Silent()).statement

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("tenseal")
 
-from fedveil.crypto.canonical_embedding import coefficients, values
-from fedveil.crypto.ckks import LARGEST_MODULUS_BITS, CkksKey, CkksParameters, CkksSum
+from fedveil.crypto.ckks import LARGEST_MODULUS_BITS, CkksKey, CkksParameters, CkksSum, coefficients, values
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.seal_format import SEED_BYTES
 

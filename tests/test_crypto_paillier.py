@@ -18,7 +18,7 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_window, straus_cost
 from fedveil.crypto.oblivious_transfer import TransferReceiver, TransferSender, check_point, group_modulus
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
-from fedveil.crypto.threads import in_threads
+from fedveil.protocols.weighting.paillier_weights import in_threads
 
 FALSE_ALARM = 1e-6
 

@@ -141,9 +141,9 @@ def test_bytes_that_are_no_text_refuse_nothing_where_nobody_reads_them(tmp_path:
     path = tmp_path / "north.csv"
     path.write_bytes("p,größe,note,x\n1,2,3,4\n".encode("cp1252") + b"2,\xff,\xe4,5\n")
     assert open_table(path, ("p", "x"))["x"].to_pylist() == ["4", "5"]
-    with pytest.raises(DataError, match=r"byte 4 is not utf-8; convert the file, or declare"):
+    with pytest.raises(DataError, match=r"line 1, byte 4: not utf-8; declare the encoding"):
         open_table(path, ("p", "note"))
-    with pytest.raises(DataError, match=r"byte 4 is not utf-8; convert the file, or declare"):
+    with pytest.raises(DataError, match=r"line 1, byte 4: not utf-8; declare the encoding"):
         open_table(path, None)
 
 

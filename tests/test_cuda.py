@@ -21,10 +21,9 @@ from fedveil.training.dropout import SeededDropout
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.losses import load_loss
-from fedveil.training.memory import floats_per_record
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
-from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob
+from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob, floats_per_record
 from fedveil.training.trainer_choice import choose_trainer
 from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of

@@ -41,7 +41,19 @@ def declared(requirements: Iterable[str]) -> set[str]:
 OPTIONAL = set[str]().union(
     *(
         declared(EXTRAS[extra])
-        for extra in ("excel", "federation", "flower", "images", "nvflare", "observers", "onnx", "rlwe")
+        for extra in (
+            "dask",
+            "excel",
+            "federation",
+            "flower",
+            "images",
+            "nvflare",
+            "observers",
+            "onnx",
+            "parsl",
+            "ray",
+            "rlwe",
+        )
     )
 )
 
@@ -54,7 +66,11 @@ def modules(tree: ast.AST) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found.add(node.module)
-        elif isinstance(node, ast.Call) and _last(node.func) in ("import_module", "importorskip"):
+        elif isinstance(node, ast.Call) and _last(node.func) in (
+            "import_module",
+            "import_engine",
+            "importorskip",
+        ):
             found |= {one.value for one in node.args[:1] if isinstance(one, ast.Constant)}
     return {str(name).partition(".")[0] for name in found}
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from fedveil import reference
 from fedveil.cli import app
 from fedveil.registry import names
-from fedveil.run.config.choice import Choice, StageField
+from fedveil.run.config.choice import Choice, ChoiceField, StageField
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.study import presets
 from fedveil.training.losses import LOSSES
@@ -87,8 +87,10 @@ def test_defaults_in_the_reference_are_those_of_the_program(key: str) -> None:
     elif field.default is None:
         assert written == "none"
     else:
-        default = field.default.document() if isinstance(field.default, Choice) else field.default
+        default = field.get_default(call_default_factory=True)
         value = tomllib.loads(f"value = {written}")["value"]
+        if isinstance(default, Choice):
+            value = ChoiceField(default.kind).read(value)
         assert (tuple(value) if isinstance(value, list) else value) == default
 
 

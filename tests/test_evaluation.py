@@ -39,10 +39,16 @@ from fedveil.statistics.evaluation.binary import (
     enough_bins,
     observed_minus_predicted,
 )
-from fedveil.statistics.evaluation.counts import accuracy, balanced_accuracy
+from fedveil.statistics.evaluation.counts import (
+    FINE,
+    accuracy,
+    balanced_accuracy,
+    equal_mass_edges,
+    probabilities,
+    variance_of_means,
+)
 from fedveil.statistics.evaluation.evaluator import ScoreBins
 from fedveil.statistics.evaluation.result import FILE, ReleasedEvaluation, read_evaluated
-from fedveil.statistics.evaluation.scores import FINE, equal_mass_edges, probabilities, variance_of_means
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.stored import NoisySums
 from fedveil.statistics.strategy import Strategy

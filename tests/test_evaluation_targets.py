@@ -49,10 +49,15 @@ from fedveil.run.training_run import resume, run
 from fedveil.statistics.cells import Everybody, Silos
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.binary import TwoClasses
-from fedveil.statistics.evaluation.confusion import Classes, ConfusionCells
 from fedveil.statistics.evaluation.evaluator import Evaluator
 from fedveil.statistics.evaluation.lifetimes import ExitCells, ExitCounts, Lifetimes
-from fedveil.statistics.evaluation.result import EvaluationRequest, ReleasedEvaluation, read_evaluated
+from fedveil.statistics.evaluation.result import (
+    Classes,
+    ConfusionCells,
+    EvaluationRequest,
+    ReleasedEvaluation,
+    read_evaluated,
+)
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.dominating_event import covers, dominating_event
+from fedveil.privacy.accounting import covers, dominating_event, make_accountant
 from fedveil.privacy.events import (
     ComposedEvent,
     ConcentratedEvent,

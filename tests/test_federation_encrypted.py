@@ -14,8 +14,7 @@ pytest.importorskip("tenseal")
 
 from safetensors.numpy import load_file
 
-from fedveil.crypto.canonical_embedding import coefficients
-from fedveil.crypto.ckks import CkksParameters
+from fedveil.crypto.ckks import CkksParameters, coefficients
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError
@@ -412,7 +411,7 @@ def test_silos_with_different_models_are_noticed(what: str, tmp_path: Path) -> N
     lost = other if what == "state" else {**last.after, "model": last.after["model"] + 1}
     party._store.write(coordinator.run, replace(last, after=lost))
     carry(world, coordinator, lambda: False)
-    assert "silo 1: ends the round with another model or optimiser's state than most silos" in stopped(
+    assert "silo silo1: ends the round with another model or optimiser's state than most silos" in stopped(
         coordinator
     )
     assert coordinator._part.checkpoint.round == 1

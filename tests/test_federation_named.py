@@ -90,7 +90,7 @@ def test_a_silo_whose_message_another_one_refuses_is_named(
     small_keys(monkeypatch)
     assert (
         stopped(tmp_path, case, lie)
-        == f"silo silo2 refuses (request): {Refusal(Code.OF_SILO, (0.0,)).sentence}"
+        == f"silo silo2 refuses (request): {Refusal(Code.OF_SILO, (0.0,)).describe(['silo0'])}"
     )
 
 
@@ -129,13 +129,16 @@ def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordina
     [
         (b"xaa", "silo 0: ends the round with another model or optimiser's state than most silos"),
         (b"axa", "silo 1: ends the round with another model or optimiser's state than most silos"),
-        (b"ax", "silos 0 and 1 end the round with different models or optimisers' states"),
-        (b"aabb", "silos 0 and 2 end the round with different models or optimisers' states"),
+        (b"ax", "silos north and south end the round with different models or optimisers' states"),
+        (b"aabb", "silos north and west end the round with different models or optimisers' states"),
     ],
 )
 def test_a_silo_with_another_model_than_most_is_named(tags: bytes, said: str) -> None:
     """Silo 0 was taken for right: where it lied, silo 1 was named."""
-    check_models_agree({silo: (ModelStored(tag=bytes(32)),) for silo in range(3)})
+    names = ("north", "south", "west", "east")
+    check_models_agree({silo: (ModelStored(tag=bytes(32)),) for silo in range(3)}, names)
     with pytest.raises(ProtocolError) as raised:
-        check_models_agree({silo: (ModelStored(tag=bytes([tag]) * 32),) for silo, tag in enumerate(tags)})
+        check_models_agree(
+            {silo: (ModelStored(tag=bytes([tag]) * 32),) for silo, tag in enumerate(tags)}, names
+        )
     assert str(raised.value) == said

@@ -27,7 +27,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
-from fedveil.federation.silo_data import load_silo_population
+from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
@@ -109,7 +109,9 @@ class Hospitals:
             standing=lambda: Standing(membership=self.membership, policy=self.policy),
             number=number,
             identity=self.keys[number],
-            share=load_silo_population(self.schema, self.files[name], self.membership, number, self.users),
+            share=load_silo_population(
+                self.schema, SiloFiles(self.files[name], self.users), self.membership, number
+            ),
             state=state,
         )
 

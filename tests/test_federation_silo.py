@@ -758,7 +758,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
             ).seal(world.keys[2])
         coordinator.receive(silo, reply)
     assert coordinator.outcome is not None
-    assert "silo 2" in (coordinator.outcome.stopped or "")
+    assert "silo silo2: " in (coordinator.outcome.stopped or "")
     assert "more records of a user" in (coordinator.outcome.stopped or "")
     with pytest.raises(ProtocolError, match="not between 0 and"):
         UserTotals(counts=np.array([3, 2**32])).encode()
@@ -771,7 +771,7 @@ def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
     content = letter.seal(world.key)[:-64]
     old = content[:3] + b"\x02" + content[4:]
     with pytest.raises(
-        ProtocolError, match="a message of version 2, where version 3 is read; all parties need"
+        ProtocolError, match="a message of version 2, where version 4 is read; all parties need"
     ):
         party.receive(old + world.key.sign(b"fedveil/1/letter" + old))
 
@@ -820,7 +820,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
     outcome = world.outcome
     assert outcome.rounds == 1
     if "recover" in str(changes):  # what was asked is compared before anybody contributes
-        assert outcome.stopped == "silo 0: was asked something else than this coordinator asked"
+        assert outcome.stopped == "silo silo0: was asked something else than this coordinator asked"
     else:
         assert Code.PROTOCOL.template in (outcome.stopped or "")
         assert "silo 0: round 1, attempt 0 has not begun" in caplog.text

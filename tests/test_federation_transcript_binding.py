@@ -184,7 +184,7 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     lying(world, kind, lie, silos=(2,))
     world.play()
     stopped = world.outcome.stopped or ""
-    assert stopped == "silo 2: was asked something else than this coordinator asked"
+    assert stopped == "silo silo2: was asked something else than this coordinator asked"
     assert not [one for one in left.kinds if one in OPENING]
     world.close()
 
@@ -342,8 +342,10 @@ def test_no_sum_opens_before_all_have_shown_where_their_ledgers_ended_after_thei
         assert stopped is None
         assert len(heads) == 2  # ahead of its charge and after it
     else:
-        told = {"left out": "silo 1 counts as one that gave" if name == "recovering" else "2 silos signed"}
-        assert told.get(shown, "silo 1 was asked something else") in (stopped or "")
+        told = {
+            "left out": "silo silo1 counts as one that gave" if name == "recovering" else "2 silos signed"
+        }
+        assert told.get(shown, "silo silo1 was asked something else") in (stopped or "")
         assert not [kind for kind in left.kinds if kind in OPENING]
         assert world.charged(1) == [1]
     world.close()

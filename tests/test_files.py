@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -46,13 +44,12 @@ from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.sampling import draw_sample
-from fedveil.federation.silo_data import load_silo_population
+from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_session.training_task import training_plan
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import (
     DEEPEST,
     LARGEST_FILE,
-    append_file,
     parse_json,
     parse_toml,
     read_content,
@@ -281,7 +278,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
     )
 
     def share(table: Path) -> Any:
-        return load_silo_population(schema, table, membership, 0, None)
+        return load_silo_population(schema, SiloFiles(table), membership, 0)
 
     def tensors(at: Path) -> Any:
         with stored_tensors(at) as stored:
@@ -300,7 +297,7 @@ def alone(folder: Path) -> dict[str, FileKind]:
         "users.txt": FileKind(
             path=folder / "users.txt",
             read=lambda at: load_silo_population(
-                listing, folder / "table.csv", membership, 0, at
+                listing, SiloFiles(folder / "table.csv", at), membership, 0
             ).train.user.tolist(),
             sealed=True,
         ),
@@ -710,50 +707,7 @@ def test_a_file_is_read_within_its_limit(tmp_path: Path) -> None:
         read_content(path, DataError, private=True)
 
 
-# --- added to -----------------------------------------------------------------------------------------------------
-
-FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_what_is_added_is_flushed_and_so_is_a_new_files_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed, path = list[tuple[int, bool]](), tmp_path / "lines"
-    monkeypatch.setattr(
-        os, "fsync", lambda at: flushed.append((path.stat().st_size, stat.S_ISDIR(os.fstat(at).st_mode)))
-    )
-    append_file(path, b"one\n")
-    append_file(path, b"two\n")
-    append_file(path, b"three\n", flush=False)
-    assert flushed == [(4, False), (4, True), (8, False)]
-    assert path.read_bytes() == b"one\ntwo\nthree\n"
-
-
-@pytest.mark.parametrize("step", ["write", "fsync"])
-def test_what_a_full_disk_did_not_take_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    path, write = tmp_path / "lines", os.write
-    append_file(path, b"one\n")
-
-    def full(descriptor: int, *data: bytes) -> int:
-        if step == "write" and len(data[0]) > 3:
-            return write(descriptor, data[0][:3])
-        raise FULL
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, step, full)
-        with pytest.raises(OSError, match="No space left"):
-            append_file(path, b"another\n")
-        assert path.read_bytes() == b"one\n"
-        patched.setattr(os, "ftruncate", Mock(side_effect=FULL))  # not even that: what was whole stays whole
-        with pytest.raises(OSError, match="No space left"):
-            append_file(path, b"another\n")
-        assert path.read_bytes().startswith(b"one\n")
-    monkeypatch.setattr(os, "write", lambda at, data: write(at, data[:3]))
-    path.unlink()
-    append_file(path, b"in many pieces\n")
-    assert path.read_bytes() == b"in many pieces\n"
+# --- replaced ------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_written_goes_into_no_file_that_lies_in_its_way(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def integrated_delta(k: int, rate: float, sigma: float, eps: float) -> float:
 
 
 @given(st.integers(1, 40), st.floats(0.005, 0.9), st.floats(0.5, 8.0), st.floats(0.0, 4.0))
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_one_step_is_the_binomial_mixture(k: int, rate: float, sigma: float, eps: float) -> None:
     """The step's delta is that of the mixture integrated on a grid, in the worse direction."""
     expected = integrated_delta(k, rate, sigma, eps)

@@ -159,7 +159,7 @@ def test_a_silo_is_checked_on_its_own_host(made: Demonstration, capsys: pytest.C
         policy.write("without_guarantee = true\n")
     assert inspect_silo(SiloFolder(path))["allowed over all runs"].startswith("no limit: ")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sys.argv", ["fedveil", "federation", "check", str(path), "--json"])
+        patched.setattr("sys.argv", ["fedveil", "federation", "check", str(path), "--offline", "--json"])
         main_ends()
     assert json.loads(capsys.readouterr().out)["silo"] == "va (number 3 of 4)"
 
@@ -427,7 +427,7 @@ def test_a_run_is_exchanged_though_messages_are_lost(
     assert "2 rounds of 1 runs" in found_["spent over all runs"]
     told, end = Silent(), RunOutcome(error=None, stopped=None, silent=())
     waiting = SimpleNamespace(lasts=lambda seconds: False, end=lambda: end)
-    assert watch(folder, told, read_document(made.experiment, home), waiting) == end  # type: ignore[arg-type]
+    assert watch("go on", folder, told, read_document(made.experiment, home), waiting) == end  # type: ignore[arg-type]
     assert [row["round"] for row in told.rows] == []
 
 

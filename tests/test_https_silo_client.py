@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedveil.federation.enrollment.certificates import Authority, certificate_key_digest, new_server_key
+from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.transport.https.connection_faults import Fault, fault_of_status
 from fedveil.federation.transport.https.http_server import Limits
@@ -48,7 +50,9 @@ def serving(place: Place, answers: Callable[[bytes], bytes], *, folder: Path | N
         ):
             request = b""
             while b"\r\n\r\n" not in request:
-                request += secured.recv(1 << 16)
+                if not (data := secured.recv(1 << 16)):
+                    return
+                request += data
             secured.sendall(answers(request))
 
     def accept() -> None:
@@ -93,6 +97,19 @@ def test_compression_is_not_undone(place: Place) -> None:
     with serving(place, lambda request: requests.append(request) or answer("409 Conflict")) as server:  # type: ignore[func-returns-value]
         client_of(place, server).ping()
     assert b"accept-encoding: identity" in requests[0].lower()
+
+
+def test_a_clock_that_differs_from_the_coordinators_is_noticed(place: Place) -> None:
+    for ahead, said in ((300, "300 s ahead of the coordinator's: set the clock"), (-300, "300 s behind")):
+        date = f"Date: {formatdate(time.time() - ahead, usegmt=True)}"
+        with serving(place, lambda request, date=date: answer("409 Conflict", b"", date)) as server:  # type: ignore[misc]
+            skew = client_of(place, server).ping().skew
+        assert skew is not None
+        assert abs(skew - ahead) < 30
+        assert describe_skew(float(ahead)).startswith(said)
+    assert describe_skew(-59.0) == "within 60 s of the coordinator's"
+    with serving(place, lambda request: answer("409 Conflict", b"", "Date: today")) as server:
+        assert describe_skew(client_of(place, server).ping().skew) == "the coordinator does not tell its time"
 
 
 @pytest.mark.parametrize("announced", [1 << 40, None])
@@ -239,7 +256,9 @@ def proxy(reply: bytes | None = None) -> Iterator[tuple[int, list[bytes]]]:
         with connection, contextlib.suppress(OSError):
             head = b""
             while not head.endswith(b"\r\n\r\n"):
-                head += connection.recv(1)
+                if not (data := connection.recv(1)):
+                    return
+                head += data
             asked.append(head)
             if reply is not None:
                 connection.sendall(reply)

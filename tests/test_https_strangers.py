@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
+import gc
 import os
 import shutil
 import socket
@@ -11,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port
 from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.https.http_server import Limits
+from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
@@ -469,8 +473,9 @@ def test_a_member_whose_certificate_has_the_node_key_of_another_is_not_made(tmp_
 
 def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
     """``python -m tests.fuzz`` tries as many as are asked for."""
-    decoder = Decoder(name="requests to a mailbox", read=Requests(), good=Requests.good)
-    assert play((decoder,), 2000).inputs == 2000
+    with contextlib.closing(Requests()) as read:
+        decoder = Decoder(name="requests to a mailbox", read=read, good=Requests.good)
+        assert play((decoder,), 2000).inputs == 2000
 
 
 # --- behind nginx ---------------------------------------------------------------------------------------------------
@@ -519,6 +524,66 @@ def test_nginx_that_ends_tls_lets_members_in_alone(
         coordinator.close()
         nginx.terminate()
         nginx.wait(20)
+
+
+# --- the listening socket -------------------------------------------------------------------------------------------
+
+
+async def answers_nothing(request: Request) -> Response:
+    return Response(HTTPStatus.NO_CONTENT)
+
+
+def test_a_connection_that_is_accepted_while_the_server_ends_is_closed() -> None:
+    """The server is cancelled in the turn of its loop that accepts: such a connection stayed open."""
+    with (
+        contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening,
+        socket.socket() as silo,
+    ):
+        silo.settimeout(10)
+
+        async def end_while_it_accepts() -> None:
+            serving = asyncio.ensure_future(HttpServer(listening, answers_nothing, Limits()).serve())
+            await asyncio.sleep(0.01)
+            silo.connect(listening.getsockname())
+            await asyncio.sleep(0)  # the next turn finds the connection
+            asyncio.get_running_loop().call_soon(serving.cancel)
+            await asyncio.wait((serving,))
+
+        asyncio.run(end_while_it_accepts())
+        gc.collect()  # warns of a connection that nobody closed
+        with contextlib.suppress(ConnectionError):
+            assert silo.recv(1) == b""
+
+
+class NoDescriptorLeft(socket.socket):
+    """A listening socket that cannot accept, for a while."""
+
+    failures = 3
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_server_without_a_free_descriptor_waits_and_goes_on() -> None:
+    created = socket.create_server(("127.0.0.1", 0))
+    with NoDescriptorLeft(fileno=created.detach()) as listening, socket.socket() as silo:
+
+        async def ask() -> bytes:
+            serving = asyncio.ensure_future(HttpServer(listening, answers_nothing, Limits()).serve())
+            silo.connect(listening.getsockname())
+            silo.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(silo, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await asyncio.wait_for(loop.sock_recv(silo, 100), 10)
+            serving.cancel()
+            await asyncio.wait((serving,))
+            return answer
+
+        assert asyncio.run(ask()).startswith(b"HTTP/1.1 204 ")
+        assert listening.failures < 0
 
 
 def listens(port: int) -> bool:

@@ -21,12 +21,19 @@ from fedveil.data.columns import ColumnTable, Numbers, Places
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.inference import equation
-from fedveil.statistics.inference.convergence import has_converged, leap
-from fedveil.statistics.inference.covariance import covariance, effect, shrunk_covariance
 from fedveil.statistics.inference.equation import Sums
-from fedveil.statistics.inference.families import Linear, Logistic, Poisson
-from fedveil.statistics.inference.newton import LONGEST_STEP, bend, estimate, step
-from fedveil.statistics.inference.piecewise import PiecewiseExponential
+from fedveil.statistics.inference.families import Linear, Logistic, PiecewiseExponential, Poisson
+from fedveil.statistics.inference.newton import (
+    LONGEST_STEP,
+    bend,
+    covariance,
+    effect,
+    estimate,
+    has_converged,
+    leap,
+    shrunk_covariance,
+    step,
+)
 from fedveil.statistics.inference.result import TOO_FAR, FittedRegression
 from fedveil.statistics.local_vectors import silo_sums
 

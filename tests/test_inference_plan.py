@@ -19,11 +19,9 @@ from fedveil.data.schema import Schema
 from fedveil.errors import ConfigError
 from fedveil.run.config.release_document import InferenceDocument, read_releases
 from fedveil.run.releases.inference import prepare_inference
-from fedveil.statistics.inference.covariance import covariance
 from fedveil.statistics.inference.equation import Sums
-from fedveil.statistics.inference.families import Logistic, Poisson
-from fedveil.statistics.inference.identified import identify
-from fedveil.statistics.inference.piecewise import PiecewiseExponential
+from fedveil.statistics.inference.families import Logistic, PiecewiseExponential, Poisson
+from fedveil.statistics.inference.newton import covariance, identify
 from fedveil.statistics.inference.plan import PlannedEffect, check, predict_errors
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.result import TOO_FEW, TOO_FEW_HERE, FittedRegression

@@ -12,8 +12,12 @@ from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.dpsgd import RecordSums
 from fedveil.training.dropout import SeededDropout
-from fedveil.training.kernel_replay import CALLS_OF_POOLING, ReplayedGradient
-from fedveil.training.kernels import max_pool_channels_last, optimise_graph
+from fedveil.training.kernel_replay import (
+    CALLS_OF_POOLING,
+    ReplayedGradient,
+    max_pool_channels_last,
+    optimise_graph,
+)
 from fedveil.training.losses import load_loss
 from fedveil.training.shapes import equal_with_nan
 from fedveil.training.steps import LocalSgd
@@ -56,8 +60,13 @@ def same(ours, theirs):
     return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("at", ["at_one", "at_each"])
-@pytest.mark.parametrize("name", TASKS)
+GRID = [(name, "at_each") for name in TASKS] + [
+    pytest.param(name, "at_one", marks=[pytest.mark.slow] * (name in ("dropout", "convolutions")))
+    for name in TASKS
+]
+
+
+@pytest.mark.parametrize(("name", "at"), GRID)
 def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
     task, generator = TASKS[name], torch.Generator().manual_seed(3)
     gradients = getattr(BatchedGradients(task, torch.device("cpu"), False), at)

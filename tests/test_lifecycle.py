@@ -6,11 +6,9 @@ Of every step of a run, whatever kind it is, the folder then shows whether it wa
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +68,12 @@ class Doomed:
         """Do some work of the process; None if it is killed in it."""
         if self.killed:
             return work()
-        self.moments.left, self.moments.descriptors = self.left, []
+        self.moments.left, self.moments.logs = self.left, []
         try:
             return work()
         except Killed:
             self.killed = True
-            for descriptor in self.moments.descriptors:
-                with suppress(OSError):
-                    os.close(descriptor)
+            self.moments.release_locks()
             return None
         finally:
             self.left, self.moments.left = self.moments.left or 0, None
@@ -303,7 +299,8 @@ def test_a_regression_survives_a_kill_at_every_write(
                 assert (made / name).read_bytes() == (whole / name).read_bytes()
         return True
 
-    assert every_point(monkeypatch, tmp_path, 1, play) > 20
+    # Which writes there are is the same with a seed: every third shows that bits are repeated.
+    assert every_point(monkeypatch, tmp_path, 1 if seed is None else 3, play) > (20 if seed is None else 6)
 
 
 def test_a_whole_document_whose_charge_was_lost_is_never_stated(tmp_path: Path) -> None:

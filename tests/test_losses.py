@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedveil.errors import ConfigError, DataError, ModelError
-from fedveil.training.class_weights import ClassWeighted
-from fedveil.training.losses import LOSSES, Loss, RecordLoss, load_loss
+from fedveil.training.losses import LOSSES, ClassWeighted, Loss, RecordLoss, load_loss
 
 OUTPUTS = {"cross_entropy": 4, "binary_cross_entropy": 1, "focal": 3, "squared_error": 3, "cox": 1}
 

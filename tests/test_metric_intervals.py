@@ -14,9 +14,9 @@ import pytest
 from jaxtyping import Float64
 
 from fedveil.statistics.evaluation.amounts import Amounts
-from fedveil.statistics.evaluation.confusion import Confusion
 from fedveil.statistics.evaluation.counts import accuracy, against_majority
 from fedveil.statistics.evaluation.evaluator import Group, ScoreBins, Sums
+from fedveil.statistics.evaluation.result import Confusion
 from fedveil.statistics.intervals import Bounded, Estimate, Interval, normal, positive_ratio
 
 TIMES: Final = 600

@@ -45,7 +45,13 @@ def stored(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([one.double().reshape(-1) for one in model.state_dict().values()])
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet18_groupnorm"))
+        for name in sorted(MODELS)
+    ],
+)
 def test_initial_state_depends_on_the_seed_and_leaves_torchs_stream_alone(name):
     image = (3, 32, 32)
     shapes = {"svhn_cnn": image, "lstm": (80,), "lstm_10": (80,)} | {

@@ -7,6 +7,7 @@ and on none at all. What is refused, charged, stated, drawn as noise and sent mu
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -223,9 +224,9 @@ def without_what_is_said_to_be_open(shown: dict[str, Any], method: str, setting:
     return shown
 
 
-def settings_of(method: str) -> list[str]:
+def settings_of(method: str, tried: Iterable[str] = SETTINGS) -> list[str]:
     """The protections and channels that a method runs with here; at least one, or the test would look at nothing."""
-    usable = [name for name in SETTINGS if name not in NEEDS_TENSEAL or find_spec("tenseal")]
+    usable = [name for name in tried if name not in NEEDS_TENSEAL or find_spec("tenseal")]
     if method in ("ckks-fedavg", "serial", "paraaegis") and not find_spec("tenseal"):
         pytest.skip("partial encryption needs tenseal")
     found = [setting for setting in usable if goes_together(method, setting) is not None]
@@ -233,13 +234,27 @@ def settings_of(method: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("method", names("methods"))
+UNDER_EACH = ("uldp-avg", "dp-fed", "cepam-gaussian")
+"""Sums of users, of clients, and messages of clients: these methods meet every setting in the fast suite."""
+CELLS = [
+    *(pytest.param(method, SETTINGS, id=f"{method}, each") for method in UNDER_EACH),
+    *(pytest.param(method, ("none",), id=method) for method in names("methods") if method not in UNDER_EACH),
+    pytest.param("uldp-avg-w", ("paillier", "oblivious"), id="uldp-avg-w, weighting"),
+    *(
+        pytest.param(method, SETTINGS, marks=pytest.mark.slow, id=f"{method}, each")
+        for method in names("methods")
+        if method not in UNDER_EACH
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), CELLS)
 def test_a_run_is_the_same_without_the_only_records_of_a_silo(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, settings: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch, 1024)
     noise = Noise(monkeypatch)
-    for setting in settings_of(method):
+    for setting in settings_of(method, settings):
         asked = document(method, setting, privacy={"insecure_seed": 11})
         full, *neighbours = (
             without_what_is_said_to_be_open(

@@ -138,6 +138,7 @@ def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
             "fingerprint",
             "name",
             "certificate_days",
+            "expires_first",
         ),
         *("allowed_epsilon", "delta", "ledger_head", "spent_epsilon", "spent_ratio"),
     }
@@ -310,10 +311,12 @@ def test_who_waits_for_a_run_is_told_within_a_second_how_it_ended(
             served[0].wait()
             killed = time.monotonic()
             if told is None:
-                assert wait(folder, submitted, lambda: None) == RunOutcome(None, "silent for 900 s", ("va",))
+                assert wait("fedveil go on", folder.path, submitted, lambda: None) == RunOutcome(
+                    None, "silent for 900 s", ("va",)
+                )
             else:
                 with pytest.raises(told, match="No space left" if end else "start it again"):
-                    wait(folder, submitted, lambda: None)
+                    wait("fedveil go on", folder.path, submitted, lambda: None)
             assert time.monotonic() - killed < 1
     (home / "run" / SOCKET).unlink()
 

@@ -147,7 +147,7 @@ def captured(session):
     return seen
 
 
-def places_of(units, voter, rounds=200):
+def places_of(units, voter, rounds=60):
     """How often a voter's ballots have a one at every place, over rounds of the same votes."""
     session = PartialParties(plan(silos=len(units)))
     seen, places = captured(session), np.zeros(LENGTH)
@@ -162,21 +162,21 @@ def places_of(units, voter, rounds=200):
 
 @pytest.mark.parametrize("nonzero", [LENGTH, 6, 0])
 def test_a_ballot_is_spread_evenly_over_all_places_however_often_its_coordinates_are_chosen(nonzero):
-    """200 rounds of the same votes: chi-square of 39 degrees of freedom, 1 - 1e-7 point 104.
+    """60 rounds of the same votes: chi-square of 39 degrees of freedom, 1 - 1e-7 point 104.
 
     So it is of a voter whose update has few numbers, or none: the ballot looks like any other.
     """
     units = updates(6, silos=2)
     units[0][nonzero:] = 0
-    expected = 200 * 10 / LENGTH
+    expected = 60 * 10 / LENGTH
     assert ((places_of(units, 0) - expected) ** 2 / (expected * 0.75)).sum() < 110
 
 
 def test_voters_without_records_vote_apart_from_one_another():
-    """Ten of forty places each, at random: 2.5 in common, 150 rounds in all; one order for all would give ten."""
+    """Ten of forty places each, at random: 2.5 in common, over 50 rounds; one order for all would give ten."""
     session, zeros = PartialParties(plan()), {silo: np.zeros(LENGTH, dtype=np.int64) for silo in range(SILOS)}
     seen, ballots, common = captured(session), {}, []
-    for round_number in range(1, 151):
+    for round_number in range(1, 51):
         play(session, zeros, round_number)
     for data in seen:
         envelope = Envelope.decode(data)
@@ -184,7 +184,7 @@ def test_voters_without_records_vote_apart_from_one_another():
             bits = decode_bitmap(envelope.message.bitmap, LENGTH, 10)
             ballots.setdefault(envelope.round_id.round, []).append(bits)
     common = [int((first & second).sum()) for first, second, _ in ballots.values()]
-    assert abs(np.mean(common) - 2.5) < 0.6  # 5.3 standard deviations
+    assert abs(np.mean(common) - 2.5) < 1.04  # 5.3 standard deviations
 
 
 def test_every_session_has_a_secret_of_its_own_for_its_orders():
@@ -202,12 +202,12 @@ def test_every_session_has_a_secret_of_its_own_for_its_orders():
 def test_masked_votes_look_uniform():
     session, units = PartialParties(plan(silos=2, ballots="secagg")), updates(6, silos=2)
     seen = captured(session)
-    for round_number in range(1, 101):
+    for round_number in range(1, 31):
         play(session, units, round_number)
     words = [m.words for data in seen if isinstance(m := Envelope.decode(data).message, MaskedVector)]
     share = np.unpackbits(np.concatenate(words).view(np.uint8)).mean()
-    assert len(words) == 200
-    assert abs(share - 0.5) < 6 * 0.5 / np.sqrt(200 * LENGTH * 8)
+    assert len(words) == 60
+    assert abs(share - 0.5) < 6 * 0.5 / np.sqrt(60 * LENGTH * 8)
 
 
 def test_one_silo_alone_never_learns_anothers_masked_votes_and_the_server_only_their_sum():

@@ -15,6 +15,8 @@ from tests.pins.record import PINS
 
 RECORDED: dict[str, Any] = json.loads(PINS.read_text())
 BYTES_UP = 3
+PROTECTED = ("shares as bytes", "masked retry sampled", "recovering", "partial parts")
+"""What happens after training is that of the runs over whole updates, which are all played."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,9 @@ def test_a_run_over_whole_updates_is_the_recorded_one(name: str, tmp_path: Path)
     assert play(name, tmp_path, whole=True) == RECORDED["whole"][name]
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in PROTECTED)) for name in TRAINED]
+)
 def test_a_trained_run_is_the_recorded_one(name: str, tmp_path: Path) -> None:
     """On another kind of processor training rounds otherwise; who took part, failed and was charged is the same."""
     needed(name)

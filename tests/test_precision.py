@@ -15,10 +15,9 @@ from fedveil.training.dpsgd import RecordSums
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import BatchGradient, LoopTrainer
 from fedveil.training.losses import load_loss
-from fedveil.training.memory import floats_per_record, records_at_once
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
-from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob
+from fedveil.training.trainer import Cohort, Sums, Trainer, TrainJob, floats_per_record, records_at_once
 from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
 from tests.test_batch_independence import THRESHOLDS, WILD, assert_nobody_moves_others

@@ -12,8 +12,7 @@ from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
-from fedveil.training.projection import project_
-from fedveil.training.steps import LocalSgd
+from fedveil.training.steps import LocalSgd, project_
 from fedveil.training.trainer import TrainJob
 from fedveil.training.vectorized import VmapTrainer
 from tests.training import cohort_of, everyone, task_of
@@ -33,7 +32,7 @@ def norms(trainer, local: LocalSgd, sizes: list[int], seed: int = 0) -> torch.Te
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     radius=st.sampled_from([1e-4, 0.05, 0.7]),
     rate=st.sampled_from([0.1, 5.0, 1e4]),

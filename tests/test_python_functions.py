@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.api.history import columns_of
+from fedveil.api.result import columns_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.folder.shown import METRICS
@@ -291,9 +292,11 @@ def test_a_field_that_nobody_classified_is_private(runs: list[fv.Result], tmp_pa
 
 def test_a_result_in_a_notebook_says_what_covers_its_metrics(runs: list[fv.Result], tmp_path: Path) -> None:
     held_out = train(tmp_path, held=people(test=None))
-    assert "exact figures of private records, not covered" in held_out._repr_html_()
-    assert "public test records" in runs[0]._repr_html_()
-    assert "in 2 silos for 2 rounds" in runs[0]._repr_html_()
+    for shown in (held_out._repr_html_(), str(held_out)):
+        assert "exact, not covered by the guarantee" in shown
+    for shown in (runs[0]._repr_html_(), str(runs[0])):
+        assert "measured on public test records" in shown
+        assert "whether any one person" in html.unescape(shown)
 
 
 def test_a_statement_is_summed_up_in_three_sentences(runs: list[fv.Result]) -> None:

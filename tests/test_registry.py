@@ -66,7 +66,7 @@ def denoised(name: str, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_member_of_the_house_loads_and_says_what_it_does(kind: str) -> None:
+def test_every_built_in_member_loads_and_says_what_it_does(kind: str) -> None:
     assert [one.name for one in entries(kind)][: len(BUILTINS[kind])] == list(names(kind))
     for one in entries(kind):
         assert len(one.summary) > 10, one.name
@@ -76,7 +76,7 @@ def test_every_member_of_the_house_loads_and_says_what_it_does(kind: str) -> Non
 def test_every_member_is_written_and_read_back_equal() -> None:
     given = {"clip": 1.5, "noise_multiplier": 2.0, "group_size": 3, "smoothing": 0.5, "step": 0.25}
     given |= {"sample": 3}
-    for kind in KINDS.keys() - {"data_sets"}:
+    for kind in KINDS.keys() - {"data_sets", "executors"}:
         for name in names(kind):
             needed = {key.name for key in own_keys(find(kind, name).load()) if key.default is REQUIRED}
             choice = ChoiceField(kind).read({"name": name, **{key: given.get(key, 0.5) for key in needed}})
@@ -86,6 +86,7 @@ def test_every_member_is_written_and_read_back_equal() -> None:
 
 def test_a_document_that_was_written_has_every_default() -> None:
     written = tomllib.loads(parse(BASE, "test").to_toml())
+    assert parse(written, "again") == parse(BASE, "test")
     assert written["method"]["user_sampling_rate"] == 1.0
     assert written["protection"] == {"name": "none"}
 

@@ -73,9 +73,10 @@ def test_inference_alone_judges_nothing(folder: Path) -> None:
     assert "contradicts" not in page
 
 
-def test_every_run_shows_its_spectrum(folder: Path) -> None:
+def test_a_run_shows_its_spectrum_on_request(folder: Path) -> None:
     (folder / "audit.json").unlink(missing_ok=True)
-    page = write_report(folder).read_text(encoding="utf-8")
+    assert "Spectrum of the model" not in write_report(folder).read_text(encoding="utf-8")
+    page = write_report(folder, with_spectrum=True).read_text(encoding="utf-8")
     assert "Spectrum of the model" in page
     assert 'id="audit"' not in page
 

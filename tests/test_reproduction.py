@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from reproduction.verdicts import Comparison, Summary, agreement, bound_holds, o
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.cli.reproduction import reproduce_command
+from fedveil.cli.benchmarks import reproduce_command
 from fedveil.errors import ConfigError
 from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.run.observer import NullObserver
@@ -59,9 +60,14 @@ DIGITS = Table(
 )
 
 
+@cache
+def committed_pages():
+    return pages(ResultFolder(ROOT / "results"), "reproduction")
+
+
 def test_the_pages_and_figures_are_what_the_result_files_say():
     docs = ROOT / "docs"
-    written = pages(ResultFolder(ROOT / "results"), "reproduction")
+    written = dict(committed_pages())
     there = [docs / "reproduction.md", *(path for path in docs.glob("reproduction/**/*") if path.is_file())]
     assert {path.relative_to(docs).as_posix(): path.read_text() for path in there} == written, (
         "run `fedveil reproduce --page docs/reproduction.md`, and remove what it does not write"
@@ -69,7 +75,7 @@ def test_the_pages_and_figures_are_what_the_result_files_say():
 
 
 def test_every_measured_table_has_one_section_and_the_index_links_to_it():
-    written = pages(ResultFolder(ROOT / "results"), "reproduction")
+    written = dict(committed_pages())
     index = written.pop("reproduction.md")
     sections = {
         (path, name)

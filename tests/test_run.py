@@ -176,14 +176,14 @@ def test_a_budget_holds_for_what_is_charged_again(tmp_path: Path) -> None:
 
 def play_on(folder: Path) -> None:
     """Play a run that is killed on its way."""
-    run(prepare(experiment(rounds=24)), folder, Silent())
+    run(prepare(experiment(rounds=14)), folder, Silent())
 
 
 def test_a_process_killed_at_any_moment_resumes_to_the_same_run(tmp_path: Path) -> None:
     """Three processes, forked from one that has all imported, are killed at three moments after the fourth round."""
-    whole = files(run(prepare(experiment(rounds=24)), tmp_path / "whole", Silent()).folder)
+    whole = files(run(prepare(experiment(rounds=14)), tmp_path / "whole", Silent()).folder)
     context = forking()
-    for delay in (0.0, 0.05, 0.21):
+    for delay in (0.0, 0.03, 0.1):
         process = context.Process(target=play_on, args=(tmp_path / str(delay),))
         process.start()
         metrics = tmp_path / str(delay) / "try" / "metrics.jsonl"
@@ -198,7 +198,7 @@ def test_a_process_killed_at_any_moment_resumes_to_the_same_run(tmp_path: Path) 
         resumed = files(resume(tmp_path / str(delay) / "try", Silent()).folder)
         assert resumed[0] == whole[0]
         assert same_model(resumed[1], whole[1])
-        assert len(resumed[2]) == 25
+        assert len(resumed[2]) == 15
 
 
 def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:

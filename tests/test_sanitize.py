@@ -7,7 +7,8 @@ import json
 import logging
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
+from xml.etree import ElementTree
 
 import pytest
 from rich.table import Table
@@ -17,7 +18,8 @@ from fedveil.federation.canonical_document import canonical
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import PARTS, Declined, Finalize, Goodbye, Ready, RunPart
 from fedveil.report.document import escape
-from fedveil.report.drawing import label_text
+from fedveil.report.drawing import Axis, Mark, Plot, Series
+from fedveil.report.svg import draw
 from fedveil.sanitize import LONGEST, sanitize, strip_control_characters
 from tests.federation_world import World, asked, population
 
@@ -122,9 +124,32 @@ def test_a_run_beside_an_earlier_one_says_that_costs_add_up(finished: bool, tmp_
 
 @ALL
 def test_a_page_shows_any_text_as_it_stands(text: str) -> None:
-    for shown in (escape(text[:5000]), label_text(text[:5000])):
-        assert quiet(shown.replace("\t", " "))
-        assert "<" not in shown
+    shown = escape(text[:5000])
+    assert quiet(shown.replace("\t", " "))
+    assert "<" not in shown
+
+
+@ALL
+def test_a_plot_shows_any_text_as_text(text: str) -> None:
+    named = text[:5000]
+    series = [
+        Series(
+            name=named,
+            mark=mark,
+            x=(0.0, 1.0),
+            y=(1.0, 2.0),
+            low=(0.5, 1.5),
+            high=(1.5, 2.5),
+            labels=(named, named),
+        )
+        for mark in get_args(Mark)
+    ]
+    axis = Axis(title=named, categories=(named, named))
+    plot = Plot(title=named, alt=named, caption=named, x=axis, y=Axis(title=named), series=tuple(series))
+    shown = draw(plot)
+    assert quiet(shown.replace("\t", " ").replace("\n", " "))
+    elements = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(shown).iter()}
+    assert elements <= {"svg", "line", "text", "path", "circle", "title", "polygon", "rect"}
 
 
 # --- letters -------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_a_schema_names_its_columns_and_width(tmp_path: Path) -> None:
         (
             'user = "patient"',
             'user = "patient"\nuzer = "x"',
-            "uzer: no such key; known here: features, format, invalid, listed_columns, missing_values, n_users",
+            "uzer: no such key; known here: features, format, formats, invalid, listed_columns, missing_values",
         ),
         ("upper = 120", "upper = 0", "features.age: lower must be below upper"),
         ("upper = 120", "upper = 1e300", "features.age: lower and upper must be numbers of at most 3.4e"),
@@ -173,12 +173,14 @@ lab_a = { kind = "number", lower = 0, upper = 1 }
     ("line", "message"),
     [
         ('delimiter = ";;"', "format.delimiter: must have at most 1 characters, not 2"),
-        ("delimiter = '\"'", "format: delimiter must be one ASCII character, and no quotation mark"),
+        ("delimiter = '\"'", "format: delimiter must not be the quotation mark"),
         ('decimal = ","', "format: delimiter and decimal are the same character"),
         ('decimal = "\'"', "format.decimal: must be '.' or ',', not"),
         ('encoding = "utf-9"', "format: encoding: there is no encoding of text 'utf-9'"),
         ('encoding = "zlib"', "format: encoding: there is no encoding of text 'zlib'"),
-        ('quote = "x"', "format.quote: no such key; known here: decimal, delimiter, encoding, sheet"),
+        ('quote = "x"', "format.quote: must be '\"', \"'\" or ''"),
+        ('quot = "x"', "format.quot: no such key; known here: decimal, delimiter, encoding, quote, sheet"),
+        ('decimal = "."\nthousands = "."', "format: thousands and decimal are the same character"),
     ],
 )
 def test_a_format_that_cannot_be_is_refused(tmp_path: Path, line: str, message: str) -> None:

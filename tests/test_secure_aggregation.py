@@ -61,7 +61,12 @@ class Run:
         return round_id
 
 
-@given(st.integers(2, 10), st.integers(1, 50), st.sampled_from([5, 2**20, 2**33]), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(2, 10),
+    st.integers(1, 50),
+    st.sampled_from([5, 2**14, 2**20, 2**26, 2**33]),
+    st.integers(0, 2**32 - 1),
+)
 @settings(max_examples=25)
 def test_the_sum_is_exact(silos, length, limit, seed):
     driver = LocalDriver(MaskedSumSpec(clients=silos, length=length, limit=limit))
@@ -74,10 +79,13 @@ def test_the_sum_is_exact(silos, length, limit, seed):
         np.testing.assert_array_equal(total, sum(units.values()))
 
 
-@pytest.mark.parametrize(("limit", "bytes_per_word"), [(2**29 - 1, 4), (2**29, 8), (2**61 - 1, 8)])
+@pytest.mark.parametrize(
+    ("limit", "bytes_per_word"),
+    [(2**13 - 1, 2), (2**13, 3), (2**21 - 1, 3), (2**21, 4), (2**29 - 1, 4), (2**29, 8), (2**61 - 1, 8)],
+)
 def test_the_extremes_of_the_range_do_not_wrap(limit, bytes_per_word):
     plan = MaskedSumSpec(clients=4, length=2, limit=limit)
-    assert plan.word.itemsize == bytes_per_word
+    assert plan.word_bytes == bytes_per_word
     driver = LocalDriver(plan)
     units = {s: np.array([limit, -limit]) for s in range(4)}
     total, _ = driver.play((1, 0), (0, 1, 2, 3), None, units.get)
@@ -197,7 +205,10 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
         run.server.receive(1, data)
     later = dataclasses.replace(round_id, round=9)
     late = Envelope(
-        round_id=later, sender=0, recipient=SERVER, message=MaskedVector(words=np.zeros(8, "<u4"))
+        round_id=later,
+        sender=0,
+        recipient=SERVER,
+        message=MaskedVector(words=np.zeros(8, "<u4"), word_bytes=4),
     )
     with pytest.raises(ProtocolError, match="round 9"):
         run.server.receive(0, late.encode())
@@ -210,7 +221,9 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
 def test_a_vector_of_another_shape_is_refused(words):
     run = Run().meet()
     round_id = run.begin()
-    data = Envelope(round_id=round_id, sender=2, recipient=SERVER, message=MaskedVector(words=words)).encode()
+    data = Envelope(
+        round_id=round_id, sender=2, recipient=SERVER, message=MaskedVector(words=words, word_bytes=4)
+    ).encode()
     with pytest.raises(ProtocolError, match="silo 2: sent"):
         run.server.receive(2, data)
 
@@ -325,8 +338,8 @@ def test_masks_that_do_not_cancel_are_noticed():
     for silo in run.silos:
         data = silo.mask_vector(np.zeros(8, dtype=np.int64))
         if silo.index == 1:
-            broken = Envelope.decode(data).message.words ^ np.uint32(1 << 20)
-            message = MaskedVector(words=broken)
+            broken = Envelope.decode(data).message.words ^ np.uint16(1 << 12)
+            message = MaskedVector(words=broken, word_bytes=broken.dtype.itemsize)
             data = Envelope(round_id=round_id, sender=1, recipient=SERVER, message=message).encode()
         replies = run.server.receive(silo.index, data)
     for recipient, data in replies:

@@ -29,9 +29,11 @@ from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.ipc import send_frame
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics_server import ask_party
-from fedveil.federation.hosts.silo_service import SiloService, UnreachableError, ping
+from fedveil.federation.hosts.reachability import try_coordinator
+from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import LINK, address, free_port
 from fedveil.federation.hosts.submission import Submission
+from tests.commands import ended
 from tests.processes import tree
 
 OTHER_USER = 65534
@@ -262,19 +264,42 @@ def test_what_faces_the_network_reads_no_table_trains_nothing_and_is_small(serve
         assert int(used) < 70_000
 
 
-def test_a_silo_pings_its_coordinator_and_is_told_why_not(served: Served, tmp_path: Path) -> None:
+def test_a_check_tries_the_coordinator_and_says_each_finding(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silo = SiloFolder(served.made.provisioned.silos[1])
-    assert ping(silo) < 20
+    well = ended("federation", "check", silo.path, "--json")
+    found = json.loads(well.out)
+    assert well.code == 0
+    assert "over TLS 1.3, with the key that membership.toml names" in found["coordinator: connection"]
+    assert found["coordinator: clock"] == "within 60 s of the coordinator's"
+    assert found["coordinator: name"] == "127.0.0.1 is 127.0.0.1"
+    monkeypatch.setenv("HTTPS_PROXY", f"http://name:pass@127.0.0.1:{free_port()}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    by_proxy = try_coordinator(silo)
+    assert by_proxy.findings["proxy"].startswith("connections go through 127.0.0.1:")
+    assert "pass" not in str(by_proxy)
+    assert by_proxy.trouble.startswith("proxy-unreachable: ")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert try_coordinator(silo).findings["proxy"] == "none: NO_PROXY excepts the coordinator"
+    monkeypatch.undo()
     copied = tmp_path / "north"
     shutil.copytree(silo.path, copied)
-    away = SiloFolder(copied)
-    away.settings.model_copy(update={"coordinator": f"127.0.0.1:{free_port()}"}).write(copied / "silo.toml")
-    with pytest.raises(UnreachableError, match="refused: nothing listens at") as refused:
-        ping(away)
-    assert refused.value.exit_code == 74
+    away = silo.settings.model_copy(
+        update={"coordinator": f"127.0.0.1:{free_port()}", "table": silo.path / silo.settings.table}
+    )
+    away.write(copied / "silo.toml")
+    refused = ended("federation", "check", copied)
+    assert (refused.code, "nothing listens at" in " ".join(refused.out.split())) == (74, True)
+    assert "the coordinator cannot be reached (refused)" in refused.err
+    nowhere = away.model_copy(update={"coordinator": "nowhere.invalid:9443"})
+    nowhere.write(copied / "silo.toml")
+    lost = try_coordinator(SiloFolder(copied))
+    assert lost.findings["name"].startswith("nowhere.invalid cannot be resolved")
+    assert lost.trouble.startswith("dns: ")
     (copied / "client.crt").unlink()
     with pytest.raises(ConfigError, match=r"client\.crt: missing; accept the membership again"):
-        ping(away)
+        try_coordinator(SiloFolder(copied))
 
 
 def test_health_and_status_tell_the_connections(served: Served) -> None:

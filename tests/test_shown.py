@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +15,14 @@ from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.events import ComposedEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
-from fedveil.run.folder.shown import FIELDS, FILES, METRICS, Kind, uncovered_outputs
+from fedveil.run.folder.shown import FEDERATED, FIELDS, FILES, METRICS, Kind, uncovered_outputs
 from fedveil.run.folder.statement import state
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.releases.side_releases import SpentBudget
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
 from tests.federation_world import World, asked, clients, population
-from tests.runs import Silent
+from tests.runs import Silent, json_lines
 
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 CASES: dict[str, dict[str, Any]] = {
@@ -75,7 +76,18 @@ def test_institutions_write_what_is_listed_and_nothing_else(tmp_path: Path) -> N
     world = World(tmp_path, asked(method={"user_sampling_rate": 0.5}, rounds=2), population())
     world.play()
     world.close()
-    assert unlisted(world.run_folder.path) == set()
+    folder = world.run_folder.path
+    write_report(folder)
+    assert unlisted(folder) == set()
+    written = {key for row in json_lines(folder / "metrics.jsonl") for key in row} | {
+        path.name for path in folder.iterdir()
+    }
+    private = {name for name, kind in (METRICS | FILES).items() if kind is Kind.PRIVATE}
+    assert written & private == FEDERATED
+    uncovered = json.loads((folder / "privacy.json").read_text())["uncovered"]
+    assert set(uncovered_outputs(is_federated=True)) <= set(uncovered)
+    listed = re.findall(r"[a-z_.]+", " ".join(uncovered_outputs(is_federated=True)))
+    assert {name for name in private if name in listed} == FEDERATED
 
 
 def test_the_statement_and_the_documents_name_every_field_that_is_private(tmp_path: Path) -> None:

@@ -296,6 +296,7 @@ BASE = {
     "errors",
     "config_keys",
     "files",
+    "line_log",
     "randomness",
     "registry",
     "sanitize",

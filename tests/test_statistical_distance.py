@@ -15,9 +15,8 @@ from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.uldp import uldp_avg_w
 from fedveil.privacy.accountant import epsilon_on_grid
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import dominating_event, make_accountant
 from fedveil.privacy.claims import Claim, Reveals, Role, covered_knowledge
-from fedveil.privacy.dominating_event import dominating_event
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,

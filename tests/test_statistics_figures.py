@@ -17,11 +17,18 @@ from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Categories, States
 from fedveil.statistics.correlations import Sums, correlations, display_correlations, nearest_correlation
 from fedveil.statistics.decoding import Cells, consistent, decode
-from fedveil.statistics.figures import Group, Row, count, part_of, suppress_small_count
+from fedveil.statistics.figures import (
+    Group,
+    Row,
+    count,
+    mean,
+    part_of,
+    quantile,
+    suppress_small_count,
+    variance,
+)
 from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.moments import mean, variance
-from fedveil.statistics.quantiles import quantile
 from fedveil.statistics.strategy import Strategy
 from fedveil.statistics.survival import curve, largest_z
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedveil.cli.app import main
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
-from fedveil.run import sweep as engine
 from fedveil.run.config.study import Selection
+from fedveil.run.executors import local_workers
 from fedveil.run.setup import prepare
-from fedveil.run.sweep import ROWS, Axis, Point, joint_cost_of_points, points, sweep
+from fedveil.run.sweep import ROWS, Axis, Point, joint_cost_of_points, play_point, points, sweep
 from fedveil.run.training_run import run
 from tests.commands import ended
+from tests.executors import Interrupted, workers
 from tests.runs import Silent, experiment, json_lines
 
 
@@ -89,7 +89,7 @@ def test_a_killed_sweep_goes_on_and_runs_nothing_twice(source: str, tmp_path: Pa
     found, folder = points(source, Selection(), AXES), tmp_path / "runs"
     with pytest.raises(KeyboardInterrupt):
         run(prepare(found[3].experiment), folder, Silent(interrupt_after=1))
-    rows = list(sweep(found, folder, processes=2))
+    rows = list(sweep(found, folder, workers=local_workers(2)))
     written = json_lines(folder / ROWS)
     assert [row["run"] for row in written] == [point.experiment.name for point in found]
     assert {row["run"] for row in rows} == {row["run"] for row in written}
@@ -97,63 +97,54 @@ def test_a_killed_sweep_goes_on_and_runs_nothing_twice(source: str, tmp_path: Pa
     assert all(0 < row["test"]["accuracy"] <= 1 and row["seconds"] > 0 for row in written)
     ledgers = [len((folder / row["run"] / "ledger.jsonl").read_text().splitlines()) for row in written]
     assert ledgers == [1, 2, 1, 2]
-    again = [row["seconds"] for row in sweep(found, folder, processes=1)]
+    again = [row["seconds"] for row in sweep(found, folder)]
     assert sorted(again) == sorted(row["seconds"] for row in written)  # read, not run
     other = points(source, Selection(overrides=({"seed": 5},)), AXES)
     with pytest.raises(ConfigError, match="another experiment"):
-        next(sweep(other, folder, processes=1))
+        next(sweep(other, folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [(), ("checkpoint",), ("checkpoint", ".experiment.toml.tmp")], ids=len)
 def test_a_folder_that_a_killed_sweep_left_without_its_experiment_is_taken_over(
-    left: tuple[str, ...], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left: tuple[str, ...], source: str, tmp_path: Path
 ) -> None:
     """The point was played beside it, in NAME-2, where no later sweep looked: none of them could end."""
     (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
-    monkeypatch.setattr(engine, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
     path = folder / point.experiment.name
     path.mkdir(parents=True)
     for name in left:
         path.joinpath(name).touch() if "." in name else path.joinpath(name).mkdir()
-    (row,) = sweep([point], folder, processes=1)
+    (row,) = sweep([point], folder, workers=workers())
     assert row["run"] == point.experiment.name
     assert sorted(one.name for one in folder.iterdir()) == [ROWS, point.experiment.name]
     assert joint_cost_of_points([point], folder)["runs"] == 1
 
 
-def test_an_interruption_begins_no_other_point_and_says_how_to_go_on(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_begins_no_other_point_and_says_how_to_go_on(source: str, tmp_path: Path) -> None:
     """The points that waited were played first, unseen."""
-    begun = list[str]()
-
-    def played(point: Point, _: Path) -> None:
-        begun.append(point.experiment.name)
-        time.sleep(0.1 * (len(begun) > 1))  # the pool may begin the second before it is told
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
-    monkeypatch.setattr(engine, "_play", played)
-    found = ended("sweep", source, "--over", "seed=1,2,3,4,5", "--runs", tmp_path / "runs")
+    options = ("--over", "seed=1,2,3,4,5", "--runs", tmp_path / "runs")
+    found = ended("sweep", source, *options, "--executor", "tests.executors:Interrupted")
     assert found.code == 130
     assert found.err.endswith("interrupted; the same command goes on where it was\n")
-    assert len(begun) <= 2
+    assert 1 <= len(Interrupted.begun) <= 2
 
 
-def test_rows_of_an_earlier_sweep_stay(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_an_earlier_sweep_stay(source: str, tmp_path: Path) -> None:
     (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
-    monkeypatch.setattr(engine, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
-    monkeypatch.setattr(engine, "_play", lambda one, _: {"schema_version": 1, "run": one.experiment.name})
+
+    def play(one: Point, *_: object) -> dict[str, object]:
+        return {"schema_version": 1, "run": one.experiment.name}
+
     folder.mkdir()
     stale = {"schema_version": 1, "run": point.experiment.name, "seconds": 1}
     before = [{"schema_version": 1, "run": "earlier", "seconds": 2}, stale]
     (folder / ROWS).write_text("".join(json.dumps(row) + "\n" for row in before))
-    rows = list(sweep([point], folder, processes=1))
+    rows = list(sweep([point], folder, workers=workers(play)))
     assert json_lines(folder / ROWS) == [before[0], *rows]
     (folder / ROWS).write_text("{")
     with pytest.raises(RunFolderError, match=r"sweep\.jsonl, line 1"):
-        next(sweep([point], folder, processes=1))
+        next(sweep([point], folder))
 
 
 def test_a_folder_that_is_no_runs_is_left_alone(source: str, tmp_path: Path) -> None:
@@ -162,15 +153,24 @@ def test_a_folder_that_is_no_runs_is_left_alone(source: str, tmp_path: Path) -> 
     (path / "checkpoint").mkdir(parents=True)
     (path / "ledger.jsonl").touch()
     with pytest.raises(RunFolderError, match=r"has no experiment\.toml.*move it away"):
-        next(sweep([point], folder, processes=1))
+        next(sweep([point], folder))
     assert {one.name for one in path.iterdir()} == {"checkpoint", "ledger.jsonl"}
 
 
-def test_a_failed_run_is_named_and_the_others_are_complete(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"prepare_point": lambda point: prepare(point.experiment)}, id="here"),
+        pytest.param({}, marks=pytest.mark.slow, id="in a worker"),
+    ],
+)
+def test_a_failed_run_is_named_and_the_others_are_complete(
+    given: dict[str, Any], source: str, tmp_path: Path
+) -> None:
     found = points(source, Selection(), [Axis.read("model.name=linear,no_such:model")])
     rows, folder = [], tmp_path / "runs"
     with pytest.raises(FedveilError, match="try-name_no_such_model"):
-        rows.extend(sweep(found, folder, processes=1))
+        rows.extend(sweep(found, folder, **given))
     assert len((folder / ROWS).read_text().splitlines()) == 1
 
 
@@ -204,3 +204,42 @@ def test_the_front_has_the_runs_that_no_other_beats() -> None:
     text = page(runs, "protection.ratio")
     assert "Runs that no other beats" in text
     assert "Not beaten: a (protection.ratio = a)" in text
+
+
+def test_runs_of_workers_that_died_are_named_and_the_command_resumes_them(
+    source: str, tmp_path: Path
+) -> None:
+    options = ("--over", "rounds=1,2", "--runs", tmp_path / "runs")
+    found = ended("sweep", source, *options, "--executor", "tests.executors:Lost")
+    assert found.code == 74
+    assert ": its worker ended before it did (BrokenExecutor); the same command resumes" in found.err
+
+
+@pytest.mark.parametrize(
+    ("executor", "words"),
+    [
+        ("dusk:tcp://here:1", "dusk:tcp://here:1"),
+        ("dask", "expected dask:ADDRESS"),
+        ("slurm", "a name among dask, parsl, ray (of fedveil), or package.module:function"),
+        ("tests.executors:no_executor", "returned a str, not a concurrent.futures.Executor"),
+    ],
+)
+def test_what_is_no_executor_is_refused(executor: str, words: str, source: str, tmp_path: Path) -> None:
+    options = ("--over", "rounds=1", "--runs", tmp_path / "runs", "--executor", executor)
+    assert words in ended("sweep", source, *options).mistake
+
+
+def test_a_worker_of_another_version_or_without_the_folder_is_refused(source: str, tmp_path: Path) -> None:
+    (point,) = points(source, Selection(), [Axis.read("rounds=1")])
+
+    def of_another_version(one: Point, folder: Path, _: str) -> object:
+        return play_point(one, folder, "0.0.1")
+
+    def elsewhere(one: Point, folder: Path, version: str) -> object:
+        return play_point(one, folder / "not-shared", version)
+
+    with pytest.raises(ConfigError, match=r"the sweep is of 0\.0\.1; install the same"):
+        next(sweep([point], tmp_path / "runs", workers=workers(of_another_version)))
+    with pytest.raises(RunFolderError, match="all machines must share"):
+        next(sweep([point], tmp_path / "runs", workers=workers(elsewhere)))
+    assert not list((tmp_path / "runs").glob("*/*"))

@@ -143,7 +143,7 @@ def test_what_python_code_raises_is_raised_as_it_is_with_how_to_go_on(tmp_path: 
 
 
 def test_a_bug_of_this_program_stays_one() -> None:
-    with mock.patch("fedveil.cli.lists.presets", side_effect=ValueError("a bug")):
+    with mock.patch("fedveil.run.config.study.presets", side_effect=ValueError("a bug")):
         found = ended("presets")
     assert found.code == 70
     assert "ValueError: a bug" in found.err

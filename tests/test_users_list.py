@@ -12,7 +12,12 @@ from fedveil.data.salted_file import read_salted
 from fedveil.data.schema import Schema, read_schema
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
-from fedveil.federation.silo_data import LocalPopulation, load_public_test_table, load_silo_population
+from fedveil.federation.silo_data import (
+    LocalPopulation,
+    SiloFiles,
+    load_public_test_table,
+    load_silo_population,
+)
 from tests.list_of_users import SALT, write_list
 
 SCHEMA = """
@@ -54,7 +59,7 @@ class Silos:
         """What a silo reads by a schema that names a list, with a list of its own."""
         table = self.folder / f"{self.membership.silos[number]}.csv"
         path = None if listed is None else self.folder / listed
-        return load_silo_population(self.schema(users), table, self.membership, number, path)
+        return load_silo_population(self.schema(users), SiloFiles(table, path), self.membership, number)
 
 
 @pytest.fixture

@@ -20,11 +20,10 @@ from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.setup import prepare
-from fedveil.training.class_weights import ClassWeighted
 from fedveil.training.gram.layout import linear_layer
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
-from fedveil.training.losses import LOSSES, Cox, CrossEntropy, Loss, RecordLoss
+from fedveil.training.losses import LOSSES, ClassWeighted, Cox, CrossEntropy, Loss, RecordLoss
 from fedveil.training.state_leak_check import snapshot
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task

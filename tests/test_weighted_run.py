@@ -154,7 +154,10 @@ def tolerance(prepared: Prepared) -> float:
             "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 64},
             "protection": {**QUICK, "n_max": 200},
         },
-        {"protection": {**QUICK, "n_max": 2000, "key_bits": 3072}},
+        {
+            "data": {"name": "heart_disease", "n_users": 4},
+            "protection": {**QUICK, "n_max": 2000, "key_bits": 3072},
+        },
         {"protection": {**QUICK, "n_max": 8}},
         {"method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}},
     ],

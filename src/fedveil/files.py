@@ -357,19 +357,6 @@ def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
     sync_folder(target.parent)
 
 
-def append_file(target: Path, content: bytes, *, flush: bool = True) -> None:
-    """Append to a file by name, as :func:`append` does; flush the name of a file that it creates.
-
-    Raises:
-        OSError: the file could not be written.
-    """
-    exists = target.exists()
-    with target.open("ab", buffering=0) as stream:
-        append(stream.fileno(), content, flush=flush)
-    if not exists:
-        sync_folder(target.parent)
-
-
 def append(descriptor: int, content: bytes, *, flush: bool = True) -> None:
     """Append to an open file; after an error, the file ends as before.
 

@@ -39,6 +39,7 @@ SECTIONS: Final = {
         "ledger.jsonl",
         "What a release of an event costs, by the event's type; accountants compose releases by these rules.",
     ),
+    "executors": ("--executor", "Whose workers play the runs of a sweep: `--executor NAME:ADDRESS`."),
     "data_sets": ("[data]", "`data.name`; allocation and numbers are keys of `[data]` itself."),
 }
 """For each kind: the experiment's table that names a member, and what the member decides."""
@@ -78,10 +79,14 @@ def page() -> str:
     return "\n".join(_page()) + "\n"
 
 
+_WITHOUT_KEYS: Final = ("data_sets", "executors")
+"""Kinds whose members an experiment does not configure."""
+
+
 def _entry(member: Member) -> Entry:
     try:
         loaded = member.load()
-        keys = own_keys(loaded) if member.kind != "data_sets" else ()
+        keys = own_keys(loaded) if member.kind not in _WITHOUT_KEYS else ()
         return Entry(name=member.name, package=member.package, summary=summary(loaded), keys=keys)
     except ConfigError as error:
         return Entry(name=member.name, package=member.package, summary=str(error), keys=())

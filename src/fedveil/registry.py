@@ -3,7 +3,7 @@
 A package provides a member by an entry point in one of the groups ``fedveil.methods``, ``fedveil.channels``,
 ``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.samplers``,
 ``fedveil.local_algorithms``,
-``fedveil.accounting_rules``, ``fedveil.data_sets``.
+``fedveil.accounting_rules``, ``fedveil.data_sets``, ``fedveil.executors``.
 The built-in members are in :data:`BUILTINS` and have no entry points, because the metadata of an editable
 installation stays that of the day of its installation.
 
@@ -34,6 +34,7 @@ KINDS: Final = {
     "samplers": "sampler",
     "accounting_rules": "accounting rule",
     "data_sets": "data set",
+    "executors": "executor",
 }
 """Kinds of members, each with the name of one member in messages."""
 
@@ -133,6 +134,11 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "creditcard": "fedveil.data.catalogue.creditcard:CREDITCARD",
         "heart_disease": "fedveil.data.catalogue.heart_disease:HEART_DISEASE",
         "tcga_brca": "fedveil.data.catalogue.tcga_brca:TCGA_BRCA",
+    },
+    "executors": {
+        "dask": "fedveil.run.executors:dask_workers",
+        "parsl": "fedveil.run.executors:parsl_workers",
+        "ray": "fedveil.run.executors:ray_workers",
     },
 }
 """Built-in members: for each kind, the place ``package.module:object`` by name."""

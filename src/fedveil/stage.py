@@ -173,6 +173,8 @@ def _defines(kind: type[Any], name: str) -> bool:
 def redefined(stage: Any, *names: str) -> tuple[str, ...]:
     """Return those of the names that a class of another package overrides for a stage."""
     assert all(hasattr(type(stage), name) for name in names), f"{type(stage).__name__} lacks one of {names}"
+    if all(is_own(kind) for kind in type(stage).__mro__):
+        return ()
     return tuple(name for name in names if not _is_ours(type(stage), name))
 
 
@@ -189,13 +191,15 @@ def ignored(stage: Any, duties: Iterable[str], words: Iterable[str] = ()) -> str
         words: names of further attributes that change only the stage's description, in addition to ``_WORDS``.
     """
     kinds = type(stage).__mro__
+    given = {name for kind in kinds if not is_own(kind) for name in _members(kind)}
+    if not given:
+        return ""
     # The first fedveil class in the MRO is the class through which a run uses the stage. An incomplete base class has
     # nothing to fall back on, so a class derived from it cannot silently act as its parent.
     own = next(kind for kind in kinds if is_own(kind))
     if own in _ROOTS or isabstract(own) or not all(_defines(own, name) for name in duties):
         return ""
     known = {*dir(own), *(name for kind in own.__mro__ for name in _members(kind))}
-    given = {name for kind in kinds if not is_own(kind) for name in _members(kind)}
     # A mixin that stands after the fedveil class in the MRO loses: Python finds fedveil's member first.
     hidden = sorted(name for name in given if _is_ours(type(stage), name))
     if hidden:

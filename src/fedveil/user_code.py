@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -26,18 +26,19 @@ _LOG: Final = quiet_log(_PACKAGE)
 
 
 @contextmanager
-def name_user_code() -> Iterator[None]:
+def name_user_code(*passed: type[Exception]) -> Iterator[None]:
     """Turn an exception in the user's own code into one error that names it; pass all other errors on.
+
+    Args:
+        passed: exceptions that no code of the user raises; looking for their origin would take a second.
 
     Raises:
         UserCodeError: a function outside of fedveil and its dependencies raised.
     """
     try:
         yield
-    except FedveilError:
-        raise
     except Exception as error:
-        place = failed_at(error)
+        place = None if isinstance(error, (FedveilError, *passed)) else failed_at(error)
         if place is None:
             raise
         _LOG.debug("%s", place, exc_info=error)
@@ -64,8 +65,14 @@ def _is_users(frame: FrameType) -> bool:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if not package or package == _PACKAGE or package in sys.stdlib_module_names:
         return False
-    distributions = packages_distributions().get(package, ())
+    distributions = _distributions().get(package, ())
     return not any(_plain(one) in _needed() for one in distributions)
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the installed distributions of each package; finding them reads every distribution's list of files."""
+    return packages_distributions()
 
 
 @cache

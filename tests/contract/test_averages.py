@@ -14,8 +14,7 @@ import torch
 
 from fedveil.errors import CompositionError
 from fedveil.training.server.averages import Average, Ema, Last, Tail
-from fedveil.training.server.optimizers import State, matching
-from fedveil.training.server.schedules import Schedule, factor
+from fedveil.training.server.optimizers import Schedule, State, factor, matching
 
 SIZE, ROUNDS = 5, 12
 AVERAGE_CASES: dict[str, Average] = {

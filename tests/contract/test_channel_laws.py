@@ -26,6 +26,7 @@ from fedveil.quantization import (
     lattice,
 )
 from fedveil.quantization.orbits import TARGET_ENERGY, Block, choose_order, select
+from fedveil.quantization.portable import normals, uniforms
 
 FALSE_ALARM = 1e-9
 NORMAL_LIMIT = float(stats.norm.isf(FALSE_ALARM / 2))
@@ -233,6 +234,22 @@ def error_along_short_update(length: int, seed: int) -> float:
     return float((send(channel, x, seed) - x) @ x / np.linalg.norm(x))
 
 
+def trial_decides_to_send(
+    x: np.ndarray, trial: np.ndarray, order: int, search: int, streams: InsecureSimulationStreams
+) -> bool:
+    """Return step 1 of `orbits` by a plain loop, for one row and noise of scale 1: u W(trial) > M."""
+    size = 1 << order
+    words = streams.source("sign", 0).uint64(-(-size // 64))
+    bits = [int(words[n // 64]) >> (n % 64 // 8 * 8 + 7 - n % 8) & 1 for n in range(size)]
+    signs = 2.0 * np.array(bits) - 1.0
+    lacking = size - len(x)
+    noise = normals(streams.source("padding", 0).uint64(lacking + lacking % 2))[:lacking]
+    update, y = np.append(x, np.zeros(lacking)) * signs, np.append(trial, noise) * signs
+    half = update @ update / 2
+    mean = np.mean([math.exp(update @ np.roll(y, shift) - half) for shift in range(size)])
+    return bool(uniforms(streams.source("choice", 0), 1)[0] * mean > 2.0**search)
+
+
 @pytest.mark.parametrize("length", LENGTHS_IN_ONE_ROW)
 def test_a_block_without_selection_sends_the_trial_that_decided_it(length: int) -> None:
     x = np.full(length, math.sqrt(TARGET_ENERGY / 2 ** math.ceil(math.log2(length))))
@@ -247,6 +264,7 @@ def test_a_block_without_selection_sends_the_trial_that_decided_it(length: int) 
         trial = selection.trial
         received = channel.decode(channel.encode(x, streams), streams, length=length)
         expected = scalar.reconstruct(trial.points, trial.dithers, trial.scales).ravel()
+        assert selection.sent.tolist() == [trial_decides_to_send(x, expected, order, channel.search, streams)]
         assert np.array_equal(received, expected) == (not selection.worthwhile)
         sent_whole += not selection.worthwhile
     assert 0 < sent_whole < 24

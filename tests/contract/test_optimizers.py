@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd, State, matching
-from fedveil.training.server.schedules import factor
+from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd, State, factor, matching
 
 OPTIMIZER_CASES: dict[str, Optimizer] = {
     "sgd": ServerSgd(0.3),

@@ -91,6 +91,11 @@ CASES: dict[str, dict[str, Any]] = {
     "dp-fed-ls": of_clients("dp-fed-ls", client_sampling_rate=0.5, smoothing=1.0),
     "dp-fed as bytes": of_clients("dp-fed", client_sampling="uniform", client_sampling_rate=0.5)
     | {"channel": {"name": "lrsuq"}},
+    "avg rounded": {"channel": {"name": "additive", "word_bits": 16}},
+    "avg-w sampled rounded": {
+        "method": method("uldp-avg-w", user_sampling_rate=0.5),
+        "channel": {"name": "additive", "word_bits": 16},
+    },
     "masked": {"protection": MASKED},
     "masked avg-w sampled": {"method": method("uldp-avg-w", user_sampling_rate=0.5), "protection": MASKED},
     "masked retry": {"protection": RETRY},
@@ -145,7 +150,7 @@ UNEQUAL = ("group", "dp-fed-ls")
 """Cases that no trainer makes the same everywhere: DP-SGD trains by itself, a Fourier transform rounds."""
 WHOLE = tuple(name for name in CASES if name not in UNEQUAL)
 SLOW = ("weighted paillier", "weighted sampled", "weighted retry", "weighted sampled in private")
-TWINS = (("avg", "masked"), ("avg-w sampled", "masked avg-w sampled"))
+TWINS = (("avg rounded", "masked"), ("avg-w sampled rounded", "masked avg-w sampled"))
 """Cases whose models are equal, because only the way to the sum differs."""
 
 

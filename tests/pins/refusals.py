@@ -1,4 +1,4 @@
-"""Every combination of stages of a method, those that fit together by name, and the reasons why the others do not."""
+"""Every combination of stages of a method: those that fit together, and each reason against others with an example."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ def every() -> list[tuple[str, ...]]:
     return list(product(*STAGES.values()))
 
 
-def found(combinations: Iterable[tuple[str, ...]]) -> dict[str, list[str]]:
-    """Return which combinations are allowed, and all reasons why others are not."""
-    server, allowed, reasons = ServerSgd(1.0), [], set()
+def found(combinations: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    """Return which combinations are allowed, and every reason against others with the first one that has it."""
+    server, allowed, reasons = ServerSgd(1.0), [], dict[str, str]()
     for names in combinations:
         stages = {field: STAGES[field][name] for field, name in zip(STAGES, names, strict=True)}
         try:
             Method(name="any", server=server, **stages)
         except CompositionError as error:
-            reasons.add(str(error))
+            reasons.setdefault(str(error), " ".join(names))
         else:
             allowed.append(" ".join(names))
-    return {"allowed": allowed, "reasons": sorted(reasons)}
+    return {"allowed": allowed, "reasons": dict(sorted(reasons.items()))}

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import portalocker
 from jaxtyping import Int64
 from scipy.optimize import brentq
 
 from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
 from fedveil.files import as_path, parse_json, reading, writing
+from fedveil.line_log import LineLog
 from fedveil.privacy.accountant import Accountant, epsilon_on_grid, gaussian_delta, gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, atoms, compose, event_from_json
@@ -117,7 +117,8 @@ class Budget:
         self.file = None if file is None else as_path(file, "fedveil.Budget: file").absolute()
         self._charges: list[Charge] = []
         self._lock = threading.Lock()
-        self._process, self._seen = os.getpid(), b""
+        self._process = os.getpid()
+        self._seen: list[bytes] = []
         if self.file is not None:
             with self._charged():
                 pass  # writes the head of a new file, or checks that of an existing one
@@ -215,27 +216,26 @@ class Budget:
                     )
                 yield self._charges
                 return
+            self._log = LineLog(self.file)
             with writing(self.file, RunFolderError):
-                self._stream = self.file.open("a+b")
-                portalocker.lock(self._stream, portalocker.LOCK_EX)
-            with closing(self._stream):
-                self._stream.seek(0)
-                content = self._stream.read()
-                if not content.startswith(self._seen):
+                self._log.lock(wait=True)
+            with closing(self._log):
+                lines, torn = self._log.read()
+                if lines[: len(self._seen)] != self._seen:
                     raise RunFolderError(
                         f"{self.file} (fedveil.Budget): charges that this process has seen are gone from the file; put "
                         "it back, or begin a budget of other people with another file"
                     )
-                self._seen = content
-                lines = content.split(b"\n")
-                if lines == [b""]:
+                self._seen = lines
+                charges = self._read(lines, torn)
+                if not lines:
                     self._append(self._head())
-                yield [] if lines == [b""] else self._read(lines)
+                yield charges
 
     def _head(self) -> dict[str, Any]:
         return {"schema_version": 1, "epsilon": self.epsilon, "delta": self.delta, "fits": self.fits}
 
-    def _read(self, lines: Sequence[bytes]) -> list[Charge]:
+    def _read(self, lines: Sequence[bytes], torn: bytes) -> list[Charge]:
         """Return the charges of a file.
 
         Raises:
@@ -243,9 +243,9 @@ class Budget:
             RunFolderError: a line is damaged. A torn line counts as damage: it may be a charge.
         """
         place = f"{self.file} (fedveil.Budget)"
-        if lines[-1]:
+        if torn:
             raise RunFolderError(f"{place} is damaged: its last line is not complete, and may be a charge")
-        head, *rows = (parse_json(line, place, RunFolderError) for line in lines[:-1])
+        head, *rows = [parse_json(line, place, RunFolderError) for line in lines] or [self._head()]
         if head != self._head():
             raise ConfigError(f"{place} was begun with other numbers; give those, or another file")
         with reading(place, RunFolderError):
@@ -259,11 +259,9 @@ class Budget:
 
     def _append(self, document: dict[str, Any]) -> None:
         with writing(self.file, RunFolderError):
-            line = json.dumps(document).encode() + b"\n"
-            self._stream.write(line)
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._seen += line
+            line = json.dumps(document).encode()
+            self._log.append(line)
+            self._seen.append(line)
 
 
 def _open_budget(epsilon: float, fits: int, delta: float, file: Path) -> Budget:

@@ -20,10 +20,9 @@ from fedveil.errors import ConfigError, FedveilError, ModelError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.in_memory_method import SESSION
 from fedveil.run.config.task_choice import defaults_of
-from fedveil.training.class_weights import ClassWeighted
 from fedveil.training.copying import copy_module, unwrap
 from fedveil.training.import_path import import_object
-from fedveil.training.losses import LOSSES, Loss, Metric, RecordLoss, load_loss
+from fedveil.training.losses import LOSSES, ClassWeighted, Loss, Metric, RecordLoss, load_loss
 from fedveil.training.metrics import check_metric, load_metric
 from fedveil.training.models import STARTS, build_model
 from fedveil.training.state_leak_check import fingerprint, snapshot, tensor_bytes

@@ -28,7 +28,7 @@ from fedveil.run.releases.series import Series
 from fedveil.run.releases.statistics import find_release_folder, prepare_release
 from fedveil.statistics import figures
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
-from fedveil.statistics.limits import TOO_FEW
+from fedveil.statistics.request import TOO_FEW
 from fedveil.statistics.result import read_released
 from fedveil.validation import validate_document
 

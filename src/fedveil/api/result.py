@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import html
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float32, Shaped
@@ -16,7 +15,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedveil.api.frame import Frame
-from fedveil.api.history import round_rows
 from fedveil.api.objective import Objective
 from fedveil.api.predictor import Predictor
 from fedveil.bundle.writing import Source, write_bundle
@@ -25,15 +23,84 @@ from fedveil.files import as_path
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import refuse_no_page, write_document
 from fedveil.report.page import write_report
+from fedveil.report.run_data import load_run
+from fedveil.report.summary import RunSummary, summarise
 from fedveil.run.advice import advice_of
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.diagnostics import baseline_of
+from fedveil.run.folder.documents import NORM_LEVELS, read_rows
 from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.shown import METRICS, Kind
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
-from fedveil.sanitize import one_line
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
+
+# --- history ------------------------------------------------------------------------------------------------
+# Rows of a run's rounds as flat tables: public figures alone, or all of them.
+
+
+_LEFT_OUT: Final = frozenset({"schema_version", "remarks"})
+_NAMES: Final[Mapping[str, str]] = {
+    "movement.model": "model_moved",
+    "movement.noise": "moved_by_noise_alone",
+    "movement.most": "moved_at_most",
+}
+"""Columns of figures that stand in a table of their own in ``metrics.jsonl``."""
+
+
+def round_rows(
+    folder: Path, *, private: bool = False, public_test: bool = False
+) -> tuple[dict[str, Any], ...]:
+    """Return one flat row per round of a run folder; every row has the same columns.
+
+    Args:
+        folder: the run folder.
+        private: whether exact figures of private records are included.
+        public_test: whether the test records are public, so that metrics on them may be shown.
+
+    Raises:
+        RunFolderError: ``metrics.jsonl`` is damaged.
+    """
+    found = [
+        columns_of(row, private=private, public_test=public_test)
+        for row in read_rows(folder / "metrics.jsonl")
+    ]
+    names = dict.fromkeys(name for row in found for name in row)
+    return tuple({name: row.get(name) for name in names} for row in found)
+
+
+def columns_of(row: Mapping[str, Any], *, private: bool = False, public_test: bool = False) -> dict[str, Any]:
+    """Return the columns of one row of ``metrics.jsonl``; a field that is not classified counts as private.
+
+    Args are those of :func:`round_rows`.
+    """
+    kinds = {Kind.COVERED, *({Kind.TESTED} if public_test or private else ())}
+    kinds |= {Kind.PRIVATE} if private else set()
+    return dict(
+        _columns({key: value for key, value in row.items() if METRICS.get(key, Kind.PRIVATE) in kinds})
+    )
+
+
+def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the columns of a row, those of inner tables and lists one by one."""
+    for key, value in row.items():
+        if key in _LEFT_OUT:
+            continue
+        if key == "test":
+            yield from (value or {}).items()
+        elif key == "norms":
+            if value is not None:
+                yield from ((f"norm_{level:g}", one) for level, one in zip(NORM_LEVELS, value, strict=True))
+        elif isinstance(value, Mapping):
+            for name, inner in value.items():
+                place = f"{key}.{name}"
+                if key != "movement":
+                    yield f"{key}_{name}", inner
+                elif place in _NAMES:
+                    yield _NAMES[place], inner
+        elif key not in ("movement", "communication_cost"):  # None: not known in this round
+            yield key, value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,42 +165,17 @@ class Result:
             bound += f", delta={self.statement.delta:g} not below 1/{self.statement.units}"
         return f"Result({bound}, {found}, rounds={self.rounds}, folder='{self.folder}')"
 
+    def __str__(self) -> str:
+        return str(self.summary)
+
     def _repr_html_(self) -> str:
-        """Return the result for a notebook: what was trained, the guarantee, and the metrics beside a constant answer.
+        """Return the summary for a notebook, above the whole statement."""
+        return f"{self.summary._repr_html_()}{self.statement._repr_html_()}"
 
-        Every metric says whether it is released with noise, of a public test table, or exact and covered by nothing.
-        """
-        people = self._people
-        name = self._experiment.model.name or "model"
-        ended = "" if self.stopped is None else f"; it ended early: {self.stopped}"
-        trained = (
-            f"{name}, trained on the records of {people.n_users} users in {people.n_silos} silos for {self.rounds} "
-            f"rounds{ended}."
-        )
-        table = Frame(
-            rows=tuple(
-                {
-                    "metric": key,
-                    "value": value,
-                    "constant answer": self.baseline.get(key),
-                    "covered": self._covered,
-                }
-                for key, value in self.metrics.items()
-            ),
-            notes=() if self.advice is None else tuple(self.advice.splitlines()),
-        )
-        return f"<p>{html.escape(one_line(trained))}</p>{self.statement._repr_html_()}{table._repr_html_()}"
-
-    @property
-    def _covered(self) -> str:
-        """Say which guarantee covers the metrics."""
-        if self.evaluated is not None:
-            return "released with noise, covered"
-        return (
-            "public test records"
-            if self._people.public_test
-            else "exact figures of private records, not covered"
-        )
+    @cached_property
+    def summary(self) -> RunSummary:
+        """Who is protected and how well, the main metric with what covers it, and what to know before quoting it."""
+        return summarise(load_run(self.folder))
 
     @cached_property
     def history(self) -> Frame:
@@ -224,17 +266,34 @@ class Result:
         )
         return write_bundle(as_path(path, "save"), source)
 
-    def report(self, path: str | Path | None = None) -> Path:
+    def report(
+        self,
+        path: str | Path | None = None,
+        *,
+        without_privacy: Result | str | Path | None = None,
+        with_spectrum: bool = False,
+    ) -> Path:
         """Write the self-contained report into the run folder, and a copy to ``path`` if one is given.
 
+        Args:
+            path: where a copy goes.
+            without_privacy: a run without a guarantee on the same data, whose result stands beside this one's.
+            with_spectrum: whether to show how far the model moved, by frequency.
+
         Raises:
-            ConfigError: the path does not end in .html or .htm.
+            ConfigError: the path does not end in .html or .htm; the run ``without_privacy`` has a guarantee, or other
+                data.
             RunFolderError: the report or its copy cannot be written.
         """
         copied = None if path is None else as_path(path, "report")
         if copied is not None:
             refuse_no_page(copied)
-        written = write_report(self.folder)
+        other = without_privacy.folder if isinstance(without_privacy, Result) else without_privacy
+        written = write_report(
+            self.folder,
+            without_privacy=None if other is None else as_path(other, "report"),
+            with_spectrum=with_spectrum,
+        )
         if copied is None:
             return written
         return write_document(copied, written.read_text(encoding="utf-8"))

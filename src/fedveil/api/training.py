@@ -25,7 +25,7 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
-from fedveil.run.config.recommended import RECOMMENDED
+from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation
@@ -49,8 +49,8 @@ _NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name", "p
 
 
 def train(
-    model: nn.Module | str,
-    people: Population,
+    model: nn.Module | str | Population,
+    people: Population | None = None,
     *,
     method: MethodChoice | Method | None = None,
     rounds: int | None = None,
@@ -85,7 +85,10 @@ def train(
     Args:
         model: any ``torch.nn.Module`` that computes each record independently (no BatchNorm), or the name of a
             shipped model or of a factory, ``package.module:factory``. A module is copied and never changed. Its
-            initial values count as PUBLIC: do not pass a model that was trained on these people.
+            initial values count as PUBLIC: do not pass a model that was trained on these people. Left out, as in
+            ``fedveil.train(people, epsilon=2)``, a rule of public facts (kind of target, users, columns, epsilon)
+            chooses Newton steps, boosted trees or the recommended settings for a table, and prints its choice
+            (docs/which-model.md).
         people: the records, with the user and the silo of each record, from :func:`fedveil.data`.
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
@@ -159,6 +162,12 @@ def train(
         settings=settings,
     )
     parent = as_path(folder, "fedveil.train: folder")
+    if people is None:
+        model, people, given = given.for_table(model)
+    if isinstance(model, Population):
+        raise ConfigError(
+            "model: a torch.nn.Module or a name is needed before the population, not a population"
+        )
     prepared, learned = given.prepare(model, people)
     return play(prepared, learned, parent, callbacks)
 
@@ -225,6 +234,49 @@ class TrainingArguments:
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"{function}: {name} is needed, as of fedveil.train")
         return cls(**found)
+
+    def for_table(self, people: Any) -> tuple[str, Population, TrainingArguments]:
+        """Choose model, method, rounds and protection for a table by public facts, and print the choice.
+
+        Raises:
+            ConfigError: no population, records that are no table, no epsilon, or arguments that need a model.
+        """
+        if not isinstance(people, Population):
+            raise ConfigError(
+                "people: a population is needed (fedveil.data): fedveil.train(model, people, ...)"
+            )
+        if len(people.feature_shape) != 1:
+            raise ConfigError(
+                f"model: needed for records of shape {people.feature_shape}; without one, a model is chosen for tables"
+            )
+        for name in _OF_A_MODEL:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"model: needed where {name} is given; without a model, both are chosen")
+        _check(people, None, self.epsilon)
+        assert self.epsilon is not None
+        schema = people.schema
+        chosen = RECOMMENDED.table_model(
+            TableFacts(
+                task=people.task,
+                classes=people.n_classes,
+                n_users=people.n_users,
+                columns=people.feature_shape[0] if schema is None else len(schema.features),
+                scaled=schema is not None,
+                bounded=people.target_range is not None,
+                epsilon=self.epsilon,
+            )
+        )
+        print(f"model {chosen.model}, method {chosen.method or 'recommended'}: {chosen.reason}")
+        if chosen.method is None:
+            return chosen.model, people, self
+        masked = self.protection is None and 1 < people.n_silos <= RECOMMENDED.most_silos
+        given = replace(
+            self,
+            method=methods.method(chosen.method, power="linked"),
+            rounds=chosen.rounds if self.rounds is None else self.rounds,
+            protection="secure-aggregation" if masked else self.protection,
+        )
+        return chosen.model, people, given
 
     def prepare(self, model: nn.Module | str, people: Population) -> tuple[Prepared, Objective]:
         """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
@@ -485,6 +537,11 @@ def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
     return section
 
 
+_OF_A_MODEL: Final = (
+    *("method", "loss", "local", "local_learning_rate", "local_epochs", "batch_size", "server_learning_rate"),
+    *("server", "average", "denoiser", "start", "class_weight"),
+)
+"""Arguments that belong to a model or a method, which a call without a model leaves to the rule."""
 _OF_A_METHOD: Final = (
     *(
         "epsilon",

@@ -174,7 +174,7 @@ class Bundle:
         if isinstance(keep, str):
             raise ConfigError(f"predict_table: keep is a list of columns, [{keep!r}]")
         features = self._features(path)
-        written = Format() if self.schema is None else self.schema.format
+        written = Format() if self.schema is None else self.schema.format_of(path)
         kept = open_table(path, tuple(keep), written) if keep else pa.table({})
         if self.manifest.task == "classification":
             chances = self.predict_proba(features)

@@ -94,7 +94,7 @@ COMMANDS: Final = {
         "Count people across silos: one release of tables with intervals, within one budget.",
     ),
     "infer": Command(
-        "inference:infer_command",
+        "statistics:infer_command",
         "Estimate effects across silos: one regression with intervals, within one budget.",
     ),
     "show": Command(
@@ -121,7 +121,7 @@ COMMANDS: Final = {
         "Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked.",
     ),
     "audit": Command(
-        "audit:audit_command",
+        "verification:audit_command",
         "Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one.",
     ),
     "presets": Command("lists:presets_command", "List the presets, or print one."),
@@ -139,14 +139,14 @@ COMMANDS: Final = {
     ),
     "schema": Command(
         "lists:schema_command",
-        "Draft the public schema of your tables from a public sample, for you to read and correct.",
+        "Draft the public schema of your tables from public samples, for you to read and correct.",
     ),
     "bench": Command(
         "benchmarks:bench_command",
         "Run a benchmark against its peers (from a checkout: benchmarks/ is not installed).",
     ),
     "reproduce": Command(
-        "reproduction:reproduce_command",
+        "benchmarks:reproduce_command",
         "Reproduce a published table, run by run (from a checkout: reproduction/ is not installed).",
     ),
     "federation": Command(
@@ -240,8 +240,8 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
     atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
     try:
-        with name_user_code():
-            code = app(standalone_mode=False)
+        with name_user_code(_Misuse, typer.Abort):
+            code = app(prog_name="fedveil", standalone_mode=False)
     except FedveilError as error:
         _say(str(error))
         code = error.exit_code

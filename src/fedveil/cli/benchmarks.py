@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
-from fedveil.cli.checkout import import_from_checkout
-from fedveil.cli.options import Json, print_result
-from fedveil.console import rows_table
+from fedveil.cli.options import MOST_SEEDS, OUT, Json, print_result
+from fedveil.console import observer, rows_table
 from fedveil.errors import ConfigError
+from fedveil.files import replace_file, writing
+
+# --- checkout -----------------------------------------------------------------------------------------------
+# Packages of a checkout that are not installed: ``benchmarks`` and ``reproduction``.
+
+
+def import_from_checkout(name: str) -> ModuleType:
+    """Import a module of a package that lies in the current folder.
+
+    Args:
+        name: of the module, with its package: ``"benchmarks.harness"``.
+
+    Raises:
+        ConfigError: the current folder has no such package.
+    """
+    package = name.split(".")[0]
+    folder = Path.cwd()
+    if not (folder / package / "__init__.py").is_file():
+        raise ConfigError(
+            f"{package}/ is part of a checkout of fedveil and is not installed; run the command in the "
+            "checkout's folder"
+        )
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return import_module(name)
 
 
 def bench_command(
@@ -63,3 +90,65 @@ def run_benchmark(name: str, *, quick: bool, page: Path | None, smallest: bool =
         except ValueError as error:
             raise ConfigError(f"--page: {error}") from None
     return document
+
+
+# --- reproduction -------------------------------------------------------------------------------------------
+# The command that makes published tables again, and the pages of all of them.
+
+
+def reproduce_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="which table; none: list them")
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds", min=1, max=MOST_SEEDS, help="runs per cell; default: what the table asks for"
+        ),
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results"),
+    runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(
+        "runs/reproduce"
+    ),
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", help="write the index of all result files here, the papers' pages beside; train nothing"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a published table, run by run (from a checkout: reproduction/ is not installed)."""
+    import_from_checkout("reproduction")
+    from reproduction.page import pages
+    from reproduction.play import reproduce
+    from reproduction.results import ResultFolder
+    from reproduction.rows import section_rows
+    from reproduction.table import load_table, table_names
+
+    folder = ResultFolder(results)
+    if write is not None:
+        if name is not None:
+            raise ConfigError(f"{name}: --page writes the page of all tables; name none")
+        for path, text in pages(folder, write.stem).items():
+            with writing(write.parent / path, ConfigError):
+                (write.parent / path).parent.mkdir(parents=True, exist_ok=True)
+                replace_file(write.parent / path, text.encode())
+        return
+    if name is None:
+        rows = [{"table": one, "title": load_table(one).title} for one in table_names()]
+        print_result(as_json, {"tables": rows}, rows_table(rows))
+        return
+    table = load_table(name)
+    try:
+        with observer(OUT, quiet=True) as watching:
+            for run in reproduce(table, folder, runs, watching, seeds=seeds):
+                if not as_json:
+                    value = run.values.get(table.value)
+                    spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
+                    OUT.print(f"{run.cell}, seed {run.seed}: {table.value} {value}{spent}")
+    except KeyboardInterrupt as stop:
+        stop.add_note("the same command goes on where it was")
+        raise
+    found = section_rows(table, folder.read(name), least=1)
+    print_result(as_json, {"table": name, "rows": found}, rows_table(found, title=table.title))

@@ -8,12 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.bundle.bundle import load_bundle, write_table
-from fedveil.bundle.export import export_onnx, export_torch
-from fedveil.bundle.signing import sign
-from fedveil.bundle.writing import bundle_run
 from fedveil.cli.options import Code, Json, print_result
-from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle: a folder or a .zip")]
@@ -31,6 +26,8 @@ def bundle_command(
     as_json: Json = False,
 ) -> None:
     """Pack a run's model, schema, statement and ledger into one folder or zip, for use elsewhere."""
+    from fedveil.bundle.writing import bundle_run
+
     made = bundle_run(run, output, about=about, code=code or ())
     print_result(as_json, {"bundle": made}, f"bundle: {made}")
 
@@ -46,6 +43,8 @@ def predict_command(
     as_json: Json = False,
 ) -> None:
     """Predict for every record of a table."""
+    from fedveil.bundle.bundle import load_bundle, write_table
+
     _refuse_read("--output", output, (bundle, table))
     kept = tuple(dict.fromkeys(keep or ()))
     made = load_bundle(bundle, network).predict_table(table, kept)
@@ -62,6 +61,9 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write a bundle's model for other programs."""
+    from fedveil.bundle.bundle import load_bundle
+    from fedveil.bundle.export import export_onnx, export_torch
+
     if onnx is None and torch is None:
         raise ConfigError("export: give --onnx FILE or --torch FILE")
     for option, path in {"--onnx": onnx, "--torch": torch}.items():
@@ -78,6 +80,9 @@ def sign_command(
     as_json: Json = False,
 ) -> None:
     """Sign a bundle that you made or have checked."""
+    from fedveil.bundle.signing import sign
+    from fedveil.crypto.keys import IdentityKey
+
     if new:
         IdentityKey.generate().save(key)
     elif not key.exists():

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.link import end_by_terminate, import_late
-from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
+from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result, read_address
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.federation.enrollment.joining import accept, join_as_coordinator, rotate
-from fedveil.federation.hosts.folders import CoordinatorFolder
+from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.federation.hosts.coordinator_service import CoordinatorService
+    from fedveil.federation.hosts.folders import CoordinatorFolder
 
 coordinator = group("Join a federation as its coordinator, accept its membership, serve.")
 
@@ -23,10 +23,50 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 def open_party(folder: CoordinatorFolder) -> CoordinatorService:
     """Return the coordinator of a folder; its transport is imported when it serves."""
+    from fedveil.cli.link import import_late
+
     party: CoordinatorService = import_late(
         "fedveil.federation.hosts.coordinator_service"
     ).CoordinatorService(folder)
     return party
+
+
+MembershipFingerprint = Annotated[
+    str,
+    typer.Option(
+        prompt="fingerprint of the membership that the founder reads out",
+        help="'membership' and 8 groups of 4, as the founder reads them out; left out: asked for at the terminal",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstAccept:
+    """The options by which a party accepts a membership and is served by one command."""
+
+    sealed: Annotated[
+        Path | None,
+        typer.Option("--accept", metavar="MEMBERSHIP", help="accept this sealed membership first"),
+    ] = None
+    fingerprint: Annotated[
+        str | None, typer.Option(help="of that membership; left out: asked for at the terminal")
+    ] = None
+
+    def accept(self, folder: Path, passphrase: PromptedPassphrase) -> None:
+        """Accept the membership, if one is given.
+
+        Raises:
+            ConfigError: a fingerprint without a membership.
+        """
+        if self.sealed is None:
+            if self.fingerprint is not None:
+                raise ConfigError("--fingerprint: of the membership that --accept names; give both")
+            return
+        from fedveil.federation.enrollment.joining import accept
+
+        typed = self.fingerprint or typer.prompt("fingerprint of the membership that the founder reads out")
+        made = accept(folder, self.sealed, typed, passphrase)
+        OUT.print(f"accepted: serial {made.serial}, valid until {made.valid_until}")
 
 
 def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
@@ -40,11 +80,23 @@ def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder, created here")],
     charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS:PORT",
+            help="where this host listens: 0.0.0.0 is all its IPv4 addresses. Not the public name where a router, a "
+            "load balancer or a proxy passes connections on",
+        ),
+    ],
     key: NewKey,
     as_json: Json = False,
 ) -> None:
     """Make the coordinator's keys and the request for admission, on the coordinator's own host."""
-    asked = join_as_coordinator(folder, charter, passphrase=key.passphrase())
+    from fedveil.federation.enrollment.joining import join_as_coordinator
+
+    asked = join_as_coordinator(
+        folder, charter, passphrase=key.passphrase(), listen=read_address("--listen", listen)
+    )
     tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
 
@@ -54,11 +106,13 @@ def accept_command(
     sealed: Annotated[
         Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with server.crt beside it")
     ],
-    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    fingerprint: MembershipFingerprint,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
+    from fedveil.federation.enrollment.joining import accept
+
     made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
     print_result(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
 
@@ -66,14 +120,22 @@ def accept_command(
 @coordinator.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
+    from fedveil.federation.enrollment.joining import rotate
+
     asked = rotate(folder, PromptedPassphrase(descriptor))
     tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
 
 @coordinator.command("serve")
-def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+@expand_option_groups
+def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as the coordinator: a TLS port for the silos of the membership, and runs submitted on this host."""
-    home = CoordinatorFolder(folder, PromptedPassphrase(descriptor))
+    from fedveil.cli.link import end_by_terminate
+    from fedveil.federation.hosts.folders import CoordinatorFolder
+
+    passphrase = PromptedPassphrase(descriptor)
+    first.accept(folder, passphrase)
+    home = CoordinatorFolder(folder, passphrase)
     _ = home.identity  # asks for the passphrase before anything listens
     end_by_terminate()
     party = open_party(home)

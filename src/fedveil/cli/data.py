@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.api.checking import finding_lines
 from fedveil.cli.options import OUT, Json
 from fedveil.console import print_json
-from fedveil.data.data_report import DataReport, data_report
-from fedveil.data.schema import read_schema
-from fedveil.report.data import FOR_WHOM, write_data_page
+
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.data.data_report import DataReport
 
 
 def check_data_command(
@@ -24,6 +23,10 @@ def check_data_command(
     as_json: Json = False,
 ) -> None:
     """Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private."""
+    from fedveil.data.data_report import data_report
+    from fedveil.data.schema import read_schema
+    from fedveil.report.data import write_data_page
+
     report = data_report(read_schema(schema), tables)
     written = None if page is None else write_data_page(report, page)
     if as_json:
@@ -36,4 +39,7 @@ def check_data_command(
 
 def print_report(report: DataReport) -> None:
     """Print who holds what, and what was found."""
+    from fedveil.api.checking import finding_lines
+    from fedveil.report.data import FOR_WHOM
+
     OUT.print(FOR_WHOM, *finding_lines(report), sep="\n")

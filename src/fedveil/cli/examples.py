@@ -44,13 +44,16 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "federation": ("fedveil federation demo demo --rounds 5",),
     "federation create": ("fedveil federation create founder --host learn.example.org --schema schema.toml",),
     "federation admit": (
-        "fedveil federation admit founder north.request --fingerprint '9f31 0d2c 55e8 7a46 11b9 e0c7 6a2f 84d3'",
+        "fedveil federation admit founder coordinator.request north.request",
+        "fedveil federation admit founder north.request --fingerprint "
+        "'request 9f31 0d2c 55e8 7a46 11b9 e0c7 6a2f 84d3'",
     ),
     "federation revoke": ("fedveil federation revoke founder north --reason 'left the study'",),
     "federation seal": ("fedveil federation seal founder",),
     "federation demo": ("fedveil federation demo demo --rounds 5",),
     "federation check": ("fedveil federation check north",),
     "federation run": (
+        "fedveil federation run hospitals.toml --home coordinator --dry-run",
         "fedveil federation run hospitals.toml --home coordinator",
         "fedveil federation run --home coordinator --resume coordinator/runs/hospitals",
     ),
@@ -61,17 +64,23 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "fedveil deploy nvflare job --bridge /srv/fedveil/coordinator/link/run/bridge --silo site-1=north",
     ),
     "deploy write": ("fedveil deploy write units --memory 4G",),
-    "coordinator join": ("fedveil coordinator join coordinator --charter charter.toml",),
+    "coordinator join": (
+        "fedveil coordinator join coordinator --charter charter.toml --listen 0.0.0.0:9443",
+    ),
     "coordinator accept": (
         "fedveil coordinator accept coordinator sealed/membership.toml --fingerprint "
-        "'b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
+        "'membership b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
     ),
-    "coordinator serve": ("fedveil coordinator serve coordinator",),
-    "silo join": ("fedveil silo join north --name north --charter charter.toml",),
+    "coordinator serve": (
+        "fedveil coordinator serve coordinator",
+        "fedveil coordinator serve coordinator --accept sealed/membership.toml",
+    ),
+    "silo join": ("fedveil silo join north --name north --charter charter.toml --table north.csv",),
     "silo accept": (
-        "fedveil silo accept north sealed/membership.toml --fingerprint 'b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
+        "fedveil silo accept north sealed/membership.toml --fingerprint "
+        "'membership b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
     ),
-    "silo serve": ("fedveil silo serve north",),
+    "silo serve": ("fedveil silo serve north", "fedveil silo serve north --accept sealed/membership.toml"),
     "silo ledger export": ("fedveil silo ledger export north --output north.json",),
 }
 """By the words of a command behind ``fedveil``."""

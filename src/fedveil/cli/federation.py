@@ -10,36 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.coordinator import open_party
-from fedveil.cli.figures import print_statement
-from fedveil.cli.link import end_by_terminate, import_late
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.cli.release_folders import RELEASES, kind_of
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
-from fedveil.federation.charter import CHARTER
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.federation.enrollment.demonstration import write_demonstration
-from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
-from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import inspect_silo
 from fedveil.federation.hosts.run_outcome import END, RunOutcome
-from fedveil.federation.hosts.submission import (
-    Submission,
-    check_served,
-    create_run,
-    read_document,
-    wait,
-    watch,
-)
-from fedveil.report.page import write_report
-from fedveil.run.folder.documents import read_statement
-from fedveil.run.folder.run_folder import RunFolder
+from fedveil.sanitize import sanitize
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
     from fedveil.federation.hosts.coordinator_service import CoordinatorService
+    from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.silo_service import SiloService
+    from fedveil.federation.hosts.submission import Submission
+    from fedveil.run.folder.run_folder import RunFolder
 
 federation = group("Create a federation between institutions, check a silo, run an experiment.")
 
@@ -70,6 +54,9 @@ def create_command(
     as_json: Json = False,
 ) -> None:
     """Make the founder's keys and the charter for all who may join; nobody else's key is made here."""
+    from fedveil.federation.charter import CHARTER
+    from fedveil.federation.enrollment.founder import create_federation
+
     charter = create_federation(
         folder,
         name=chartered.name,
@@ -85,13 +72,33 @@ def create_command(
 @federation.command("admit")
 def admit_command(
     folder: Founder,
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="the request file that the party made")],
-    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the party's operator reads them out")],
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="REQUEST...", help="the request files that the parties made")
+    ],
+    fingerprint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="'request' and 8 groups of 4, as the party's operator reads them out; repeated for each request, in "
+            "their order. Left out: asked for at the terminal"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Admit a party whose operator read you its request's fingerprint; it joins with the next membership."""
-    asked = admit(folder, request, fingerprint)
-    print_result(as_json, {"admitted": asked.name}, f"admitted: {asked.role} {asked.name}")
+    """Admit parties whose operators read you their requests' fingerprints; they join with the next membership."""
+    from fedveil.federation.enrollment.founder import admit
+
+    typed = fingerprint or [
+        typer.prompt(f"fingerprint that the operator of {sanitize(path.name)} reads out", err=True)
+        for path in requests
+    ]
+    if len(typed) != len(requests):
+        raise ConfigError(
+            f"--fingerprint: given {len(typed)} times for {len(requests)} requests; give it once for each, in their "
+            "order"
+        )
+    admitted = [admit(folder, path, said) for path, said in zip(requests, typed, strict=True)]
+    told = (f"admitted: {one.role} {one.name}" for one in admitted)
+    print_result(as_json, {"admitted": [one.name for one in admitted]}, *told)
 
 
 @federation.command("revoke")
@@ -102,6 +109,8 @@ def revoke_command(
     as_json: Json = False,
 ) -> None:
     """Remove a party from the next membership and revoke its key: it left, or its key was lost."""
+    from fedveil.federation.enrollment.founder import revoke
+
     one = revoke(folder, name, reason)
     told = f"revoked: {name}, since {one.since}; seal, and hand out the membership"
     print_result(as_json, {"revoked": name, "since": one.since}, told)
@@ -120,6 +129,8 @@ def seal_command(
     as_json: Json = False,
 ) -> None:
     """Seal all admitted parties as the next membership, and certify the coordinator's TLS key anew."""
+    from fedveil.federation.enrollment.founder import seal
+
     made = seal(folder, PromptedPassphrase(descriptor), days, above)
     sealed = folder / "sealed"
     print_result(
@@ -140,6 +151,12 @@ def demo_command(
     ] = 9443,
 ) -> None:
     """Create a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
+    from fedveil.cli.coordinator import open_party
+    from fedveil.cli.link import end_by_terminate, import_late
+    from fedveil.federation.enrollment.demonstration import write_demonstration
+    from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+    from fedveil.federation.hosts.submission import create_run, read_document
+
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
     end_by_terminate()
@@ -157,11 +174,23 @@ def demo_command(
 def check_command(
     silo: Annotated[Path, typer.Argument(metavar="SILO", help="the silo's folder")],
     descriptor: Descriptor = None,
+    offline: Annotated[bool, typer.Option("--offline", help="do not try the coordinator")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a silo on its own host: certificates, keys, clock, table against schema, what its users have spent."""
-    found_ = inspect_silo(SiloFolder(silo, PromptedPassphrase(descriptor)))
-    print_result(as_json, found_, transposed_table([found_]))
+    """Check a silo on its own host: keys, certificates, table, budget, and the way to the coordinator."""
+    from fedveil.cli.link import import_late
+    from fedveil.federation.hosts.folders import SiloFolder
+    from fedveil.federation.hosts.inspection import inspect_silo
+
+    home = SiloFolder(silo, PromptedPassphrase(descriptor))
+    found = inspect_silo(home)
+    if offline:
+        print_result(as_json, found, transposed_table([found]))
+        return
+    reached = import_late("fedveil.federation.hosts.reachability").try_coordinator(home)
+    found |= {f"coordinator: {what}": sentence for what, sentence in reached.findings.items()}
+    print_result(as_json, found, transposed_table([found]))
+    reached.check()
 
 
 @federation.command("run")
@@ -174,18 +203,31 @@ def run_command(
     ] = None,
     home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
     resume: Annotated[Path | None, typer.Option("--resume", help="continue the run in this folder")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only ask whether all silos' policies and budgets allow it")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
+    from fedveil.cli.release_folders import RELEASES, kind_of
+    from fedveil.federation.hosts.folders import CoordinatorFolder
+    from fedveil.federation.hosts.submission import check_served, create_run, read_document
+    from fedveil.run.folder.run_folder import RunFolder
+
     coordinator = CoordinatorFolder(home)
     if (experiment is None) == (resume is None):
         raise ConfigError("give an experiment to run, or --resume and the folder of a run")
     if resume is not None:
-        folder = RunFolder(resume)
+        if dry_run:
+            raise ConfigError("--dry-run: of a file that has not been run; leave --resume out")
+        folder = RunFolder(resume.absolute())
     else:
         assert experiment is not None
         document = read_document(experiment, coordinator)
         check_served(coordinator)
+        if dry_run:
+            _ask_policies(coordinator, experiment, as_json)
+            return
         folder = create_run(coordinator, document)
     kind = kind_of(folder.path)
     if kind is not None:
@@ -200,16 +242,37 @@ def _print_before(submission: Submission, as_json: bool) -> None:
         OUT.print(f"runs that are played before it: {submission.before}")
 
 
-def _again(home: CoordinatorFolder) -> str:
-    return f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+def _ask_policies(home: CoordinatorFolder, experiment: Path, as_json: bool) -> None:
+    """Print that all silos would take part in a run.
+
+    Raises:
+        RefusedRunError: silos refuse; names each.
+        SilentSiloError: silos do not answer; names them.
+    """
+    from fedveil.federation.hosts.submission import Submission, wait
+
+    again = f"fedveil federation run --dry-run --home {shlex.quote(str(home.path))}"
+    with Submission(home, experiment, asks_policies=True) as submission:
+        _print_before(submission, as_json)
+        end = wait(again, experiment, submission, lambda: None)
+    if end.stopped is not None:
+        raise RefusedRunError(f"{experiment}: {end.stopped}")
+    if end.silent:
+        raise SilentSiloError(f"{experiment}: no answer from {', '.join(end.silent)}")
+    silos = home.membership.silos
+    print_result(
+        as_json, {"silos": silos}, f"would take part: {', '.join(silos)}; nothing was run or charged"
+    )
 
 
 def _refuse_silence(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome) -> None:
     """Return if no silo's silence has ended a run."""
+    from fedveil.federation.hosts.submission import resume_command
+
     if end.silent:
         raise SilentSiloError(
             f"{folder.path}: ended because {', '.join(end.silent)} did not answer; go on once it does: "
-            f"`{_again(home)} {folder.path}`"
+            f"`{resume_command(home)} {shlex.quote(str(folder.path))}`"
         )
 
 
@@ -217,10 +280,12 @@ def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
     """Submit releases, and show what they released."""
+    from fedveil.federation.hosts.submission import Submission, resume_command, wait
+
     (folder / END).unlink(missing_ok=True)
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
-        end = wait(folder, submission, lambda: None)
+        end = wait(resume_command(home), folder.path, submission, lambda: None)
     _refuse_silence(home, folder, end)
     if end.stopped is not None:
         raise RefusedRunError(f"{folder.path}: not all of it was released: {end.stopped}")
@@ -228,18 +293,26 @@ def _release(
 
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
+    from fedveil.cli.options import print_statement
+    from fedveil.federation.hosts.submission import Submission, resume_command, watch
+    from fedveil.report.page import write_report
+    from fedveil.run.folder.documents import read_statement
+    from fedveil.run.folder.run_folder import RunFolder
+
     _, experiment = RunFolder.open(folder.path)
-    again = _again(home)
+    again = resume_command(home)
     (folder / END).unlink(missing_ok=True)
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
         with observer(OUT, quiet=as_json, resume=again) as watching:
-            end = watch(folder, watching, experiment, submission)
+            end = watch(again, folder, watching, experiment, submission)
     report = write_report(folder.path)
+    checkpoint = folder.read_checkpoint()
+    is_refused = end.stopped is not None and not end.silent and (checkpoint is None or not checkpoint.round)
     if as_json:
         print_json({"folder": folder.path, "stopped": end.stopped, "report": report})
     else:
-        if end.stopped is not None:
+        if end.stopped is not None and not is_refused:
             OUT.print(f"stopped: {end.stopped}")
         said = read_statement(folder / "privacy.json") if (folder / "privacy.json").exists() else None
         if said is not None and not (end.stopped is not None and said.epsilon == 0):  # nothing was released
@@ -247,6 +320,5 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
     _refuse_silence(home, folder, end)
-    checkpoint = folder.read_checkpoint()
-    if end.stopped is not None and (checkpoint is None or not checkpoint.round):
+    if is_refused:
         raise RefusedRunError(f"{folder.path}: refused before the first round: {end.stopped}")

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.errors import ConfigError
-from fedveil.federation.hosts.link_folder import LinkFolder
 
 
 def link_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the link's folder")],
 ) -> None:
     """Serve the coordinator's link under its own user account, which holds the TLS key and no other key."""
+    from fedveil.federation.hosts.link_folder import LinkFolder
+
     found = LinkFolder(folder)
     serve_link = import_late("fedveil.federation.hosts.link").serve_link
     end_by_terminate()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fedveil.cli.options import OUT, Json, print_result
 from fedveil.console import print_json, rows_table
-from fedveil.data.catalogue import catalogue
-from fedveil.data.catalogue.files import store
-from fedveil.data.draft import draft_schema
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.files import writing
-from fedveil.reference import SECTIONS, Entry, entries
-from fedveil.run.config.study import preset_text, presets
+
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.reference import Entry
 
 _STAGES: Final = (
     "channels",
@@ -26,6 +24,7 @@ _STAGES: Final = (
     "local_algorithms",
     "samplers",
     "accounting_rules",
+    "executors",
 )
 
 
@@ -33,6 +32,8 @@ def presets_command(
     name: Annotated[str | None, typer.Argument(help="print this preset's TOML")] = None, as_json: Json = False
 ) -> None:
     """List the presets, or print one."""
+    from fedveil.run.config.study import preset_text, presets
+
     if name is not None:
         text = preset_text(name)
         print_json({"name": name, "toml": text}) if as_json else OUT.print(text, highlight=False)
@@ -43,6 +44,8 @@ def presets_command(
 
 def methods_command(as_json: Json = False) -> None:
     """List the methods, with the package that provides each and its keys in the table `method`."""
+    from fedveil.reference import entries
+
     rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
     print_result(as_json, {"methods": rows}, rows_table(rows))
 
@@ -52,6 +55,8 @@ def stages_command(
     as_json: Json = False,
 ) -> None:
     """List the stages of every kind, with the package that provides each and the keys of its table."""
+    from fedveil.reference import SECTIONS, entries
+
     if kind is not None and kind not in _STAGES:
         raise ConfigError(
             f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{did_you_mean(kind, _STAGES)}"
@@ -76,6 +81,9 @@ def data_command(
     as_json: Json = False,
 ) -> None:
     """List the data sets with their terms; with a name, download what is missing, check it and show its digests."""
+    from fedveil.data.catalogue import catalogue
+    from fedveil.data.catalogue.files import store
+
     listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
     if not listed:
         known = [entry.name for entry in catalogue(folder)]
@@ -101,7 +109,9 @@ def data_command(
 
 
 def schema_command(
-    sample: Annotated[Path, typer.Argument(help="a PUBLIC sample table: never private records")],
+    samples: Annotated[
+        list[Path], typer.Argument(help="PUBLIC sample tables, one a silo or one: never private records")
+    ],
     user: Annotated[str | None, typer.Option(help="column of the user; default: guessed by name")] = None,
     silo: Annotated[str | None, typer.Option(help="column of the silo; default: guessed by name")] = None,
     label: Annotated[str | None, typer.Option(help="column of the class label; default: guessed")] = None,
@@ -110,8 +120,10 @@ def schema_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draft the public schema of your tables from a public sample, for you to read and correct."""
-    text = draft_schema(sample, user=user, silo=silo, label=label)
+    """Draft the public schema of your tables from public samples, for you to read and correct."""
+    from fedveil.data.draft import draft_schema
+
+    text = draft_schema(samples, user=user, silo=silo, label=label)
     if output is not None:
         if output.exists():
             raise ConfigError(f"{output}: exists already; choose another name")

@@ -8,27 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, group
+from fedveil.cli.options import OUT, Json, group, read_address
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
-from fedveil.federation.hosts.deployment import (
-    Hosting,
-    write_deployment,
-    write_flower_app,
-    write_nvflare_job,
-)
-from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import ask_party
-from fedveil.federation.hosts.status import party_status
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
 deploy = group("Write files for service managers, containers, proxies, Flower, NVFlare.")
-
-
-@deploy.callback()
-def _group() -> None:
-    """Keep ``write`` a command of its own."""
 
 
 def status_command(
@@ -39,6 +26,9 @@ def status_command(
     as_json: Json = False,
 ) -> None:
     """Show the state of a party on this host: service, run and round, certificates, membership, budget."""
+    from fedveil.federation.hosts.metrics import as_metrics
+    from fedveil.federation.hosts.status import party_status
+
     answer = ask_party(folder, "/connection")
     found = party_status(folder, served=answer is not None)
     connection = json.loads(answer[1]) if answer is not None else {}
@@ -76,10 +66,10 @@ def write_command(
     ] = None,
 ) -> None:
     """Write systemd units and nginx.conf, and with --image what builds containers; every placeholder filled."""
-    host, _, link = behind.rpartition(":")
-    if not host or not link.isdecimal():
-        raise ConfigError(f"--behind {behind}: HOST:PORT is needed, such as 127.0.0.1:9444")
-    hosting = Hosting(host=host, port=port, link=int(link), memory=memory, program=program, image=image)
+    from fedveil.federation.hosts.deployment import Hosting, write_deployment
+
+    host, link = read_address("--behind", behind)
+    hosting = Hosting(host=host, port=port, link=link, memory=memory, program=program, image=image)
     for path in write_deployment(folder, hosting):
         OUT.print(str(path))
 
@@ -91,6 +81,8 @@ _App = Annotated[Path, typer.Argument(metavar="DIR", help="folder, created if it
 @deploy.command("flower")
 def flower_command(folder: _App, bridge: _Bridge) -> None:
     """Write a Flower app that carries the messages of a federation between its link and Flower's nodes."""
+    from fedveil.federation.hosts.deployment import write_flower_app
+
     for path in write_flower_app(folder, bridge):
         OUT.print(str(path))
 
@@ -110,6 +102,8 @@ def nvflare_command(
     ] = False,
 ) -> None:
     """Write an NVFlare job that carries the messages of a federation between its link and NVFlare's sites."""
+    from fedveil.federation.hosts.deployment import write_nvflare_job
+
     silos = dict[str, str]()
     for pair in silo or ():
         site, _, name = pair.partition("=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 
 from fedveil.console import Terminal, print_json, rows_table
+from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.api.frame import Frame
+    from fedveil.privacy.statement import Statement
+    from fedveil.statistics.figures import Row
+
 
 OUT: Final = Terminal()
 """Where commands print."""
@@ -37,6 +41,19 @@ Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders 
 def group(help: str) -> typer.Typer:
     """Return a command that has commands of its own."""
     return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
+
+
+def read_address(option: str, given: str) -> tuple[str, int]:
+    """Return host and port of an address such as ``0.0.0.0:9443`` or ``[::]:9443``.
+
+    Raises:
+        ConfigError: it is none; names the option.
+    """
+    host, _, port = given.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{option} {given}: HOST:PORT is needed, such as 127.0.0.1:9444")
+    return host, int(port)
 
 
 def print_result(as_json: bool, document: Mapping[str, Any], *told: object) -> None:
@@ -85,3 +102,25 @@ def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(spelt_out)  # type: ignore[attr-defined]
     return run
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+# How figures of releases are printed (estimate, interval, and where its width comes from), and a statement.
+
+
+def print_statement(statement: Statement) -> None:
+    """Print the sentences of a statement, the claim first."""
+    for sentence in statement.sentences():
+        OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
+
+
+def print_rows(found: Sequence[Row], here: bool = False) -> None:
+    """Print a table of figures.
+
+    Args:
+        found: the figures.
+        here: whether intervals are for these people alone, without the spread of a population.
+    """
+    from fedveil.api.releases import figure_frame
+
+    OUT.print(rows_table(figure_frame(found, these_people=here).shown))

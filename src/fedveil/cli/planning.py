@@ -8,9 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from fedveil.api.planning import plan
 from fedveil.cli.options import OUT, Json, expand_option_groups, print_frame
-from fedveil.run.planning import read_over
 
 _MOST: Final = 10**9
 """Of users, silos, rounds, records and parameters: as many as an experiment may have rounds."""
@@ -84,6 +82,9 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds."""
+    from fedveil.api.planning import plan
+    from fedveil.run.planning import read_over
+
     found = plan(
         **asked.numbers, parameters=parameters, over=None if over is None else dict([read_over(over)])
     )

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from fedveil.cli.inference import print_inference
-from fedveil.cli.statistics import print_release
+from fedveil.cli.statistics import print_inference, print_release
 from fedveil.run.config.release_document import (
     InferenceDocument,
     ReleaseDocument,

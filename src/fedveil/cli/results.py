@@ -7,16 +7,24 @@ from typing import Annotated
 
 import typer
 
-from fedveil.api.run_folders import compare, spent
 from fedveil.cli.options import OUT, Json, print_frame, print_result
-from fedveil.report.page import write_report
 
 
 def report_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    without_privacy: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="a run without a guarantee on the same data, to compare with"),
+    ] = None,
+    with_spectrum: Annotated[
+        bool, typer.Option("--with-spectrum", help="show how far the model moved, by frequency")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a run's self-contained report again."""
-    path = write_report(folder)
+    from fedveil.report.page import write_report
+
+    path = write_report(folder, without_privacy=without_privacy, with_spectrum=with_spectrum)
     print_result(as_json, {"report": path}, f"report: {path}")
 
 
@@ -29,6 +37,8 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves."""
+    from fedveil.api.run_folders import compare
+
     found = compare(*folders)
     if against is not None:
         written = found.write(page, against=against)
@@ -48,4 +58,6 @@ def spent_command(
     as_json: Json = False,
 ) -> None:
     """Calculate what several runs over the same people cost together."""
+    from fedveil.api.run_folders import spent
+
     print_frame(spent(*folders, delta=delta, accountant=accountant), as_json)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedveil.cli.coordinator import tell_request
-from fedveil.cli.link import end_by_terminate, import_late
+from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
-from fedveil.federation.audit.ledger_audit import export_ledger
-from fedveil.federation.enrollment.joining import accept, join_as_silo, rotate
-from fedveil.federation.enrollment.migration import leave_federation, migrate
-from fedveil.federation.hosts.folders import SiloFolder
-from fedveil.federation.silo_ledger import adopt
 
 silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
 ledger = group("What the silo's users have spent over all runs.")
@@ -24,23 +19,47 @@ silo.add_typer(ledger, name="ledger")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The silo's own files, which ``silo.toml`` names."""
+
+    table: Annotated[
+        Path | None, typer.Option(help="the silo's table; left out: table.csv in the new folder")
+    ] = None
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            help="the list of users whose SHA-256 the schema names; left out: users.txt in the folder"
+        ),
+    ] = None
+
+
 @silo.command("join")
 @expand_option_groups
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the silo's folder, created here")],
     name: Annotated[str, typer.Option(help="name of the silo")],
     charter: Annotated[Path, typer.Option(help="the charter that the founder handed out")],
+    files: FileOptions,
     key: NewKey,
     as_json: Json = False,
 ) -> None:
-    """Make a silo's keys, a draft policy and the request for admission, on the silo's own host."""
-    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase())
+    """Make a silo's keys, its settings, a draft policy and the request for admission, on the silo's own host."""
+    from fedveil.federation.enrollment.joining import FILES, LocalFiles, join_as_silo
+
+    holds = LocalFiles(
+        table=FILES.table if files.table is None else files.table.absolute(),
+        users=None if files.users is None else files.users.absolute(),
+    )
+    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase(), holds=holds)
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("rotate")
 def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json = False) -> None:
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
+    from fedveil.federation.enrollment.joining import rotate
+
     asked = rotate(folder, PromptedPassphrase(descriptor))
     tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
@@ -51,11 +70,13 @@ def accept_command(
     sealed: Annotated[
         Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with silo-NAME.crt beside it")
     ],
-    fingerprint: Annotated[str, typer.Option(help="8 groups of 4, as the founder reads them out")],
+    fingerprint: MembershipFingerprint,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
+    from fedveil.federation.enrollment.joining import accept
+
     made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
     members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
     coordinator = made.coordinator.fingerprint
@@ -69,9 +90,15 @@ def accept_command(
 
 
 @silo.command("serve")
-def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
+@expand_option_groups
+def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
-    home = SiloFolder(folder, PromptedPassphrase(descriptor))
+    from fedveil.cli.link import end_by_terminate, import_late
+    from fedveil.federation.hosts.folders import SiloFolder
+
+    passphrase = PromptedPassphrase(descriptor)
+    first.accept(folder, passphrase)
+    home = SiloFolder(folder, passphrase)
     end_by_terminate()
     service = import_late("fedveil.federation.hosts.silo_service")
     service.limit_memory(home)
@@ -85,13 +112,6 @@ def serve_command(folder: Folder, descriptor: Descriptor = None) -> None:
         served.stop()
 
 
-@silo.command("ping")
-def ping_command(folder: Folder, as_json: Json = False) -> None:
-    """Make one authenticated request to the coordinator, and print its time, or why it fails."""
-    seconds = import_late("fedveil.federation.hosts.silo_service").ping(SiloFolder(folder))
-    print_result(as_json, {"seconds": seconds}, f"the coordinator answered after {seconds:.3f} s")
-
-
 @silo.command("migrate")
 def migrate_command(
     folder: Folder,
@@ -101,6 +121,9 @@ def migrate_command(
     as_json: Json = False,
 ) -> None:
     """Move a stopped silo into a new folder: keys, settings and all it remembers, but no table."""
+    from fedveil.federation.enrollment.migration import migrate
+    from fedveil.federation.hosts.folders import SiloFolder
+
     beside = migrate(SiloFolder(folder), target)
     carried = f"carry to the other host: {target}, and the table that silo.toml names ({', '.join(beside)})"
     print_result(as_json, {"folder": target, "beside": beside}, carried, f"{folder} is no silo's any more")
@@ -116,6 +139,9 @@ def leave_command(
     as_json: Json = False,
 ) -> None:
     """Leave the federation: write the ledger, then delete membership, keys and stored messages."""
+    from fedveil.federation.enrollment.migration import leave_federation
+    from fedveil.federation.hosts.folders import SiloFolder
+
     leave_federation(SiloFolder(folder, PromptedPassphrase(descriptor)), output)
     told = f"ledger: {output}; {folder} keeps it, and is served no more"
     print_result(as_json, {"export": output}, told, "the founder now revokes this silo, and seals")
@@ -129,6 +155,9 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write the ledger as one signed file for an auditor, who checks it with `fedveil verify`."""
+    from fedveil.federation.audit.ledger_audit import export_ledger
+    from fedveil.federation.hosts.folders import SiloFolder
+
     home = SiloFolder(folder, PromptedPassphrase(descriptor))
     membership = home.membership
     made = export_ledger(
@@ -152,6 +181,9 @@ def adopt_command(
     as_json: Json = False,
 ) -> None:
     """Continue with a ledger that lost lines, on your responsibility: what they charged is no longer counted."""
+    from fedveil.federation.hosts.folders import SiloFolder
+    from fedveil.federation.silo_ledger import adopt
+
     missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
     told = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
     print_result(as_json, {"missing": missing}, told)

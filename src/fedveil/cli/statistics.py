@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.api.releases import effects_json, plan_statistics, read_statistics, release_statistics
-from fedveil.cli.figures import print_rows, print_statement
-from fedveil.cli.inference import print_effects
-from fedveil.cli.options import OUT, Json, Runs, print_frame
+from fedveil.cli.options import OUT, Json, Runs, print_frame, print_result
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError
-from fedveil.run.config.release_document import ReleaseDocument, read_releases
-from fedveil.statistics.derived import cross, quantiles
-from fedveil.statistics.evaluation.result import ReleasedEvaluation, read_evaluated
-from fedveil.statistics.figures import Row, rows
-from fedveil.statistics.inference import result as inference
-from fedveil.statistics.result import read_released
+
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.statistics.evaluation.result import ReleasedEvaluation
+    from fedveil.statistics.figures import Row
+    from fedveil.statistics.inference.result import FittedRegression
+
 
 Here = Annotated[
     bool,
@@ -39,6 +36,9 @@ def stats_command(
     as_json: Json = False,
 ) -> None:
     """Count people across silos: one release of tables with intervals, within one budget."""
+    from fedveil.api.releases import plan_statistics, release_statistics
+    from fedveil.run.config.release_document import ReleaseDocument, read_releases
+
     document = read_releases(file, ReleaseDocument)
     if plan:
         print_frame(plan_statistics(document), as_json)
@@ -48,6 +48,9 @@ def stats_command(
 
 def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
     """Write the page of a release, and print what it shows."""
+    from fedveil.api.releases import read_statistics
+    from fedveil.cli.options import print_statement
+
     found = read_statistics(folder, these_people=here)
     report = found.report()
     if as_json:
@@ -73,11 +76,18 @@ def show_command(
     as_json: Json = False,
 ) -> None:
     """Print released figures again, or figures that follow from them: free of charge, and no record is read."""
+    from fedveil.cli.options import print_rows
+    from fedveil.statistics.derived import cross, quantiles
+    from fedveil.statistics.evaluation.result import read_evaluated
+    from fedveil.statistics.figures import rows
+    from fedveil.statistics.inference.result import FILE
+    from fedveil.statistics.result import read_released
+
     evaluated = read_evaluated(folder)
     if evaluated is not None:
         _show_evaluated(evaluated, bool(crossed or levels), here, as_json)
         return
-    if (folder / inference.FILE).exists() and not crossed and not levels:
+    if (folder / FILE).exists() and not crossed and not levels:
         _show_fitted(folder, as_json)
         return
     released = read_released(folder)
@@ -103,6 +113,8 @@ def show_command(
 
 def _show_evaluated(evaluated: ReleasedEvaluation, asked: bool, here: bool, as_json: bool) -> None:
     """Print the test metrics of a run again."""
+    from fedveil.cli.options import print_rows
+
     if asked:
         raise ConfigError(
             "--cross and --quantile are of releases of `fedveil stats`; this run released test metrics"
@@ -116,8 +128,64 @@ def _show_evaluated(evaluated: ReleasedEvaluation, asked: bool, here: bool, as_j
 
 def _show_fitted(folder: Path, as_json: bool) -> None:
     """Read a regression again."""
-    found = inference.read_fitted(folder)
+    from fedveil.api.releases import effects_json
+    from fedveil.statistics.inference.result import read_fitted
+
+    found = read_fitted(folder)
     if as_json:
         print_json(effects_json(found))
     else:
         print_effects(found)
+
+
+# --- regressions --------------------------------------------------------------------------------------------
+# The command for regression with intervals that count the noise.
+
+
+def infer_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with a table `inference`")],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="predict every interval; no record is read, nothing is charged")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--repeat", help="pay again for a regression that was begun or released already")
+    ] = False,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Estimate effects across silos: one regression with intervals, within one budget."""
+    from fedveil.api.releases import plan_regression, release_regression
+    from fedveil.run.config.release_document import InferenceDocument, read_releases
+
+    document = read_releases(file, InferenceDocument)
+    if plan:
+        found = plan_regression(document)
+        tables = (rows_table(found.releases), rows_table(found.shown))
+        print_result(as_json, found.to_json(), *tables, *found.lines)
+        return
+    print_inference(release_regression(document, runs, repeat=again).folder, as_json)
+
+
+def print_inference(folder: Path, as_json: bool) -> None:
+    """Write the page of a regression, and print it."""
+    from fedveil.api.releases import read_regression
+    from fedveil.cli.options import print_statement
+
+    found = read_regression(folder)
+    report = found.report()
+    if as_json:
+        print_json(found.to_json() | {"report": report})
+        return
+    print_effects(found.fitted)
+    print_statement(found.statement)
+    OUT.print(f"report: {report}")
+
+
+def print_effects(fitted: FittedRegression) -> None:
+    """Print all coefficients, or why there are none."""
+    from fedveil.api.releases import effects_in_words
+
+    if fitted.hidden_reason is not None:
+        OUT.print(f"no coefficient has an interval that holds: {fitted.hidden_reason}")
+        return
+    OUT.print(rows_table(effects_in_words(fitted)))

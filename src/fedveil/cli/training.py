@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.api.checking import CheckFrame, check_row
-from fedveil.cli.data import print_report
-from fedveil.cli.figures import print_rows, print_statement
 from fedveil.cli.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, Source, expand_option_groups
-from fedveil.cli.release_folders import kind_of, resume_release
 from fedveil.console import (
     observer,
     outcome_table,
@@ -21,22 +17,14 @@ from fedveil.console import (
     rows_table,
     transposed_table,
 )
-from fedveil.data.data_report import data_report
-from fedveil.data.schema import read_schema
 from fedveil.errors import BudgetError, ConfigError
-from fedveil.federation.audit.run_record import STATE
-from fedveil.report.compare import compare
-from fedveil.report.page import write_report
-from fedveil.report.tradeoff import write_tradeoff
-from fedveil.run.advice import advice_of
-from fedveil.run.config.experiment import Experiment, parse_assignment
-from fedveil.run.config.study import Selection, Study, load_study
-from fedveil.run.people import people_warnings
-from fedveil.run.populations import PopulationCache
-from fedveil.run.setup import Prepared, prepare
-from fedveil.run.steps.experiment import Outcome
-from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
-from fedveil.run.training_run import resume, run
+
+if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.run.config.experiment import Experiment
+    from fedveil.run.config.study import Selection, Study
+    from fedveil.run.populations import PopulationCache
+    from fedveil.run.setup import Prepared
+    from fedveil.run.steps.experiment import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +49,9 @@ class RunOptions:
     @property
     def selection(self) -> Selection:
         """The same as a study takes it."""
+        from fedveil.run.config.experiment import parse_assignment
+        from fedveil.run.config.study import Selection
+
         return Selection(
             scenarios=None if self.scenario is None else tuple(self.scenario),
             variants=None if self.variant is None else tuple(self.variant),
@@ -68,6 +59,21 @@ class RunOptions:
             quick=self.quick,
             overrides=tuple(parse_assignment(text) for text in self.assignments or ()),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The options that say who plays the runs of a sweep."""
+
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            help="instead: workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or "
+            "your own package.module:function",
+        ),
+    ] = None
 
 
 @expand_option_groups
@@ -79,6 +85,12 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Train one experiment, or every experiment of a preset; print a table and write a report."""
+    from fedveil.report.compare import compare
+    from fedveil.report.page import write_report
+    from fedveil.run.config.study import load_study
+    from fedveil.run.people import people_warnings
+    from fedveil.run.training_run import run
+
     study = load_study(source, chosen.selection)
     if transcript and all(one.protection.name == "none" for one in study.experiments):
         raise ConfigError(
@@ -109,6 +121,11 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run from its last complete round, or an interrupted release."""
+    from fedveil.cli.release_folders import kind_of, resume_release
+    from fedveil.federation.audit.run_record import STATE
+    from fedveil.report.page import write_report
+    from fedveil.run.training_run import resume
+
     if (folder / STATE).exists():
         raise ConfigError(f"{folder}: a run between institutions: `fedveil federation run --resume {folder}`")
     kind = kind_of(folder)
@@ -127,6 +144,13 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check data, model, configuration and budget without training."""
+    from fedveil.api.checking import CheckFrame, check_row
+    from fedveil.cli.data import print_report
+    from fedveil.data.data_report import data_report
+    from fedveil.data.schema import read_schema
+    from fedveil.run.config.study import load_study
+    from fedveil.run.populations import PopulationCache
+
     study = load_study(source, chosen.selection)
     populations = PopulationCache()
     held = dict.fromkeys(one.data.table for one in study.experiments if one.data.table is not None)
@@ -158,16 +182,21 @@ def sweep_command(
         list[str], typer.Option("--over", help="KEY=VALUE,VALUE,... one axis of the grid (may be repeated)")
     ],
     chosen: RunOptions,
+    on: WorkerOptions,
     runs: Runs = Path("runs/sweep"),
-    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1,
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
+    from fedveil.report.tradeoff import write_tradeoff
+    from fedveil.run.executors import local_workers, open_workers
+    from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
+
     axes = [Axis.read(text) for text in over]
     grid = points(source, chosen.selection, axes)
     rows = []
     try:
-        for row in sweep(grid, runs, processes=processes):
+        workers = local_workers(on.processes) if on.executor is None else open_workers(on.executor)
+        for row in sweep(grid, runs, workers=workers):
             rows.append(row)
             if not as_json:
                 OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
@@ -188,6 +217,8 @@ def sweep_command(
 
 def _prepared(study: Study) -> Iterator[Prepared]:
     """Check every experiment before the first one trains; return them prepared, one at a time to save memory."""
+    from fedveil.run.populations import PopulationCache
+
     populations = PopulationCache()
     if len(study.experiments) > 1:
         for experiment in study.experiments:
@@ -196,6 +227,8 @@ def _prepared(study: Study) -> Iterator[Prepared]:
 
 
 def _ready(study: Study, experiment: Experiment, populations: PopulationCache) -> Prepared:
+    from fedveil.run.setup import prepare
+
     with study.naming(experiment):
         return prepare(experiment, populations)
 
@@ -232,6 +265,9 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 
 
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
+    from fedveil.cli.options import print_rows, print_statement
+    from fedveil.run.advice import advice_of
+
     OUT.print(outcome_table(outcomes))
     for one in outcomes:
         if one.evaluated is not None:

@@ -9,14 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedveil.bundle.verification import verify_bundle
 from fedveil.checks import Verification
-from fedveil.cli.options import Json, print_result
-from fedveil.console import rows_table
+from fedveil.cli.options import OUT, Code, Json, print_result
+from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, IntegrityError
-from fedveil.federation.audit.ledger_audit import verify_ledger
-from fedveil.federation.audit.run_audit import verify_run
-from fedveil.federation.canonical_document import DOCUMENTS
 
 
 def verify_command(
@@ -55,6 +51,11 @@ def verify_command(
 def _verified(
     made: Path, trust: list[str], known: tuple[Path | None, Path | None], ledgers: list[Path]
 ) -> Verification:
+    from fedveil.bundle.verification import verify_bundle
+    from fedveil.federation.audit.ledger_audit import verify_ledger
+    from fedveil.federation.audit.run_audit import verify_run
+    from fedveil.federation.canonical_document import DOCUMENTS
+
     if not made.exists():
         raise ConfigError(f"{made}: there is no such folder or file")
     charter, membership = known
@@ -81,3 +82,29 @@ def _refuse(given: Mapping[str, object], what: str, taken: set[str]) -> None:
         if value and name not in taken:
             takes = " and ".join(sorted(taken)) or "none of these options"
             raise ConfigError(f"{name}: {what} is checked without it; it takes {takes}")
+
+
+# --- attacks ------------------------------------------------------------------------------------------------
+# The command that attacks a run.
+
+
+def audit_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run that has ended")],
+    canaries: Annotated[
+        int,
+        typer.Option(min=0, help="units inserted in the one-run audit, which trains once more; 0 skips it"),
+    ] = 200,
+    code: Code = None,
+    as_json: Json = False,
+) -> None:
+    """Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one."""
+    from fedveil.api.run_folders import audit
+
+    found = audit(folder, canaries=canaries, code=code or ())
+    if as_json:
+        print_json(found.to_json())
+        return
+    for line in found.lines:
+        style = {found.refutation: "bold red", f"WARNING: {found.unlike}": "bold yellow"}.get(line)
+        OUT.print(line, style=style)
+    OUT.print(f"report: {found.report}")

@@ -5,7 +5,7 @@ A holder of the secret key encrypts N integers as N/2 complex slots of one polyn
     c_0 = -a s + e + round(Delta embed(y)),   c_1 = a from a 64-byte seed,   e from SEAL's error distribution
 
 SEAL generates keys and encryptions of zero (-a s + e and a), and it adds ciphertexts. This module implements the
-encoding (:mod:`fedveil.crypto.canonical_embedding`) and the decryption, which is one product of polynomials.
+encoding (:mod:`fedveil.crypto.ckks`) and the decryption, which is one product of polynomials.
 
 A party without the key adds the ciphertexts. CKKS adds an error to every slot. Delta is so large that the error of a
 sum stays below Delta / 2, so :meth:`CkksKey.decrypt` removes the error by rounding. Its result is the sum of the
@@ -27,9 +27,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped, UInt64
+from jaxtyping import Complex128, Float64, Int64, Shaped, UInt64
 
-from fedveil.crypto.canonical_embedding import coefficients, values
 from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.residues import times_small
 from fedveil.crypto.seal_format import (
@@ -42,6 +41,49 @@ from fedveil.crypto.seal_format import (
     plaintext_bytes,
     seeded_ciphertext_bytes,
 )
+
+# --- canonical embedding ------------------------------------------------------------------------------------
+# Evaluate real polynomials modulo X^N + 1 at its roots by FFT: the canonical embedding of CKKS.
+#
+# Let zeta = exp(i pi / N). The values of a real polynomial p at zeta^(4m+1), m < N/2, determine p, because the other
+# roots are the conjugates of these. As (zeta^(4m+1))^(N/2) = i,
+#
+#     p(zeta^(4m+1)) = sum_{k < N/2} (p_k + i p_{k+N/2}) zeta^k exp(2 pi i m k / (N/2)).
+#
+# This is one discrete Fourier transform of half the size. Products of values are the values of products of polynomials
+# modulo X^N + 1.
+
+
+def values(coefficients: Float64[np.ndarray, "*b n"]) -> Complex128[np.ndarray, "*b half"]:
+    """Return the values of real polynomials at zeta^(4m+1), m = 0 .. N/2 - 1.
+
+    Args:
+        coefficients: (..., N) float64, coefficients of 1, X, ..., X^(N-1); N is even.
+
+    Returns:
+        (..., N/2) complex128.
+    """
+    half = coefficients.shape[-1] // 2
+    folded = np.empty((*coefficients.shape[:-1], half), dtype=np.complex128)
+    folded.real, folded.imag = coefficients[..., :half], coefficients[..., half:]
+    folded *= _roots(half)
+    return np.fft.ifft(folded, norm="forward")
+
+
+def coefficients(values: Complex128[np.ndarray, "*b half"]) -> Float64[np.ndarray, "*b n"]:
+    """Return the coefficients of the real polynomials with given values; inverse of :func:`values`."""
+    folded = np.fft.fft(values, norm="forward")
+    folded *= _roots(values.shape[-1]).conj()
+    return np.concatenate([folded.real, folded.imag], axis=-1)
+
+
+@lru_cache(maxsize=4)
+def _roots(half: int) -> Complex128[np.ndarray, " half"]:
+    """Return zeta^0 .. zeta^(N/2-1), each from its own exponential to avoid accumulated rounding."""
+    roots: np.ndarray = np.exp(0.5j * np.pi * np.arange(half) / half)
+    roots.flags.writeable = False
+    return roots
+
 
 LARGEST_MODULUS_BITS: Final = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 """log2 q with 128 bits of security, by degree (HE standard 2018, Table 1: classical, ternary secret)."""

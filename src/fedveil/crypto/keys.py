@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -35,25 +35,36 @@ Passphrase = Callable[[], bytes]
 
 _KIND: Final = b"identity"
 _FIELD: Final = 2**255 - 19
-_GROUPS: Final = re.compile(r"[0-9a-f]{32}")
+FingerprintKind = Literal["request", "identity", "membership", "charter"]
+"""The first word of a fingerprint: what it is of, so that nobody compares those of two things."""
+
+_FINGERPRINT: Final = re.compile(r"(?P<kind>[a-z]*)(?P<digits>[0-9a-f]{32})")
 
 
-def in_groups(digest: bytes) -> str:
-    """Format the first 128 bits of a digest as 8 groups of 4 hexadecimal digits, for people to compare."""
+def format_fingerprint(kind: FingerprintKind, digest: bytes) -> str:
+    """Format the first 128 bits of a digest for people to compare: its kind, and 8 groups of 4 hexadecimal digits."""
     digits = digest[:16].hex()
-    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
+    return " ".join((kind, *(digits[start : start + 4] for start in range(0, len(digits), 4))))
 
 
-def same_groups(typed: str, known: str) -> bool:
+def same_fingerprint(typed: str, known: str) -> bool:
     """Return whether a typed fingerprint equals a known one, apart from spaces and case.
 
+    The first word may be left out: the digits must be the same with it or without.
+
     Raises:
-        ConfigError: the typed text is not a fingerprint.
+        ConfigError: the typed text is not a fingerprint, or one of another kind.
     """
-    digits = "".join(typed.lower().split())
-    if not _GROUPS.fullmatch(digits):
-        raise ConfigError("fingerprint: 8 groups of 4 hexadecimal digits are needed, as it is read out")
-    return digits == "".join(known.split())
+    kind, _, digits = known.partition(" ")
+    typed = "".join(typed.lower().split())
+    found = _FINGERPRINT.fullmatch(typed)
+    if found is None:
+        raise ConfigError(
+            f"fingerprint: '{kind}' and 8 groups of 4 hexadecimal digits are needed, as they are read out"
+        )
+    if found["kind"] not in ("", kind):
+        raise ConfigError(f"fingerprint: a fingerprint of the {kind} is needed; what was typed is not one")
+    return found["digits"] == digits.replace(" ", "")
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ class PublicIdentity:
     @property
     def fingerprint(self) -> str:
         """First 128 bits of the SHA-256 hash as groups of digits, for people to compare."""
-        return in_groups(sha256(self.raw).digest())
+        return format_fingerprint("identity", sha256(self.raw).digest())
 
     def verify(self, message: bytes, signature: bytes) -> None:
         """Check that a signature over a message is valid under this identity.

@@ -12,29 +12,31 @@ from typing import Final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
 from gmpy2 import mpz
-from jaxtyping import UInt32, UInt64
+from jaxtyping import UInt16, UInt32, UInt64
 
 from fedveil.crypto.errors import CryptoError
 from fedveil.randomness import KeyedStream
 
-Words = UInt32[np.ndarray, " n"] | UInt64[np.ndarray, " n"]
+Words = UInt16[np.ndarray, " n"] | UInt32[np.ndarray, " n"] | UInt64[np.ndarray, " n"]
 
 _CHUNK_BYTES: Final = 2**17  # 128 KiB stay in a core's cache between the cipher and the addition
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
 
 def apply_masks_(words: Words, masks: Iterable[tuple[bytes, bool]]) -> None:
-    """Add masks to a vector, or subtract them, modulo 2^32 or 2^64, in place.
+    """Add masks to a vector, or subtract them, modulo 2^16, 2^32 or 2^64, in place.
+
+    Words of 24 bits are the low bits of uint32 words: 2^24 divides 2^32, so sums modulo 2^24 follow from them.
 
     Args:
-        words: (n,) contiguous uint32 or uint64.
+        words: (n,) contiguous uint16, uint32 or uint64.
         masks: pairs of a 32-byte key that serves no other mask, and True to add or False to subtract the mask.
 
     Raises:
         CryptoError: another dtype, or a key of another length.
     """
-    if words.dtype not in (np.dtype("<u4"), np.dtype("<u8")):
-        raise CryptoError(f"a masked vector holds uint32 or uint64 words, not {words.dtype}")
+    if words.dtype not in (np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")):
+        raise CryptoError(f"a masked vector holds uint16, uint32 or uint64 words, not {words.dtype}")
     streams = [(_keystream(key), np.add if adds else np.subtract) for key, adds in masks]
     buffer = bytearray(_CHUNK_BYTES)
     mask = np.frombuffer(buffer, dtype=words.dtype)

@@ -8,6 +8,7 @@ not by its text alone. Every function here reads one cell, never the column.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cache
@@ -23,10 +24,57 @@ MARKS_IN_DATES: Final = {"d": 2, "m": 2, "Y": 4, "H": 2, "I": 2, "M": 2, "S": 2,
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _TRUTH: Final = {"false": 0, "False": 0, "FALSE": 0, "true": 1, "True": 1, "TRUE": 1}
 _NUMBER: Final = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]*")
 _NO_FRACTION: Final = re.compile(r"(0|-?[1-9][0-9]*)\.0+")
 _CLOCK: Final = re.compile(r"[ T](?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?\Z")
 _CLOCK_MARKS: Final = re.compile(r"[ T]%H:%M(?::%S(?:\.%f)?)?\Z")
 _MARKS: Final = re.compile(r"%.|\s+|.", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class NumberMarks:
+    """The marks in numbers that are text.
+
+    Attributes:
+        decimal: decimal mark, "." or ",".
+        thousands: mark between groups of three digits; None: numbers have none. A space also stands for the
+            no-break, thin and narrow no-break space.
+    """
+
+    decimal: str = "."
+    thousands: str | None = None
+
+    @property
+    def between_groups(self) -> str:
+        """Regular expression of the thousands mark."""
+        assert self.thousands is not None
+        return "[ \u00a0\u2009\u202f]" if self.thousands == " " else re.escape(self.thousands)
+
+    @property
+    def grouped(self) -> str:
+        """Regular expression of a whole cell whose digits are in groups of three: ``1.234.567,8``."""
+        return rf"^[+-]?[1-9][0-9]{{0,2}}(?:{self.between_groups}[0-9]{{3}})+(?:{re.escape(self.decimal)}[0-9]*)?$"
+
+    def described(self) -> str:
+        """Return the marks for an error."""
+        between = "" if self.thousands is None else f", thousands mark '{self.thousands}'"
+        return f"decimal mark '{self.decimal}'{between}"
+
+    def pointed(self, cell: str) -> str:
+        """Return a number's text with a decimal point and without thousands marks.
+
+        Digits that are not in groups of three keep their marks, so that they are no number. If the decimal mark is a
+        comma, any other point is replaced by ``?``, so that ``1.000`` (a thousand) is refused, not read as 1.
+
+        >>> NumberMarks(",", ".").pointed("1.234,5"), NumberMarks(",", ".").pointed("1.23")
+        ('1234.5', '1?23')
+        """
+        if self.thousands is not None and re.match(self.grouped, cell):
+            cell = re.sub(self.between_groups, "", cell)
+        return cell if self.decimal == "." else cell.replace(".", "?").replace(self.decimal, ".")
+
+
+USUAL_MARKS: Final = NumberMarks()
 
 
 def number_of(cell: str | None) -> float | None:
@@ -40,7 +88,7 @@ def number_of(cell: str | None) -> float | None:
         return None
 
 
-def whole_number(cell: str, decimal: str = ".") -> int | None:
+def whole_number(cell: str, marks: NumberMarks = USUAL_MARKS) -> int | None:
     """Return the whole number below 2^53 in absolute value that a cell stands for, or None.
 
     A number with leading zeros is a code and stands for no number: ``010`` and ``10`` are different diagnoses.
@@ -48,7 +96,7 @@ def whole_number(cell: str, decimal: str = ".") -> int | None:
     >>> [whole_number(cell) for cell in ("1", "1.0", "1E+03", "-0.0", "01", "1.5", "true", "9007199254740993")]
     [1, 1, 1000, 0, None, None, None, None]
     """
-    cell = _pointed(cell, decimal)
+    cell = marks.pointed(cell)
     if not _NUMBER.fullmatch(cell):
         return None
     value = Decimal(cell)
@@ -56,8 +104,8 @@ def whole_number(cell: str, decimal: str = ".") -> int | None:
     return int(value) if exact else None
 
 
-def without_fraction(cell: str, decimal: str = ".") -> str:
-    """Strip a fraction of zeros from a whole number below 2^53; return any other cell unchanged.
+def without_fraction(cell: str, marks: NumberMarks = USUAL_MARKS) -> str:
+    """Strip a fraction of zeros, and thousands marks, from a whole number below 2^53; return other cells unchanged.
 
     This is the rule for ids. Numbers in exponent notation stay unchanged: a program may have rounded several ids to
     the same such number.
@@ -65,17 +113,11 @@ def without_fraction(cell: str, decimal: str = ".") -> str:
     >>> [without_fraction(cell) for cell in ("7.0", "-9.00", "07.0", "7.5", "1E+03", "9007199254740992.0")]
     ['7', '-9', '07.0', '7.5', '1E+03', '9007199254740992.0']
     """
-    found = _NO_FRACTION.fullmatch(_pointed(cell, decimal))
+    pointed = marks.pointed(cell)
+    if marks.thousands is not None and _WHOLE.fullmatch(pointed):
+        pointed += ".0"
+    found = _NO_FRACTION.fullmatch(pointed)
     return found[1] if found and len(found[1]) < 18 and abs(int(found[1])) < MOST_EXACT else cell
-
-
-def _pointed(cell: str, decimal: str) -> str:
-    """Return a number's text with a decimal point.
-
-    If the decimal mark is a comma, a point is replaced by ``?``, so that ``1.000`` (a thousand) is refused, not read
-    as 1.
-    """
-    return cell if decimal == "." else cell.replace(".", "?").replace(decimal, ".")
 
 
 class DeclaredValues:
@@ -86,16 +128,16 @@ class DeclaredValues:
 
     Args:
         places: place of each declared text; several texts may have the same place.
-        decimal: the decimal mark.
+        marks: the marks in numbers.
 
     >>> find = DeclaredValues({"0": 0, "1": 1, "unknown": 2}).place
     >>> find("1.0"), find("TRUE"), find("2.0"), DeclaredValues({"1": 0, "2": 1}).place("True")
     (1, 1, None, None)
     """
 
-    def __init__(self, places: Mapping[str, int], decimal: str = ".") -> None:
+    def __init__(self, places: Mapping[str, int], marks: NumberMarks = USUAL_MARKS) -> None:
         # `_value` reads truth values while `_truth` is set: declared "true" and "false" count as declared 1 and 0.
-        self._decimal, self._truth = decimal, True
+        self._marks, self._truth = marks, True
         values = {self._value(text) for text in places}
         self._truth = {0, 1} <= values
         found: dict[int, set[int]] = {}
@@ -110,7 +152,7 @@ class DeclaredValues:
         return None if value is None else self._places.get(value)
 
     def _value(self, text: str) -> int | None:
-        return _TRUTH[text] if self._truth and text in _TRUTH else whole_number(text, self._decimal)
+        return _TRUTH[text] if self._truth and text in _TRUTH else whole_number(text, self._marks)
 
 
 def day_of(cell: str, written: str) -> int | None:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from fedveil.errors import DataError
 
-_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_NEWLINE, _RETURN = b"\n\r"
 _BOM: Final = b"\xef\xbb\xbf"
 _WHOLE: Final = "write a mark inside of a cell twice, and the cell between marks"
 
@@ -28,15 +28,17 @@ class CsvLines:
         path: name of the file in errors.
         content: the text in UTF-8.
         delimiter: one ASCII character between cells.
+        quote: quotation mark, one ASCII character; empty: every mark is a part of its cell.
     """
 
-    def __init__(self, path: Path, content: bytes, delimiter: str) -> None:
+    def __init__(self, path: Path, content: bytes, delimiter: str, quote: str = '"') -> None:
+        self._quote = quote.encode()
         self._path, self._content, self._delimiter = path, content, delimiter
         self._byte: UInt8[np.ndarray, " n"] = np.frombuffer(content, dtype=np.uint8)
 
     @cached_property
     def _marks(self) -> Int64[np.ndarray, " m"]:
-        return np.flatnonzero(self._byte == _QUOTE)
+        return np.flatnonzero(np.isin(self._byte, list(self._quote)))
 
     @cached_property
     def _breaks(self) -> Int64[np.ndarray, " b"]:
@@ -63,7 +65,7 @@ class CsvLines:
             DataError: a mark stands elsewhere, or a multi-line record may be several records. The error names the
                 line.
         """
-        if b'"' not in self._content:
+        if not self._quote or self._quote not in self._content:
             return False
         self._check_marks()
         if not self._inner.any():
@@ -98,7 +100,7 @@ class CsvLines:
     def _check_marks(self) -> None:
         """Refuse the first mark that does not open a cell at its start or close it at its end."""
         byte, last = self._byte, len(self._byte) - 1
-        border = np.array([_NEWLINE, _RETURN, _QUOTE, *self._delimiter.encode()], dtype=np.uint8)
+        border = np.array([_NEWLINE, _RETURN, *self._quote, *self._delimiter.encode()], dtype=np.uint8)
         start = len(_BOM) if self._content.startswith(_BOM) else 0
         # An opening mark follows a delimiter, a line end, a mark (a doubled one) or the start of the text; a closing
         # mark precedes one of these or the end.

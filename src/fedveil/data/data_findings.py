@@ -33,8 +33,8 @@ FEWEST_COLUMNS: Final = 5
 """Smallest number of columns for which equal records of two people are not plausible as a coincidence."""
 
 _MENDED: Final = {
-    "number": "a decimal mark (format.decimal), what stands for no value (missing_values), or an infinity",
-    "survival": "a decimal mark (format.decimal), a time below 0, an event that is not 0 or 1",
+    "number": "marks in numbers (format.decimal, .thousands), a missing value (missing_values), or an infinity",
+    "survival": "marks in numbers (format.decimal, .thousands), a time below 0, an event that is not 0 or 1",
     "date": "its format",
     "category": "a category that is not declared, or another spelling of one (also)",
     "label": "a class that is not declared, or another spelling of one (also)",

@@ -1,8 +1,9 @@
 """Draft of a schema from a PUBLIC sample of a table."""
 
+import csv
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 import tomlkit
 from tomlkit.items import InlineTable, Table
 
-from fedveil.data.cell_values import day_of, whole_number
+from fedveil.data.cell_values import USUAL_MARKS, NumberMarks, day_of, number_of, whole_number
 from fedveil.data.draft_target import (
     MOST_CATEGORIES,
     almost_numbers,
@@ -49,6 +50,17 @@ USER_NAMES: Final = (
 
 SILO_NAMES: Final = ("silo", "hospital", "site", "center", "centre", "bank", "organisation", "organization")
 LABEL_NAMES: Final = ("label", "target", "class", "outcome", "y")
+_LINES_SEEN: Final = 200
+"""Number of lines from which the format of a file is guessed."""
+
+_MARKS: Final = (
+    NumberMarks("."),
+    NumberMarks(","),
+    *(NumberMarks(".", between) for between in (",", "'", " ")),
+    *(NumberMarks(",", between) for between in (".", "'", " ")),
+)
+"""Marks in numbers that a draft detects."""
+
 _FEWEST: Final = 2
 """Smallest number of categories of a useful feature."""
 
@@ -67,18 +79,23 @@ what is known of the domain, not from the records.
 
 
 def draft_schema(
-    path: Path, *, user: str | None = None, silo: str | None = None, label: str | None = None
+    samples: Path | Sequence[Path],
+    *,
+    user: str | None = None,
+    silo: str | None = None,
+    label: str | None = None,
 ) -> str:
-    """Draft the TOML of a schema from a public sample; a person must check and correct it.
+    """Draft the TOML of a schema from public samples; a person must check and correct it.
 
     Numbers get the range of the sample, rounded outward to two significant digits; dates get the years of the sample.
     Columns of text, or of at most two distinct numbers, become categories. Two kinds of columns are left out, with a
     comment: text columns with more than 20 distinct values, and columns that look like an outcome, by their name or
     because they alone separate two classes. Four or more columns with one prefix and one declaration become a
-    pattern. The format of a CSV file (encoding, delimiter, decimal mark) is guessed from its first lines.
+    pattern. The format of each CSV file (encoding, delimiter, marks in numbers) is guessed from its first lines; files
+    whose formats differ get one each. A feature that some sample does not have is declared as ``absent``.
 
     Args:
-        path: the sample, a table file of any supported format.
+        samples: one sample, or one for each silo, in any supported format.
         user: user column; None guesses it by name.
         silo: silo column; None guesses it by name, and the draft has none if no name fits.
         label: column of the class label. None guesses it by name; else takes a survival time and its event (0 and 1)
@@ -88,13 +105,13 @@ def draft_schema(
         TOML that :func:`read_schema` accepts, with comments.
 
     Raises:
-        DataError: the sample cannot be read, is empty, lacks a named column, or no column looks like a user column.
+        DataError: a sample cannot be read, is empty, lacks a named column, or no column looks like a user column.
     """
-    written = guess_format(path)
-    sample = open_table(path, None, written)
-    names = sample.column_names
-    if not sample.num_rows:
-        raise DataError(f"{path} has no record; a draft needs a sample")
+    paths = [samples] if isinstance(samples, Path) else list(samples)
+    formats = {one: guess_format(one) for one in paths}
+    tables = {one: _cells(one, written) for one, written in formats.items()}
+    path, names = paths[0], list(dict.fromkeys(name for table in tables.values() for name in table))
+    cells, lacked = _joined(names, list(tables.values()))
     user = _chosen(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
     if user is None:
         raise DataError(
@@ -103,7 +120,8 @@ def draft_schema(
     silo = _chosen(path, names, silo, SILO_NAMES)
     guessed = label is None
     label = _chosen(path, names, label, LABEL_NAMES)
-    cells = _cells(path, sample, written)
+    if lacked & {user, silo, label}:
+        raise DataError(f"{path}: a sample lacks column '{min(lacked & {user, silo, label}, key=str)}'")
     others = {name: cells[name] for name in names if name not in (user, silo)}
     survival = None if label else guess_survival(others)
     time = survival.time if survival is not None and survival.usable else None
@@ -115,6 +133,8 @@ def draft_schema(
     declared, left_out = _sorted_out(
         [one for one in names if one not in (user, silo, label, time)], cells, label
     )
+    for name in declared.keys() & lacked:
+        declared[name]["absent"] = "missing"
     patterns = _patterns(declared)
 
     document = tomlkit.document()
@@ -127,8 +147,7 @@ def draft_schema(
         document.add("silo", tomlkit.item(silo))
     if patterns:
         document.add("listed_columns", tomlkit.item(names).multiline(True))
-    if written != Format():
-        document.add("format", tomlkit.item(written.model_dump(exclude_defaults=True)))
+    _add_formats(document, formats)
     if time is not None:
         target = survival_target(time, label)
     else:
@@ -143,15 +162,53 @@ def draft_schema(
     return tomlkit.dumps(document)
 
 
-def _cells(path: Path, sample: pa.Table, written: Format) -> dict[str, pa.Array]:
-    """Return the text of every cell by column: null if missing, numbers with a decimal point."""
-    reader, cells = TableReader(path, sample, MISSING_VALUES), dict[str, pa.Array]()
+def _cells(path: Path, written: Format) -> dict[str, pa.Array]:
+    """Return the text of every cell by column: null if missing, numbers as a program writes them.
+
+    Raises:
+        DataError: the sample has no record.
+    """
+    sample = open_table(path, None, written)
+    if not sample.num_rows:
+        raise DataError(f"{path} has no record; a draft needs a sample")
+    reader, cells = TableReader(path, sample, MISSING_VALUES, written.marks), dict[str, pa.Array]()
     for name in sample.column_names:
         text, missing = reader.text(name)
         text = pc.if_else(pa.array(missing), None, text)
-        comma = written.decimal == "," and _commas(text)
-        cells[name] = _whole(pc.replace_substring(text, ",", ".") if comma else text)
+        values = reader.parse_numbers(text)
+        if written.marks != USUAL_MARKS and not pc.any(pc.and_(values.is_null(), text.is_valid())).as_py():
+            text = values.cast(pa.string())
+        cells[name] = _whole(text)
     return cells
+
+
+def _joined(
+    names: Sequence[str], tables: Sequence[dict[str, pa.Array]]
+) -> tuple[dict[str, pa.Array], set[str]]:
+    """Return the cells of all samples by column, null where a sample lacks the column, and the lacked columns."""
+    lacked = {name for name in names for table in tables if name not in table}
+    rows = [len(next(iter(table.values()))) for table in tables]
+    cells = {
+        name: pa.concat_arrays(
+            [table.get(name, pa.nulls(n, pa.string())) for table, n in zip(tables, rows, strict=True)]
+        )
+        for name in names
+    }
+    return cells, lacked
+
+
+def _add_formats(document: tomlkit.TOMLDocument, formats: Mapping[Path, Format]) -> None:
+    """Add one format if all files have the same, else the format of every file with an unusual one."""
+    if len(set(formats.values())) == 1:
+        written = next(iter(formats.values()))
+        if written != Format():
+            document.add("format", tomlkit.item(written.model_dump(exclude_defaults=True)))
+        return
+    table = tomlkit.table(is_super_table=True)
+    for path, written in formats.items():
+        if written != Format():
+            table.add(path.name, tomlkit.item(written.model_dump(exclude_defaults=True)))
+    document.add("formats", table)
 
 
 def _whole(cells: pa.Array) -> pa.Array:
@@ -190,8 +247,9 @@ def guess_format(path: Path) -> Format:
     """Guess the format of a CSV file; any other file has the default format.
 
     The encoding is UTF-16 if the file begins with its byte order mark, else UTF-8 if the file decodes, else cp1252.
-    The delimiter is the most frequent candidate in the header. The decimal mark is a comma if the delimiter is
-    another character and some cell of the first 200 lines is a number with a comma.
+    The delimiter is the most frequent candidate in the header. Of the cells of the first 200 lines, those that are
+    numbers under one pair of marks alone decide about the marks: ``1,5`` is a number with a decimal comma,
+    ``1.234,5`` one with points between thousands. ``1.234`` decides nothing.
     """
     if path.suffix.lower() not in TEXT:
         return Format()
@@ -201,20 +259,38 @@ def guess_format(path: Path) -> Format:
         text = content.decode(encoding)
     except UnicodeDecodeError:
         encoding, text = "cp1252", content.decode("cp1252", errors="replace")
-    header, *body = text.lstrip("\ufeff").splitlines() or [""]
-    delimiter = max(DELIMITERS, key=header.count)
-    cells = [cell.strip().strip('"') for line in body[:200] for cell in line.split(delimiter)]
-    comma = delimiter != "," and any(_is_number(cell.replace(",", ".", 1)) for cell in cells if "," in cell)
-    return Format(encoding=encoding, delimiter=delimiter, decimal="," if comma else ".")
+    lines = text.lstrip("\ufeff").splitlines()[: 1 + _LINES_SEEN] or [""]
+    delimiter = max(DELIMITERS, key=lines[0].count)
+    quote = None if '"' in "".join(lines) or not _is_quoted(lines, delimiter, "'") else "'"
+    cells = [
+        cell.strip()
+        for row in csv.reader(lines[1:], delimiter=delimiter, quotechar=quote or '"')
+        for cell in row
+    ]
+    marks = max(
+        (one for one in _MARKS if one.decimal != delimiter),
+        key=lambda one: sum(_decides_for(one, cell) for cell in cells),
+    )
+    found = {"encoding": encoding, "delimiter": delimiter, "quote": quote}
+    return Format.model_validate(found | {"decimal": marks.decimal, "thousands": marks.thousands})
 
 
-def _is_number(text: str) -> bool:
-    return text.removeprefix("-").replace(".", "", 1).isdigit()
+def _is_quoted(lines: Sequence[str], delimiter: str, quote: str) -> bool:
+    """Return whether every cell that begins or ends with a mark does both, and one does."""
+    cells = [cell.strip() for line in lines for cell in line.split(delimiter)]
+    marked = [cell for cell in cells if cell.startswith(quote) or cell.endswith(quote)]
+    return bool(marked) and all(
+        len(cell) > 1 and cell.startswith(quote) and cell.endswith(quote) for cell in marked
+    )
 
 
-def _commas(cells: pa.Array) -> bool:
-    """Return whether all cells of a column are numbers, with at most one decimal comma each."""
-    return all(_is_number(cell.replace(",", ".", 1)) for cell in pc.drop_null(cells).to_pylist())
+def _decides_for(marks: NumberMarks, cell: str) -> bool:
+    """Return whether a cell is a number under these marks and under no others of :data:`_MARKS`.
+
+    Marks without thousands read a plain number under other marks of the same decimal, too: they come first there.
+    """
+    read = [one for one in _MARKS if number_of(one.pointed(cell)) is not None]
+    return bool(read) and {one.decimal for one in read} == {marks.decimal} and marks == read[0]
 
 
 def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:

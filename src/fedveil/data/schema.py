@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fedveil.data.cell_values import NumberMarks, number_of
 from fedveil.data.column_checks import check_bounds, check_date_format, check_not_missing, check_spellings
 from fedveil.data.identities import AS_TEXT, MOST_USERS
 from fedveil.errors import DataError
@@ -78,7 +79,7 @@ EPOCH: Final = date(1970, 1, 1)
 SILO: Final = "silo"
 """Name of a record's silo in releases of columns, whatever its column is called; no feature or target may have it."""
 
-_NO_DELIMITER: Final = '"\n\r'
+_NO_MARK: Final = "\n\r"
 
 
 class _Part(DocumentTable):
@@ -93,24 +94,31 @@ def _check_absent(absent: str | None, missing: str) -> None:
 
 
 class Format(_Part):
-    """Format of the table files, if it differs from the defaults.
+    """Format of table files, if it differs from the defaults.
 
-    ``delimiter`` and ``encoding`` apply to CSV files, ``sheet`` to Excel files (None: the first sheet). ``decimal``
-    is the decimal mark of numbers that are text: if it is a comma, a text with a full stop is invalid rather than a
-    wrong number.
+    ``delimiter``, ``quote`` and ``encoding`` apply to CSV files, ``sheet`` to Excel files (None: the first sheet).
+    ``quote`` is the quotation mark around cells: None is ``"``; empty means that no mark has a meaning. ``decimal``
+    and ``thousands`` are the marks in numbers that are text. If the decimal mark is a comma, a text with a full stop
+    is invalid rather than a wrong number, unless the full stops are thousands marks between groups of three digits.
     """
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     decimal: Literal[".", ","] = "."
+    thousands: Literal[".", ",", " ", "'"] | None = None
+    quote: Literal['"', "'", ""] | None = None
     encoding: str = "utf-8"
     sheet: str | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> "Format":
-        if not self.delimiter.isascii() or self.delimiter in _NO_DELIMITER:
-            raise ValueError("delimiter must be one ASCII character, and no quotation mark or line's end")
+        if not self.delimiter.isascii() or self.delimiter in _NO_MARK:
+            raise ValueError("delimiter must be one ASCII character, and no line's end")
+        if self.delimiter == self.quotation_mark:
+            raise ValueError("delimiter must not be the quotation mark")
         if self.delimiter == self.decimal:
             raise ValueError("delimiter and decimal are the same character")
+        if self.thousands == self.decimal:
+            raise ValueError("thousands and decimal are the same character")
         try:
             # `encode` refuses codecs that are no text encodings (base64, zip), which `lookup` accepts.
             "".encode(self.encoding)
@@ -121,6 +129,25 @@ class Format(_Part):
                 "cp1252, utf-16"
             ) from None
         return self
+
+    @property
+    def quotation_mark(self) -> str:
+        """The quotation mark; empty: none."""
+        return '"' if self.quote is None else self.quote
+
+    @property
+    def marks(self) -> NumberMarks:
+        """Marks in numbers that are text."""
+        return NumberMarks(self.decimal, self.thousands)
+
+
+class FileFormat(Format):
+    """Format of one file, in place of the schema's ``format``.
+
+    ``missing_values`` are the texts of missing cells of this file; None: the schema's.
+    """
+
+    missing_values: Annotated[tuple[str, ...], Field(strict=False)] | None = None
 
 
 class Number(_Part):
@@ -303,6 +330,10 @@ class Schema(_Part):
     With "bin" the column of every feature gets one more feature, its last, which is 1 for an invalid cell, while the
     others are 0. A record with an invalid target is left out.
 
+    ``format`` is the format of every file without one of its own in ``formats``, whose keys are names of files without
+    their folder. A format says how a file writes its cells, not what they mean: features and targets are the same
+    numbers under any format. Between institutions, each silo declares the format of its own file in ``silo.toml``.
+
     ``listed_columns`` is the header of the tables, for patterns only. A feature whose name has a ``*`` stands for
     every listed column that matches, has no role and no declaration of its own, in the listed order. ``features``
     holds the expanded columns.
@@ -317,6 +348,7 @@ class Schema(_Part):
     invalid: Literal["error", "bin"] = "error"
     listed_columns: Annotated[tuple[str, ...], Field(strict=False)] = ()
     format: Format = Format()
+    formats: dict[str, FileFormat] | None = None
     target: Target
     features: Annotated[dict[str, Feature], Field(min_length=1)]
 
@@ -341,13 +373,51 @@ class Schema(_Part):
         return self
 
     @model_validator(mode="after")
+    def _formats_name_files(self) -> "Schema":
+        for name in self.formats or ():
+            if Path(name).name != name:
+                raise ValueError(f"formats: '{sanitize(name)}' is no name of a file; leave out its folder")
+        return self
+
+    @model_validator(mode="after")
     def _declared_values_are_read(self) -> "Schema":
         words = {name: one.categories for name, one in self.features.items() if isinstance(one, Category)}
         if isinstance(self.target, Label):
             words[self.target.column] = self.target.classes
-        for name, declared in words.items():
-            check_not_missing(name, (*declared, *self.spellings.get(name, ())), self.missing_values)
+        for missing in (self.missing_values, *map(self.missing_values_of, self.formats or ())):
+            for name, declared in words.items():
+                check_not_missing(name, (*declared, *self.spellings.get(name, ())), missing)
         return self
+
+    def format_of(self, file: Path | str) -> Format:
+        """Return the format of a file, by the file's name."""
+        return (self.formats or {}).get(Path(file).name, self.format)
+
+    def missing_values_of(self, file: Path | str) -> tuple[str, ...]:
+        """Return the texts of missing cells of a file.
+
+        A number among the schema's missing values is also missing where the file writes it with its own decimal mark.
+        """
+        written = self.format_of(file)
+        if isinstance(written, FileFormat) and written.missing_values is not None:
+            return written.missing_values
+        given, own = self.format.decimal, written.decimal
+        if own == given:
+            return self.missing_values
+        numbers = [one for one in self.missing_values if number_of(one.replace(given, ".")) is not None]
+        return (*self.missing_values, *(one.replace(given, own) for one in numbers if given in one))
+
+    def with_file_format(self, file: Path | str, written: FileFormat | None) -> "Schema":
+        """Return the schema with a file's own format; None: the schema unchanged.
+
+        Raises:
+            DataError: a declared category or class is a missing value of this file.
+        """
+        if written is None:
+            return self
+        formats = (self.formats or {}) | {Path(file).name: written}
+        document = {name: getattr(self, name) for name in Schema.model_fields} | {"formats": formats}
+        return validate_document(Schema, document, f"format of {file}", DataError)
 
     @property
     def target_columns(self) -> tuple[str, ...]:

@@ -131,8 +131,8 @@ def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, 
     other = max(DELIMITERS, key=header.count)
     if columns is not None and len(columns) > 1 and declared not in header and other in header:
         raise DataError(
-            f"{path}: the header has no {declared!r}, the declared delimiter, but it has {other!r}: declare it in the "
-            "schema, format.delimiter"
+            f"{path}: the header has no {declared!r}, the declared delimiter, but it has {other!r}: "
+            f"declare it {_declared_where(path)}"
         )
 
 
@@ -146,8 +146,12 @@ def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
     """Parse a CSV text; errors about its records come from :class:`CsvLines`, which quotes no cell."""
-    lines = CsvLines(path, content, written.delimiter)
-    parsing = pa_csv.ParseOptions(delimiter=written.delimiter, newlines_in_values=lines.check())
+    lines = CsvLines(path, content, written.delimiter, written.quotation_mark)
+    parsing = pa_csv.ParseOptions(
+        delimiter=written.delimiter,
+        quote_char=written.quotation_mark or False,
+        newlines_in_values=lines.check(),
+    )
     try:
         return _parsed(content, pick, parsing)
     except pa.ArrowInvalid as error:
@@ -194,14 +198,24 @@ def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple
     try:
         text = content.decode() if usual else content.decode(encoding)
     except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        at = f"byte {error.start}" if wide or marked else f"line {line}, byte {error.start}"
         wrong = DataError(
-            f"{path}: byte {error.start} is not {encoding}; convert the file, or declare the encoding that all files "
-            "have in the schema: format.encoding (latin-1, cp1252, utf-16, ...)"
+            f"{path}, {at}: not {encoding}; declare the encoding (latin-1, cp1252, utf-16, ...) "
+            f"{_declared_where(path)}"
         )
         if marked or not usual:
             raise wrong from None
         return content.decode(errors="replace").encode(), wrong
     return content if usual else text.encode(), None
+
+
+def _declared_where(path: Path) -> str:
+    """Return where the format of a file is declared, for errors."""
+    own = f'[formats."{sanitize(path.name)}"]'
+    return (
+        f"in the schema, [format] for all files or {own} for this one; a silo, in [format] of its silo.toml"
+    )
 
 
 def _has_replaced(table: pa.Table) -> bool:
@@ -323,7 +337,7 @@ def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> N
         several, names = "s" * (len(lacking) > 1), "', '".join(map(sanitize, lacking))
         near = did_you_mean(lacking[0], present) if len(lacking) == 1 else ""
         if any(REPLACED in name for name in present):
-            near += "; the header is written in another encoding than the schema's: declare format.encoding"
+            near += f"; the header is written in another encoding; declare it {_declared_where(path)}"
         told = (
             f"{path} has no column{several} '{names}'; it has: {sanitize(', '.join(present))}{sanitize(near)}"
         )

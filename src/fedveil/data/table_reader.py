@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from fedveil.data.cell_values import DeclaredValues, day_of, number_of, whole_number, without_fraction
+from fedveil.data.cell_values import (
+    USUAL_MARKS,
+    DeclaredValues,
+    NumberMarks,
+    day_of,
+    number_of,
+    whole_number,
+    without_fraction,
+)
 from fedveil.data.records import Targets
 from fedveil.data.schema import Category, Date, Feature, Label, Number, Schema, Survival
 from fedveil.data.table_file import EXCEL_CELL, REPLACED, LackingColumnsError, open_table, without_days
@@ -54,6 +62,16 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
     return text, np.asarray(missing, dtype=np.bool_)
 
 
+def _pointed(cells: pa.Array, marks: NumberMarks) -> pa.Array:
+    """Return :meth:`NumberMarks.pointed` of every cell."""
+    if marks.thousands is not None:
+        plain = pc.replace_substring_regex(cells, marks.between_groups, "")
+        cells = pc.if_else(pc.match_substring_regex(cells, marks.grouped), plain, cells)
+    if marks.decimal == ".":
+        return cells
+    return pc.replace_substring(pc.replace_substring(cells, ".", "?"), marks.decimal, ".")
+
+
 class TableReader:
     """Converts the columns of one file to arrays; every error names file, record and column.
 
@@ -61,7 +79,7 @@ class TableReader:
         path: name of the file in errors.
         table: the columns of the file.
         missing_values: texts of cells that count as missing.
-        decimal: decimal mark of numbers that are text.
+        marks: decimal and thousands mark of numbers that are text.
         binned: whether a cell that its declaration does not allow is counted as invalid instead of refused. An
             invalid feature is encoded in a feature of its own; a record with an invalid target is left out.
         spellings: alternative spellings by column, each mapped to its declared value.
@@ -72,7 +90,7 @@ class TableReader:
         path: Path,
         table: pa.Table,
         missing_values: Sequence[str],
-        decimal: Literal[".", ","] = ".",
+        marks: NumberMarks = USUAL_MARKS,
         *,
         binned: bool = False,
         spellings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
@@ -82,7 +100,7 @@ class TableReader:
         self._path = path
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
-        self._decimal = decimal
+        self._marks = marks
         numbers = self.parse_numbers(self._missing_values)
         self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
         self._binned, self._spellings = binned, spellings
@@ -92,10 +110,10 @@ class TableReader:
     def by_schema(
         cls, schema: Schema, path: Path, columns: Sequence[str], *, tolerant: bool, binned: bool = False
     ) -> TableReader:
-        """Open columns of a file in the format that the schema declares.
+        """Open columns of a file in the format that the schema declares for it.
 
         Args:
-            schema: declaration of the columns and of the format.
+            schema: declaration of the columns and of the files' formats.
             path: the file.
             columns: columns to read.
             tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_table`).
@@ -104,8 +122,9 @@ class TableReader:
         Raises:
             DataError: as :func:`open_table`.
         """
+        written = schema.format_of(path)
         try:
-            table = open_table(path, columns, schema.format, tolerant=tolerant, may_lack=schema.may_lack)
+            table = open_table(path, columns, written, tolerant=tolerant, may_lack=schema.may_lack)
         except LackingColumnsError as error:
             if not schema.features.keys() >= set(error.columns):
                 raise
@@ -114,8 +133,8 @@ class TableReader:
         return cls(
             path,
             table,
-            schema.missing_values,
-            schema.format.decimal,
+            schema.missing_values_of(path),
+            written.marks,
             binned=binned,
             spellings=schema.spellings,
         )
@@ -295,16 +314,16 @@ class TableReader:
 
         A value that is both declared and missing gets neither an index nor the mark of a missing value.
         """
-        found = DeclaredValues(declared, self._decimal)
-        missing = {whole_number(one, self._decimal) for one in self._missing_values.to_pylist()} - {None}
+        found = DeclaredValues(declared, self._marks)
+        missing = {whole_number(one, self._marks) for one in self._missing_values.to_pylist()} - {None}
         places = [found.place(one) for one in cells]
-        gone = [whole_number(one, self._decimal) in missing for one in cells]
+        gone = [whole_number(one, self._marks) in missing for one in cells]
         kept = [None if is_gone else place for place, is_gone in zip(places, gone, strict=True)]
         lost = [is_gone and place is None for place, is_gone in zip(places, gone, strict=True)]
         return pa.array(kept, pa.int32()), pa.array(lost, pa.bool_())
 
     def _plain(self, cell: str) -> str:
-        return without_fraction(cell, self._decimal)
+        return without_fraction(cell, self._marks)
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Return the values of a numeric column, 0 if missing or infinite, and the mask of missing cells."""
@@ -359,7 +378,7 @@ class TableReader:
         self._count(
             np.asarray(values.is_null()) & ~missing,
             column,
-            f"the value is no number (decimal mark '{self._decimal}')",
+            f"the value is no number ({self._marks.described()})",
         )
         return values
 
@@ -368,8 +387,7 @@ class TableReader:
 
         Cells are converted one by one only if Arrow cannot convert the whole column.
         """
-        if self._decimal != ".":  # "." becomes "?", so that 1.000 is no number rather than 1
-            cells = pc.replace_substring(pc.replace_substring(cells, ".", "?"), self._decimal, ".")
+        cells = _pointed(cells, self._marks)
         try:
             return pc.cast(cells, pa.float64())
         except pa.ArrowInvalid:

@@ -28,9 +28,10 @@ from fedveil.data.schema import (
 from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.data.table_file import open_table
 from fedveil.data.table_reader import TableReader
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, did_you_mean
 from fedveil.files import as_path, read_content, reading
 from fedveil.randomness import ExperimentRandomness
+from fedveil.sanitize import sanitize
 
 TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
 
@@ -140,6 +141,7 @@ def read_tables(
     files = [as_path(one, "read_tables: files") for one in files]
     test = None if test is None else as_path(test, "read_tables: test")
     check_files(schema, files)
+    _check_formats(schema, [*files, *([] if test is None else [test])])
     check_share("tables", test_share, test)
     parts = [_read_part(schema, path) for path in files]
     features = np.concatenate([part.features for part in parts])
@@ -275,7 +277,7 @@ def check_own(
         DataError: a record belongs to another silo; the error names the first one.
     """
     assert schema.silo is not None
-    own = without_fraction(name, schema.format.decimal)
+    own = without_fraction(name, schema.format.marks)
     _refuse_first(path, schema.silo, rows[[where != own for where in silos]], f"is not of silo '{name}'")
 
 
@@ -300,7 +302,7 @@ def own_numbers(
             record.
     """
     known = range(schema.n_users) if users is None else users
-    number = {without_fraction(str(who), schema.format.decimal): place for place, who in enumerate(known)}
+    number = {without_fraction(str(who), schema.format.marks): place for place, who in enumerate(known)}
     if len(number) != len(known) or len(number) > schema.n_users:
         raise DataError(
             f"{len(known)} users are listed, {len(number)} of them different; the schema has {schema.n_users}, "
@@ -378,6 +380,17 @@ def check_files(schema: Schema, files: Sequence[Path]) -> None:
         raise ConfigError(f"{again[0]}: the table is named twice, so that its records would count twice")
 
 
+def _check_formats(schema: Schema, files: Sequence[Path]) -> None:
+    """Refuse a declared format of a file that is not read: its name may be misspelt."""
+    names = [path.name for path in files]
+    for name in schema.formats or ():
+        if name not in names:
+            raise DataError(
+                f"formats: '{sanitize(name)}' is none of the tables: {sanitize(', '.join(names))}"
+                f"{sanitize(did_you_mean(name, names))}"
+            )
+
+
 def check_public(files: Sequence[Path], test: Path) -> None:
     """Refuse a public test table that is one of the training tables, or a byte-identical copy of one.
 
@@ -445,9 +458,8 @@ def silo_numbers(
     """
     known = sorted({path.stem for path in files} if schema.silo is None else set(names))
     silos = tuple(known) if schema.silos is None else schema.silos
-    decimal = schema.format.decimal
     # Ids in the silo column are read without a fraction of zeros, so declared names lose it as well.
-    plain = silos if schema.silo is None else [without_fraction(silo, decimal) for silo in silos]
+    plain = silos if schema.silo is None else [without_fraction(silo, schema.format.marks) for silo in silos]
     number = {silo: place for place, silo in enumerate(plain)}
     if len(number) < len(silos):
         raise DataError("silos: the schema lists a silo twice")

@@ -15,7 +15,7 @@ import tomlkit
 from pydantic import AfterValidator, Field, PlainSerializer
 
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import PublicIdentity, in_groups
+from fedveil.crypto.keys import PublicIdentity, format_fingerprint
 from fedveil.files import read_toml
 from fedveil.validation import DocumentTable, validate_document
 
@@ -104,7 +104,7 @@ class Charter:
     @property
     def fingerprint(self) -> str:
         """128 bits of the digest, for people to compare."""
-        return in_groups(self.digest)
+        return format_fingerprint("charter", self.digest)
 
     @property
     def schema_digest(self) -> bytes:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId
-from fedveil.errors import IntegrityError, ModelError
+from fedveil.errors import FedveilError, IntegrityError, ModelError
 from fedveil.federation.audit.run_record import RunRecord, known_before
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
@@ -87,6 +87,7 @@ class CoordinatorParty(Generic[EndingT]):
         run: 16 bytes, unique to the run.
         outcome: how the run ended; None while it continues.
         refused: code of the silo's refusal that ended the run; None if no silo refused.
+        refusals: each refusal, with the silo's name.
         farewells: last messages of an ended run. They free the silos for another run, and may be lost.
         longest_answer: largest size of a silo's message in bytes.
 
@@ -122,7 +123,13 @@ class CoordinatorParty(Generic[EndingT]):
         self.farewells: list[tuple[int, bytes]] = []
         self.outcome: EndingT | None = None
         self.refused: Code | None = None
+        self.refusals: list[str] = []
+        self._asks_policies = False
         self._begin_session()
+
+    def only_ask_policies(self) -> None:
+        """End when every silo has answered the terms: no round begins, and nobody is charged."""
+        self._asks_policies = True
 
     @property
     def is_finished(self) -> bool:
@@ -157,7 +164,7 @@ class CoordinatorParty(Generic[EndingT]):
         If too few silos would remain, but the returned ones restore the quorum, the round begins again with these.
         """
         exchange, least = self._exchange, self._agreement.quorum
-        if exchange is None or not silent:
+        if exchange is None or not silent or self._asks_policies:
             return ()
         # First choice: the protocol recovers within the exchange. Second choice: a new session with the returned
         # silos.
@@ -225,7 +232,13 @@ class CoordinatorParty(Generic[EndingT]):
         (part,), name = message.parts, self._membership.silos[silo]
         if isinstance(part, Declined):
             self.refused = part.why.code
-            self.stop(f"silo {name} refuses ({part.why.code.cause}): {part.why.sentence}")
+            sentence = part.why.describe(self._membership.silos)
+            self.refusals.append(f"silo {name} refuses ({part.why.code.cause}): {sentence}")
+            if self._asks_policies and self._exchange is not None:
+                self._exchange.answers[silo] = message.parts
+                self._proceed()
+            else:
+                self.stop(self.refusals[0])
             return ReplyKind.ANSWER
         # A Ready outside the Hello exchange means that the silo lost its session, for example by a restart.
         assert isinstance(part, Ready)
@@ -271,10 +284,19 @@ class CoordinatorParty(Generic[EndingT]):
         # Durable before any message that follows from these answers: a restarted coordinator must still know every
         # head.
         self._heads.keep()
+        if self.refusals:
+            self.stop("; ".join(self.refusals))
+            return
         try:
             exchange.then(dict(sorted(exchange.answers.items())))
         except (IntegrityError, ModelError, ProtocolError, RefusalError) as error:
-            self.stop(str(error))
+            self.stop(self._sentence(error))
+
+    def _sentence(self, error: FedveilError) -> str:
+        """Return an error's text, with the name of the silo that caused it in place of its number."""
+        if isinstance(error, ProtocolError) and error.silo is not None:
+            return f"silo {self._membership.silos[error.silo]}: {error.reason}"
+        return str(error)
 
     def _leave(self, silos: tuple[int, ...]) -> bool:
         """Drop silos of the exchange if a quorum remains; return whether it does."""
@@ -344,6 +366,9 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _joined(self, answers: Answers) -> None:
         """Prepare ledger heads and totals for the first round, and start the protocol's setup."""
+        if self._asks_policies:
+            self.stop("every silo takes part")
+            return
         users = self._plan.n_users if shows_counts(self._plan.method) else None
         self._ahead = opening_messages(answers, len(self._membership.silos), users)
         self._set_up(answers)
@@ -405,7 +430,7 @@ class CoordinatorParty(Generic[EndingT]):
         if self._agreement.result_at_server:
             total = self._agreement.decode_sum(self._server.result())
         else:
-            check_models_agree(answers)
+            check_models_agree(answers, self._membership.silos)
         users = self._draw.users
         drawn = self._plan.n_users if users is None else int(users.sum())
         self._part.release(Played(total=total, summed=self._server.n_summed, drawn=drawn))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -59,8 +59,12 @@ Answers = dict[int, tuple[SessionMessage, ...]]
 """Answers of the silos in one exchange, by silo number."""
 
 
-def check_models_agree(answers: Answers) -> None:
+def check_models_agree(answers: Answers, silos: Sequence[str]) -> None:
     """Check that every silo has the same next model.
+
+    Args:
+        answers: of a round.
+        silos: names, by number.
 
     Raises:
         ProtocolError: names a silo that differs from the model of more than half of the silos. Without a majority,
@@ -77,7 +81,7 @@ def check_models_agree(answers: Answers) -> None:
         )
     first = next(silo for silo, tag in tags.items() if tag == common)
     raise ProtocolError(
-        f"silos {first} and {others[0]} end the round with different models or optimisers' states"
+        f"silos {silos[first]} and {silos[others[0]]} end the round with different models or optimisers' states"
     )
 
 

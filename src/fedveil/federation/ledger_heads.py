@@ -43,7 +43,8 @@ from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
-from fedveil.files import LARGEST_FILE, append_file, parse_json, read_content, reading, replace_file, writing
+from fedveil.files import parse_json, reading, writing
+from fedveil.line_log import LineLog
 from fedveil.protocols.protocol import Roster
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import LedgerHeads, SignedHead
@@ -151,15 +152,15 @@ class SeenHeads:
             )
         self._all: dict[tuple[str, str], list[str]] = {}
         self._durable = True
-        content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
-        *lines, torn = content.split(b"\n")
+        self._log = LineLog(path, mode=0o600)
+        lines = self._log.read().complete
         with reading(path, RunFolderError):
             for line in lines:
                 of, silo, head = parse_json(line, path, RunFolderError)
                 if len(bytes.fromhex(head)) != len(NONE):
                     raise ValueError
                 self._note(str(of), str(silo), head)
-        self._lines, self._whole = len(lines), not torn
+        self._lines = len(lines)
 
     def last(self, silo: str) -> bytes:
         """Return the last known head of a silo; zeros if unknown."""
@@ -203,25 +204,18 @@ class SeenHeads:
         del seen[:-_KEPT]
 
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
-        """Append lines, or rewrite the file.
-
-        The file is rewritten on the first write, after a failed write, and when most lines are too old.
-        """
-        held = sum(map(len, self._all.values()))
+        """Append lines; rewrite the file if most of its lines are too old."""
+        lines = [_line(self._charter, *one) for one in new]
         with writing(self._path, RunFolderError):
-            if self._whole and self._lines <= 2 * held and self._path.exists():
-                # _whole stays False if the append fails: a torn line may stand at the end, so the next write replaces
-                # the file.
-                self._whole = self._durable = False  # until all is written
-                append_file(self._path, b"".join(_line(self._charter, *one) for one in new), flush=False)
-                self._lines += len(new)
+            if self._lines <= 2 * sum(map(len, self._all.values())):
+                self._durable = False
+                self._log.append(*lines, flush=False)
+                self._lines += len(lines)
             else:
-                every = [_line(*key, head) for key, seen in self._all.items() for head in seen]
-                every += [_line(self._charter, *one) for one in new]
-                replace_file(self._path, b"".join(every), mode=0o600)
+                every = [*(_line(*key, head) for key, seen in self._all.items() for head in seen), *lines]
+                self._log.replace(every)
                 self._lines, self._durable = len(every), True
-            self._whole = True
 
 
 def _line(charter: str, silo: str, head: str) -> bytes:
-    return json.dumps([charter, silo, head]).encode() + b"\n"
+    return json.dumps([charter, silo, head]).encode()

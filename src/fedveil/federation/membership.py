@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, cast
 from pydantic import Field
 
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
+from fedveil.crypto.keys import IdentityKey, PublicIdentity, format_fingerprint
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Charter, Digest, FoundingDocument, Key
 from fedveil.files import parse_toml, read_text
@@ -132,7 +132,7 @@ class Membership:
     @property
     def fingerprint(self) -> str:
         """128 bits of the digest, for people to compare."""
-        return in_groups(self.digest)
+        return format_fingerprint("membership", self.digest)
 
     def number(self, silo: str) -> int:
         """Return the number of a silo.

@@ -16,9 +16,8 @@ from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.files import read_toml
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method, shows_counts
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import dominating_event, make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.dominating_event import dominating_event
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
 from fedveil.protocols.refusals import Code

@@ -21,13 +21,15 @@ and ciphertexts of a repeat reveal something besides the sum, and a line of the 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.store import RoundRecord
-from fedveil.files import LARGEST_FILE, append_file, read_content, replace_file, sync_folder, writing
+from fedveil.files import sync_folder, writing
+from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import Ledger
 
 KEPT: Final = "kept"
@@ -56,7 +58,7 @@ class ReplayMark:
     @property
     def line(self) -> bytes:
         """The mark as a line of the file."""
-        return f"{self.head} {self.length}\n".encode()
+        return f"{self.head} {self.length}".encode()
 
     def fits(self, record: RoundRecord | None, ledger: Ledger) -> bool:
         """Return whether a record is the answer of this mark, or was charged or completed later.
@@ -90,8 +92,6 @@ class ReplayMarks:
     def last(self, place: bytes) -> ReplayMark | None:
         """Return the last mark of a part of a run; None before the first.
 
-        An unterminated last line was not yet durable, so nothing had been sent.
-
         Args:
             place: 16 bytes, the part of the run.
 
@@ -99,7 +99,7 @@ class ReplayMarks:
             IntegrityError: the file is damaged.
             RunFolderError: the file cannot be read.
         """
-        return _last(self._path(place), self._content(place))
+        return _last(*self._read(place))
 
     def append(self, place: bytes, mark: ReplayMark, *, most: int) -> bool:
         """Append a mark and fsync it: one line for each time that the answer may be sent.
@@ -116,38 +116,29 @@ class ReplayMarks:
             IntegrityError: the file is damaged.
             RunFolderError: the file cannot be written, for example because the disk is full; nothing may be sent.
         """
-        path, content = self._path(place), self._content(place)
-        _last(path, content)
-        line = mark.line
-        if content.count(line) >= most:
+        log, lines = self._read(place)
+        _last(log, lines)
+        if lines.count(mark.line) >= most:
             return False
-        with writing(path, RunFolderError, "; nothing was sent"):
-            if content.endswith(b"\n"):
-                append_file(path, line)
-                return True
+        with writing(log.path, RunFolderError, "; nothing was sent"):
             if not self.folder.is_dir():
                 self.folder.mkdir(mode=0o700)
                 sync_folder(self.folder.parent)
-            # A torn last line is cut off: it was never durable, and appending to it would damage the new line.
-            replace_file(path, content[: content.rfind(b"\n") + 1] + line, mode=0o600)
+            log.append(mark.line)
         return True
 
-    def _content(self, place: bytes) -> bytes:
-        path = self._path(place)
-        return read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
-
-    def _path(self, place: bytes) -> Path:
-        return self.folder / place.hex()
+    def _read(self, place: bytes) -> tuple[LineLog, list[bytes]]:
+        log = LineLog(self.folder / place.hex(), mode=0o600)
+        return log, log.read().complete
 
 
-def _last(path: Path, content: bytes) -> ReplayMark | None:
-    lines = content.split(b"\n")[:-1]
+def _last(log: LineLog, lines: Sequence[bytes]) -> ReplayMark | None:
     if not lines:
         return None
     found = _LINE.fullmatch(lines[-1])
     if found is None:
         raise IntegrityError(
-            f"{path}, line {len(lines)}: damaged; what was answered is unknown, so this run cannot go on here; restore "
-            "the file as it was last"
+            f"{log.path}, line {len(lines)}: damaged; what was answered is unknown, so this run cannot go on here; "
+            "restore the file as it was last"
         )
     return ReplayMark(found[1].decode(), int(found[2]))

@@ -1,6 +1,6 @@
 """Signed messages between coordinator and silo: address, exchange number, and one or more parts.
 
-    magic "FVL" | version 3 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32)
+    magic "FVL" | version 4 | run (16) | session (16) | number (4) | sender (2) | recipient (2) | head (32)
     | count (2) | count times: kind (1), length (8), body | Ed25519 signature (64)
 
 Numbers in parentheses are bytes. One message carries everything that can travel together, because a transport may
@@ -25,7 +25,7 @@ from fedveil.protocols.session_messages import NONCE_BYTES, PARTS, SessionMessag
 from fedveil.protocols.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
-_VERSION: Final = 3
+_VERSION: Final = 4
 _HEADER: Final = struct.Struct(f">3sB{RUN_BYTES}s{NONCE_BYTES}sIHH32sH")
 _SIGNED_AS: Final = b"fedveil/1/letter"
 

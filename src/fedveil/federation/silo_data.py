@@ -13,7 +13,7 @@ from fedveil.data.columns import ColumnTable, read_own_columns
 from fedveil.data.main_silos import MainSilos, read_main_silos
 from fedveil.data.records import Population, Records
 from fedveil.data.salted_file import read_salted
-from fedveil.data.schema import Label, Schema, Survival
+from fedveil.data.schema import FileFormat, Label, Schema, Survival
 from fedveil.data.tables import TASKS, held_out, read_own, read_test
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
@@ -48,6 +48,8 @@ class PartyTable:
         declared: declared facts of all tables.
         silo: number of the silo; None: the coordinator, which has no records.
         path: the silo's own file, or the coordinator's public test table; None: no file.
+        written: format of the silo's own file; None: the schema's. It is the silo's own affair: it decides how cells
+            are read, and neither the agreed schema nor anything that is sent depends on it.
         users: ids of all users, in the order of their numbers; None: ids are numbers from 0.
         main_silos: main silo of every user; None if the silo has no file of them.
     """
@@ -55,6 +57,7 @@ class PartyTable:
     declared: DeclaredTables
     silo: int | None = None
     path: Path | None = None
+    written: FileFormat | None = None
     users: tuple[str, ...] | None = None
     main_silos: MainSilos | None = None
 
@@ -75,7 +78,7 @@ class PartyTable:
         silos = self.declared.silos
         assert self.silo is not None, "the coordinator has no records"
         assert self.path is not None
-        schema = self.declared.schema if schema is None else schema
+        schema = (schema or self.declared.schema).with_file_format(self.path, self.written)
         return read_own_columns(schema, self.path, wanted, silo=self.silo, silo_names=silos, users=self.users)
 
     def share(self, tested: HoldoutSpec | None = None) -> LocalPopulation:
@@ -97,7 +100,8 @@ class PartyTable:
             return self._of(records, features, targets, None)
         assert self.path is not None
         name = silos[self.silo]
-        records, rows = read_own(schema, self.path, silo=self.silo, name=name, users=self.users)
+        local = schema.with_file_format(self.path, self.written)
+        records, rows = read_own(local, self.path, silo=self.silo, name=name, users=self.users)
         # A population needs a test set: without held-out records, the first training record stands in.
         if tested is None:
             return self._of(records, records.features[:1], records.targets[:1], None)
@@ -154,23 +158,33 @@ def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     return features, np.zeros((0, 2) if pairs else 0, dtype=np.float32)
 
 
+@dataclass(frozen=True)
+class SiloFiles:
+    """Files of a silo.
+
+    Attributes:
+        table: the silo's own table.
+        users: list of all users' ids, if the schema names one; else None. Known to the silos only.
+        main_silos: file of all users' main silos; None: no run needs it.
+        written: format of the table; None: the schema's.
+    """
+
+    table: Path
+    users: Path | None = None
+    main_silos: Path | None = None
+    written: FileFormat | None = None
+
+
 def load_silo_population(
-    schema: Schema,
-    table: Path,
-    membership: Membership,
-    silo: int,
-    users: Path | None,
-    main_silos: Path | None = None,
+    schema: Schema, files: SiloFiles, membership: Membership, silo: int
 ) -> LocalPopulation:
     """Read a silo's table, user list and main silos.
 
     Args:
         schema: the public schema.
-        table: the silo's own file.
+        files: the silo's files.
         membership: the federation.
         silo: number of the silo.
-        users: list of all users' ids, if the schema names one; else None. Known to the silos only.
-        main_silos: file of all users' main silos; None: no run needs it.
 
     Raises:
         DataError: a table does not fit the schema (names file, record and column), or the list of users is not the
@@ -180,13 +194,21 @@ def load_silo_population(
         Silos with the same schema, which the founder's signature covers, have the same list byte for byte, or none.
         So an id has one number in all silos, and no person counts as two users.
     """
-    listed = _listed(schema, users)
+    listed = _listed(schema, files.users)
     declared = DeclaredTables(schema=schema, silos=membership.silos)
     found = None
-    if main_silos is not None:
+    if files.main_silos is not None:
         ids = tuple(map(str, range(schema.n_users))) if listed is None else listed
-        found = read_main_silos(main_silos, ids, membership.silos)
-    return PartyTable(declared=declared, silo=silo, path=table, users=listed, main_silos=found).share()
+        found = read_main_silos(files.main_silos, ids, membership.silos)
+    party = PartyTable(
+        declared=declared,
+        silo=silo,
+        path=files.table,
+        written=files.written,
+        users=listed,
+        main_silos=found,
+    )
+    return party.share()
 
 
 def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:

@@ -14,7 +14,6 @@ from fedveil.federation.ledger_heads import SeenHeads, check_heads, sign_heads
 from fedveil.federation.replay_guard import ReplayMark, ReplayMarks
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
-from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Budget, Origin
 from fedveil.protocols.protocol import MOST_REPEATS, ClientContext
 from fedveil.protocols.refusals import Code
@@ -72,28 +71,6 @@ class SiloState:
     def charged_rounds(self) -> list[int]:
         """Return the charged rounds of the part, with repetitions."""
         return [entry.round for entry in self.ledger.ledger.entries if entry.run == self.name]
-
-    def charge(self, number: int, attempt: int, event: Event) -> None:
-        """Charge a round of the part, within the silo's budget; return when the charge and its head are on disk.
-
-        The order of a contribution is: charge, compute, persist, mark, send. This is the only charge of a silo.
-
-        Args:
-            number: the round.
-            attempt: number of earlier charges of the round.
-            event: the event of the round.
-
-        Raises:
-            BudgetError: the charge exceeds the budget.
-        """
-        self.ledger.charge(
-            run=self.name,
-            round=number,
-            attempt=attempt,
-            event=event,
-            budget=self.budget,
-            origin=self.origin,
-        )
 
     def last(self) -> RoundRecord | None:
         """Return the record of the last round of the part; None before the first.

@@ -107,6 +107,26 @@ class GridShares(SharedNoise, Protocol):
         """Return the channel with a noise grid on which sums over ``n_users`` users are exact."""
         ...
 
+    def with_word_bits(self, word_bits: Any) -> Any:
+        """Return the channel with messages for masked words of another number of bits."""
+        ...
+
+    def sized_for_words(self, n_senders: int, bound: Any, *, masked: bool) -> Any:
+        """Return the channel with the grid to which messages are rounded after their noise."""
+        ...
+
+    def largest_sum(self, n_senders: int, bound: Any) -> int | None:
+        """Return the largest coordinate of a sum for which words have room, in grid steps; None if any sum fits."""
+        ...
+
+    def check_steps(self, n_senders: int) -> None:
+        """Check that rounded messages have enough noise for the claims.
+
+        Raises:
+            CompositionError: they have less.
+        """
+        ...
+
 
 @runtime_checkable
 class DecayingNoise(Protocol):

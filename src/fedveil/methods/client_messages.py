@@ -43,7 +43,7 @@ from fedveil.methods.message_encoding import (
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
-from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
+from fedveil.privacy.noise.law import finest_grid, grid_law, is_finest
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError

@@ -20,10 +20,9 @@ from fedveil.config_keys import check_ranges
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.methods.channels import refuses_unbounded
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.message_encoding import EncodedMessage, Sender
 from fedveil.methods.method import Method
 from fedveil.privacy.correlated import BITS, best_coefficients, check_coefficients, strengths
-from fedveil.privacy.schedule import Scheduled
+from fedveil.privacy.sampling import Scheduled
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Sensitivity
 
@@ -94,9 +93,9 @@ class CorrelatedShares(GaussianShares):
         return sum(self.coefficients)
 
     @property
-    def lengthening(self) -> float:
-        """The gain, counted in steps of a grid whose step is 2^-6 times that of the sums."""
-        return self.gain / _UNIT
+    def sum_unit(self) -> float:
+        """2^-6: parts of sums lie on a grid 2^-6 times the sums'."""
+        return _UNIT
 
     @property
     def strengths(self) -> tuple[float, ...]:
@@ -137,16 +136,6 @@ class CorrelatedShares(GaussianShares):
         yield from refuses_unbounded(method)
         yield from super().refuses(method)
 
-    def message_grid(self, grid: float, n_silos: int) -> float:
-        """Return the grid step of a silo's message; parts of sums lie on a grid 2^-6 times the sums'."""
-        return super().message_grid(grid * _UNIT, n_silos)
-
-    def grid_loss(self, sensitivity: Sensitivity) -> float:
-        if self.noise_multiplier == 0:
-            return 0.0
-        law = self.law(sensitivity.n_senders, sensitivity.bound.grid * _UNIT)
-        return 2 * sensitivity.n_senders * law.log_ratio_to_gaussian
-
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         if self.noise_multiplier == 0:
             return ()
@@ -158,11 +147,8 @@ class CorrelatedShares(GaussianShares):
             "each silo adds "
             f"fresh discrete Gaussian noise of standard deviation {show_at_least(self.share_std(n))} to each message; "
             "the ledger's charge for a single round is no guarantee by itself",
+            *self.describe_rounding(sensitivity),
         )
-
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
-        """Return a silo's encoded sum with its share of the noise, on a grid 2^-6 times the contributions'."""
-        return super().send(total, replace(at, grid=at.grid * _UNIT))
 
     def encode_sums(self, sums: Sequence[Float64[np.ndarray, " d"]]) -> Float64[np.ndarray, " d"]:
         """Return sum_j c_j g_{t-j} of a silo's sums, this round's first.

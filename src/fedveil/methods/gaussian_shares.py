@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64
@@ -18,12 +18,22 @@ from fedveil.config_keys import Count, NonNegative, Positive, composed_field
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_clients, refuses_unbounded
 from fedveil.methods.message_encoding import EncodedMessage, Sender
+from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
-from fedveil.privacy.noise.on_grid import finest_grid, grid_law, is_finest
+from fedveil.privacy.noise.law import DiscreteGaussian, finest_grid, grid_law, is_finest
+from fedveil.privacy.noise.rounding import LEAST_STEPS, coarse_step, round_to_grid, rounding_loss, sum_bound
 from fedveil.privacy.statement import show_at_least, show_at_most
-from fedveil.stage import Sensitivity, everyone_adds
+from fedveil.stage import Sensitivity, everyone_adds, redefined
+
+WordBits: TypeAlias = Annotated[
+    Literal["auto", 16, 24, 32, 64],
+    Field(
+        description="bits of a masked word: each silo rounds its sum, after its noise, to a grid that is coarse enough "
+        'for them ([how](../theory/round-after-noise.md)); `"auto"` takes the fewest under secure aggregation and '
+        "rounds nothing without it, 64 rounds nothing"
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +51,11 @@ class GaussianShares(Channel):
         max_dropouts: number of silos that may be missing from a sum, with their shares, without weakening it.
         users: |U|, for a noise grid on which sums over the users are exact in float64. Composition sets it
             (:meth:`sized_for_users`). A method by itself knows no users; its sums are exact for one user per silo.
+        word_bits: bits of a masked word. Each silo rounds its noisy sum to a grid that is coarse enough for them
+            (docs/theory/round-after-noise.md). "auto" rounds under masks only, to the fewest bits for which a share
+            has at least 2 steps; 64 rounds nothing.
+        step: g, the coarse grid, in the unit of the update; 0 without rounding. Composition sets it
+            (:meth:`sized_for_words`).
     """
 
     supports_noise_decay: ClassVar[bool] = True
@@ -51,19 +66,39 @@ class GaussianShares(Channel):
     colluding_silos: Annotated[int, Field(ge=0)] = 0
     max_dropouts: Annotated[int, Field(ge=0)] = 0
     users: Annotated[Count, composed_field()] = 1
+    word_bits: WordBits = "auto"
+    step: Annotated[NonNegative, composed_field()] = 0.0
 
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse noise on unbounded contributions, and clients unless masks hide their shares' messages."""
         yield from refuses_unbounded(method)
         if method.sampler.samples or not method.protection.masks:
             yield from refuses_clients(method)
+        if self.step or self.word_bits not in ("auto", 64):
+            yield from self._refuses_rounding(method)
         yield from super().refuses(method)
+
+    def _refuses_rounding(self, method: Any) -> Iterable[str]:
+        asked = f"word_bits = {self.word_bits}"
+        if method.protection.weighs or method.protection.divides:
+            yield (
+                f"{asked}: no silo sees its own weighted sum with its noise under "
+                f"{type(method.protection).__name__}, so that it cannot round it; remove the key"
+            )
+        if self.noise_multiplier == 0:
+            yield f"{asked}: rounding is private after noise only, and noise_multiplier is 0; remove the key"
+        if method.noise_decay != 1:
+            yield (
+                f"{asked}: shares of noise that falls from round to round would lie on a grid that is too coarse for "
+                "them; take noise_decay = 1, or remove the key"
+            )
 
     def scaled_noise(self, factor: float) -> GaussianShares:
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def noise_std(self, n: int, summed: int) -> float:
-        return self.share_std(n) * math.sqrt(summed)
+        # Rounding errors are all but uniform on one step and independent: g^2 / 12 for each message.
+        return math.sqrt(summed * (self.share_std(n) ** 2 + self.step**2 / 12))
 
     def sized_for_dropouts(self, max_dropouts: int) -> GaussianShares:
         """Return larger shares, so that those of the remaining silos add up to the noise."""
@@ -73,14 +108,77 @@ class GaussianShares(Channel):
         """Return shares whose grid leaves enough bits for the sum of ``n_users`` users' contributions."""
         return replace(self, users=n_users)
 
+    def with_word_bits(self, word_bits: WordBits) -> GaussianShares:
+        """Return shares for masked words of another number of bits."""
+        return replace(self, word_bits=word_bits)
+
+    def sized_for_words(self, n_senders: int, bound: Bound, *, masked: bool) -> GaussianShares:
+        """Return shares whose sums are rounded to the grid of :attr:`word_bits`, from public numbers alone.
+
+        Args:
+            n_senders: number of senders.
+            bound: bound of a contribution.
+            masked: whether messages are masked, so that "auto" rounds.
+
+        Raises:
+            CompositionError: bits are asked of a class that defines its own noise or messages.
+        """
+        own = redefined(self, "send", "law", "share_std", "claims", "grid_loss")
+        if own and self.word_bits not in ("auto", 64):
+            raise CompositionError(
+                f"word_bits = {self.word_bits}: {type(self).__name__} defines {own[0]}(), and rounding is covered "
+                "after shares of Gaussian noise alone; remove the key"
+            )
+        rounds = masked and not own if self.word_bits == "auto" else self.word_bits != 64
+        if not rounds or self.noise_multiplier == 0:
+            return replace(self, step=0.0)
+        longest, std = self._longest(n_senders, bound), self.share_std(n_senders)
+        fine = self.message_grid_before_rounding(bound.grid, n_senders)
+        for bits in (16, 24, 32) if self.word_bits == "auto" else (self.word_bits,):
+            # At least 8 fine steps, so that 5, 6 or 7 times a power of two is a multiple of the fine grid.
+            step = max(coarse_step(longest, std, n_senders, bits), 8 * fine)
+            if std / step >= LEAST_STEPS or self.word_bits != "auto":
+                return replace(self, step=step)
+        return replace(self, step=0.0)
+
+    def largest_sum(self, n_senders: int, bound: Bound) -> int | None:
+        """Return the largest coordinate of a sum of rounded messages, in steps; None without rounding."""
+        if not self.step:
+            return None
+        return sum_bound(self._longest(n_senders, bound), self.share_std(n_senders), n_senders, self.step)
+
+    def _longest(self, n_senders: int, bound: Bound) -> float:
+        """Return the largest norm of the sum of all contributions."""
+        # The weights of a unit sum to at most 1 over the senders, or every sender contributes once.
+        return max(self.users, n_senders) * bound.norm * self.gain
+
+    def check_steps(self, n_senders: int) -> None:
+        """Check that a share has enough coarse steps for the claims.
+
+        Raises:
+            CompositionError: it has fewer; names the bits.
+        """
+        steps = self.share_std(n_senders) / self.step if self.step else math.inf
+        if steps < LEAST_STEPS:
+            raise CompositionError(
+                f"word_bits = {self.word_bits}: words of so few bits need a grid on which one silo's share of the "
+                f"noise has {steps:.2g} steps, and the guarantee needs {LEAST_STEPS:g}; take word_bits = 'auto', more "
+                "noise, or fewer users"
+            )
+
     @property
     def content(self) -> Reveals:
         """Information that a message reveals: a sum with its share of the noise, or the exact sum."""
         return Reveals.MESSAGE if self.noise_multiplier else Reveals.EXACT
 
     @property
-    def lengthening(self) -> float:
-        """Largest ratio of a message to a sum of contributions, both counted in grid steps."""
+    def gain(self) -> float:
+        """Largest ratio of the norm of a message, without noise, to the norm of its sums."""
+        return 1.0
+
+    @property
+    def sum_unit(self) -> float:
+        """Step of the grid of sums before noise, over that of contributions: a power of two, at most 1."""
         return 1.0
 
     def law(self, n_silos: int, grid: float) -> DiscreteGaussian:
@@ -89,12 +187,13 @@ class GaussianShares(Channel):
         If exact sums force a coarser grid than the finest (2^29 steps per standard deviation), the stated grid loss
         is larger.
         """
-        longest = max(self.users, n_silos) * self.lengthening
+        grid *= self.sum_unit
+        longest = max(self.users, n_silos) * self.gain / self.sum_unit
         return grid_law(self.share_std(n_silos), grid, finest_grid(grid, longest))
 
     def check_fine(self, n_silos: int, grid: float) -> None:
         """Check that the share's grid is the finest."""
-        if self.noise_multiplier and not is_finest(self.law(n_silos, grid), grid):
+        if self.noise_multiplier and not is_finest(self.law(n_silos, grid), grid * self.sum_unit):
             raise CompositionError(
                 f"noise_decay: shares of noise of multiplier {self.noise_multiplier:g} in the last round are too small "
                 f"beside exact sums over {self.users} users in {n_silos} silos; let it fall less, or take more noise"
@@ -162,15 +261,25 @@ class GaussianShares(Channel):
     def grid_loss(self, sensitivity: Sensitivity) -> float:
         if self.noise_multiplier == 0:
             return 0.0
-        return (
-            2
-            # The sum carries one grid error per share, and the likelihood ratio has two densities.
-            * sensitivity.n_senders
-            * self.law(sensitivity.n_senders, sensitivity.bound.grid).log_ratio_to_gaussian
-        )
+        n = sensitivity.n_senders
+        # The sum carries one grid error per share, and the likelihood ratio has two densities.
+        fine = 2 * n * self.law(n, sensitivity.bound.grid).log_ratio_to_gaussian
+        return fine + (rounding_loss(self.share_std(n) / self.step, n) if self.step else 0.0)
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
-        return self.describe_shares(sensitivity, "each silo adds discrete Gaussian noise")
+        shares = self.describe_shares(sensitivity, "each silo adds discrete Gaussian noise")
+        return (*shares, *self.describe_rounding(sensitivity))
+
+    def describe_rounding(self, moves: Sensitivity) -> tuple[str, ...]:
+        """Return a sentence on the rounding of messages after their noise."""
+        if not self.step:
+            return ()
+        steps = self.share_std(moves.n_senders) / self.step
+        return (
+            "each silo rounds its sum, with its share of the noise, to a multiple of "
+            f"{self.step:g}; a share's standard deviation is {show_at_least(steps)} of these steps, and the loss "
+            "of the rounding is part of the grid loss",
+        )
 
     def describe_shares(self, moves: Sensitivity, law: str) -> tuple[str, ...]:
         """Return a sentence on the sensitivity and the shares; ``law`` names the source of a share."""
@@ -192,12 +301,22 @@ class GaussianShares(Channel):
         return (everyone_adds("silo", self.colluding_silos),) if self.noise_multiplier else ()
 
     def message_grid(self, grid: float, n_silos: int) -> float:
-        """Return the grid step of a silo's message: a power of two that divides the contributions' grid."""
-        return grid if self.noise_multiplier == 0 else self.law(n_silos, grid).grid
+        """Return the grid step of a silo's message, coarse if messages are rounded; its multiples add up exactly."""
+        return self.step or self.message_grid_before_rounding(grid, n_silos)
+
+    def message_grid_before_rounding(self, grid: float, n_silos: int) -> float:
+        """Return the grid step of a silo's sum with its share: a power of two that divides the contributions' grid."""
+        return grid * self.sum_unit if self.noise_multiplier == 0 else self.law(n_silos, grid).grid
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
-        """Return a silo's sum with its share: exact discrete Gaussian noise on a grid that divides the sum's."""
+        """Return a silo's sum with its share: exact discrete Gaussian noise on a grid that divides the sum's.
+
+        The noisy sum is then rounded to the coarse grid, if there is one. Rounding before the noise would change the
+        sensitivity.
+        """
         if self.noise_multiplier == 0:
             return EncodedMessage(values=total)
-        share = self.law(at.senders, at.grid).sample((len(total),), at.source("noise"))
-        return EncodedMessage(values=total + share)
+        self.check_steps(at.senders)
+        law = self.law(at.senders, at.grid)
+        noisy = total + law.sample((len(total),), at.source("noise"))
+        return EncodedMessage(values=round_to_grid(noisy, law.grid, self.step) if self.step else noisy)

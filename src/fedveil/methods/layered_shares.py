@@ -54,6 +54,11 @@ class LayeredShares(Channel):
                 f"{type(self.shares).__name__} defines send(), and here the compression error of a message is the "
                 "noise, so that no share is sent: take GaussianShares"
             )
+        if self.shares.step:
+            raise CompositionError(
+                "the compression error of a message is its noise, so that no sum is rounded after it: give shares "
+                "without a step"
+            )
         if self.shares.noise_multiplier == 0:
             raise CompositionError(
                 "the channel's compression error is its noise: noise_multiplier = 0 leaves it nothing to compress "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fedveil.config_keys import composed_field
 from fedveil.errors import CompositionError
 from fedveil.methods.capabilities import GridShares, ServerNoise, round_strengths
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Form, Layered
+from fedveil.methods.gaussian_shares import WordBits
 from fedveil.methods.keys import Lattice, Users
 from fedveil.methods.layered_shares import LayeredShares
 from fedveil.privacy.sampling import Sampler
@@ -19,10 +20,21 @@ Of = Annotated[Any, composed_field()]
 """Method for which the channel is built."""
 
 
-def additive(*, method: Of) -> Channel:
-    """Additive: send sums, or clients' messages, in the method's own form."""
+def additive(*, method: Of, word_bits: WordBits = "auto") -> Channel:
+    """Additive: send sums, or clients' messages, in the method's own form.
+
+    Raises:
+        CompositionError: ``word_bits`` for messages without shares of Gaussian noise.
+    """
     channel: Channel = method.channel
-    return channel
+    if word_bits == "auto":
+        return channel
+    if not isinstance(channel, GridShares):
+        raise CompositionError(
+            f"channel.word_bits = {word_bits}: silos round their sums after their shares of Gaussian noise, and the "
+            f"messages of {method.name} have none; remove the key"
+        )
+    return cast(Channel, channel.with_word_bits(word_bits))
 
 
 def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Channel:

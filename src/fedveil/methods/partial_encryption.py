@@ -35,13 +35,11 @@ from fedveil.methods.capabilities import ClientSender, ServerNoise, count_sender
 from fedveil.methods.client_messages import Numbers
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
-from fedveil.methods.precision import check_ratio, precision, released_event
 from fedveil.methods.protection_stage import DOWN, OF_KEYS, OF_SUMS, UP, ProtectionStage, Sends, plain_round
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Reveals, Role, Sent, covered_knowledge
-from fedveil.privacy.events import ComposedEvent, Event, NoGuarantee
-from fedveil.privacy.noise.discrete_gaussian import LEAST_STEPS, log_ratio_to_gaussian
-from fedveil.privacy.noise.on_grid import NOISE_REACH, grid_law
+from fedveil.privacy.events import ComposedEvent, ConcentratedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.privacy.noise.law import LEAST_STEPS, NOISE_REACH, grid_law, log_ratio_to_gaussian
 from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.protocols.messages import (
@@ -64,6 +62,46 @@ from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec, vote_std
 from fedveil.protocols.session_messages import ModelStored, ProtocolMessage
 from fedveil.stage import Published, Sensitivity, redefined
+
+# --- precision ----------------------------------------------------------------------------------------------
+# Compute precisions of Gaussian releases: (sensitivity / noise)^2, which add up in sequence.
+
+
+_LARGEST_RATIO: Final = 1e100
+
+
+def precision(moved: float, noise: float) -> float:
+    """Return (moved / noise)^2 = 1 / z^2, which adds up over releases."""
+    check_ratio(moved, noise)
+    return (moved / noise) ** 2
+
+
+def check_ratio(moved: float, noise: float) -> None:
+    """Check that the squared ratio of a sensitivity to its noise is a finite number.
+
+    Raises:
+        PrivacyError: the noise is too small for the sensitivity.
+    """
+    if math.isfinite(moved) and moved / _LARGEST_RATIO > noise:
+        raise PrivacyError(
+            f"noise of standard deviation {noise:g} hides nothing of what moves by {moved:g}: take a noise multiplier "
+            "that guarantees something, or 0 for no noise"
+        )
+
+
+def released_event(parts: float, votes: float) -> Event:
+    """Return the event of encrypted or clear parts and noisy votes, from their precisions 1/z^2.
+
+    z = (sum_i z_i^-2)^(-1/2); no event at 0 and 0. Noise on vote counts has whole steps, so only its Renyi
+    divergences are known to be at most a Gaussian's. With votes the event is therefore a concentrated (zCDP) one.
+    """
+    if parts + votes == 0:
+        return ComposedEvent(events=())
+    multiplier = 1 / math.sqrt(parts + votes)
+    if votes:
+        return ConcentratedEvent(noise_multiplier=multiplier)
+    return GaussianEvent(noise_multiplier=multiplier)
+
 
 # --- partial agreement --------------------------------------------------------------------------------------
 # Builds the protocol spec (ranges of both halves of a message, rule of the partition) from a method and public facts.

@@ -31,7 +31,7 @@ from fedveil.methods.protection_stage import (
 )
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.claims import Claim, Reveals, Role, Sent, with_side_knowledge
-from fedveil.privacy.noise.on_grid import NOISE_REACH
+from fedveil.privacy.noise.law import NOISE_REACH
 from fedveil.privacy.statement import show_delta
 from fedveil.protocols.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protocols.protocol import MOST_REPEATS

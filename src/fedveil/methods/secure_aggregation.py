@@ -25,7 +25,7 @@ from fedveil.methods.protection_stage import (
     plain_round,
 )
 from fedveil.privacy.claims import Role, Sent
-from fedveil.privacy.noise.on_grid import NOISE_REACH
+from fedveil.privacy.noise.law import NOISE_REACH
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.masking.recoverable_aggregation import check_threshold
 from fedveil.protocols.masking.recovery_messages import (
@@ -104,7 +104,9 @@ class SecureAggregation(ProtectionStage):
 
         The sum of a silo is at most C times the largest total weight of |U| users in one silo. Its share of the noise
         adds at most 40 standard deviations. Larger noise, with a probability below 1e-340 per coordinate, would end
-        the round with an error.
+        the round with an error. Words of rounded messages have room for sums with 12 standard deviations of their noise
+        (:data:`~fedveil.privacy.noise.rounding.SUM_REACH`). The sum alone decides whether one wraps around, so that
+        nothing more is learnt.
 
         Raises:
             ProtocolError: fewer than two silos, or a sum that does not fit into 64 bits.
@@ -115,6 +117,8 @@ class SecureAggregation(ProtectionStage):
         # ||sum of a silo|| <= |U| w C (one contribution per silo or client: C), times the channel's gain.
         largest = contributions * weight * bound.norm * gain_of(channel)
         grid = channel.message_grid(bound.grid, silos)
+        # A rounded message is at most half a step longer than its sum with its noise.
+        rounding = 0.0 if channel.largest_sum(silos, bound) is None else 0.5
         # Shamir threshold: the silos that remain after max_dropouts must be enough to open the missing masks.
         threshold = silos - count_dropouts(channel) if self.tolerates_dropout else None
         if threshold is not None:
@@ -123,7 +127,8 @@ class SecureAggregation(ProtectionStage):
             clients=silos,
             length=public.length,
             grid=grid,
-            limit=math.ceil((largest + NOISE_REACH * channel.message_std(silos)) / grid),
+            limit=math.ceil((largest + NOISE_REACH * channel.message_std(silos)) / grid + rounding),
+            sum_limit=channel.largest_sum(silos, bound),
             threshold=threshold,
         )
 

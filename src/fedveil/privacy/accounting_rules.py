@@ -6,8 +6,6 @@ import math
 from functools import partial
 
 import numpy as np
-from dp_accounting import privacy_accountant
-from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fedveil.privacy.accountant import full_sensitivity
 from fedveil.privacy.accounting_rule import AccountingRule, Divergences, Losses
@@ -37,6 +35,8 @@ class GaussianRule(AccountingRule, event=GaussianEvent):
 
     def losses(self, release: GaussianEvent, adjacency: Adjacency) -> Losses:
         """Return the loss, normal with mean mu^2 / 2 and standard deviation mu."""
+        from dp_accounting.pld import privacy_loss_distribution as pld
+
         mu = full_sensitivity(adjacency) / release.noise_multiplier
         return Losses(
             typical=mu,
@@ -62,6 +62,8 @@ class LaplaceRule(AccountingRule, event=LaplaceEvent):
     """Laplace noise: both bounds; under replace-one neighbours the sensitivity is doubled."""
 
     def losses(self, release: LaplaceEvent, adjacency: Adjacency) -> Losses:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+
         scale, sensitivity = release.noise_multiplier, full_sensitivity(adjacency)
         return Losses(
             typical=1 / scale,
@@ -83,6 +85,9 @@ class PoissonSampledRule(AccountingRule, event=PoissonSampledEvent):
     """
 
     def losses(self, release: PoissonSampledEvent, adjacency: Adjacency) -> Losses | None:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+        from dp_accounting.privacy_accountant import NeighboringRelation
+
         rate = max(release.rate, _LEAST_RATE)
         match release.event:
             case LaplaceEvent(noise_multiplier=scale) if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
@@ -105,7 +110,7 @@ class PoissonSampledRule(AccountingRule, event=PoissonSampledEvent):
                         sigma,
                         value_discretization_interval=interval,
                         sampling_prob=rate,
-                        neighboring_relation=_RELATIONS[adjacency],
+                        neighboring_relation=NeighboringRelation[adjacency.name],
                     ),
                 )
         return None
@@ -159,9 +164,3 @@ class MixtureRule(AccountingRule, event=MixtureOfGaussiansEvent):
             spread=min(largest, math.sqrt(square)),
             discretise=lambda interval: mixture_distribution(release, interval),
         )
-
-
-_RELATIONS = {
-    Adjacency.ADD_OR_REMOVE_ONE: privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    Adjacency.REPLACE_ONE: privacy_accountant.NeighboringRelation.REPLACE_ONE,
-}

@@ -21,7 +21,6 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float64
-from scipy import stats
 from scipy.optimize import brentq
 
 from fedveil.errors import PrivacyError
@@ -113,6 +112,8 @@ def membership(
     >>> membership(np.array([3.0, 2.0, 1.0]), np.array([0.0, -1.0, -2.0])).auc
     1.0
     """
+    from scipy import stats
+
     n, k = len(members), len(non_members)
     if min(n, k) < 2:
         raise PrivacyError(
@@ -232,6 +233,8 @@ def refutation(epsilon: float, *, canaries: int, guesses: int, right: int, delta
     The bound is P(W >= v) + 2 m delta max_{i=1..v} P(v - i <= W < v) / i for W ~ Binomial(r, e^eps / (1 + e^eps))
     (Steinke et al. 2023, Theorem 5.2).
     """
+    from scipy import stats
+
     likely = 1 / (1 + math.exp(-epsilon))
     chance = float(stats.binom.sf(right - 1, guesses, likely))
     if right == 0 or delta == 0:

@@ -28,7 +28,6 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from scipy.signal import lfilter
 
 from fedveil.errors import PrivacyError
 
@@ -97,6 +96,8 @@ def decoded_error(coefficients: Sequence[float], rounds: int) -> float:
     >>> decoded_error((1.0,), 3) == 2**0.5
     True
     """
+    from scipy.signal import lfilter
+
     # summed[i] is the sum of the first i + 1 coefficients of C^-1: the weight of a message's noise in the model i
     # rounds later. It occurs in T - i of the T models.
     summed = lfilter([1.0], coefficients, np.ones(rounds))

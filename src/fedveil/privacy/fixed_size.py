@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as pld
 from jaxtyping import Float64
 from scipy.special import gammaln, log_ndtr, logsumexp
+
+if TYPE_CHECKING:  # imported when needed: it takes half a second
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
 _TAIL_STDS: Final = 8.5  # a standard normal is beyond with probability 1e-17
 _LITTLE_NOISE: Final = 0.1
@@ -105,6 +106,9 @@ def fixed_size_distribution(rate: float, mu: float, interval: float) -> pld.Priv
         mu: distance of the two sums in standard deviations of the noise.
         interval: spacing of the grid; a coarser grid gives a larger epsilon, never an invalid one.
     """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     top = math.ceil(widest_loss(rate, mu) / interval)
     deltas = fixed_size_deltas(rate, mu, np.arange(-top, top + 1) * interval)
     deltas = np.minimum.accumulate(deltas)  # rounding must not make the curve rise

@@ -31,7 +31,6 @@ import math
 
 import numpy as np
 from jaxtyping import Float64
-from scipy.stats import binom
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.events import (
@@ -77,6 +76,8 @@ def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Eve
     Raises:
         PrivacyError: k or q outside its domain, or a million of a user's records in one batch.
     """
+    from scipy.stats import binom
+
     _check(group_size, ((rate, 1),))
     if rate == 1:
         return GaussianEvent(noise_multiplier=noise_multiplier / group_size)
@@ -100,6 +101,8 @@ def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Eve
 
 def _largest_count(group_size: int, rate: float) -> int:
     """Return the largest i with P(Binomial(k, q) >= i) at least 1e-20, by bisection."""
+    from scipy.stats import binom
+
     low, high = 0, group_size + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,21 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, Literal
 
-import portalocker
-from portalocker import LockFlags
 from pydantic import Field, Strict, TypeAdapter, ValidationError, with_config
 
 from fedveil.errors import BudgetError, IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import (
-    CLOSED_IN_CHILDREN,
     LARGEST_FILE,
-    append,
-    check_file,
     parse_json,
     read_content,
-    sync_folder,
     with_host_code,
 )
+from fedveil.line_log import LineLog, split_lines
 from fedveil.privacy.accountant import Accountant
 from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
@@ -186,7 +180,7 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
             raise RunFolderError(f"a ledger cannot have this note: {explain_errors(error, Note)}") from None
     body = json.dumps(place | content, allow_nan=False).encode()
     digest = hashlib.sha256(body).hexdigest()
-    return body[:-1] + f', "digest": "{digest}"}}\n'.encode(), digest
+    return body[:-1] + f', "digest": "{digest}"}}'.encode(), digest
 
 
 def _sealed(line: bytes) -> bool:
@@ -209,7 +203,7 @@ def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple
     Raises:
         RunFolderError: a line is damaged, lost, doubled, or of another version; names it.
     """
-    *lines, tail = content.split(b"\n")
+    lines, tail = split_lines(content)
     complete = len(content) - len(tail)
     if _sealed(tail):
         lines.append(tail)
@@ -306,9 +300,14 @@ class Ledger:
         self.path = path
         self.unit = unit
         self.adjacency = adjacency
-        self._file = _open_locked(path)
+        self._log = LineLog(path)
         try:
-            content = _read_all(self._file)
+            self._log.lock()
+        except OSError as error:
+            failed = RunFolderError(f"{path}: cannot open the ledger: {error.strerror}")
+            raise with_host_code(error, failed) from error
+        try:
+            content = self._log.content()
             lines, digests, complete = parse_lines(path, content, own=True)
             entries = [line for line in lines if isinstance(line, Entry)]
             for entry in entries:
@@ -318,7 +317,7 @@ class Ledger:
                         f"{entry.adjacency.value}, but this ledger was opened for one {unit} under {adjacency.value}"
                     )
             # The repair comes after all checks: a damaged ledger, or that of another unit, is left unchanged.
-            self.recovered = _repair(self._file, content, complete)
+            self.recovered = self._log.mend(keep=complete == len(content))
         except OSError as error:
             self.close()
             failed = RunFolderError(f"{path}: cannot read or repair the ledger: {error.strerror}")
@@ -436,13 +435,13 @@ class Ledger:
         return note
 
     def _check_open(self) -> None:
-        if self._file < 0:
+        if not self._log.is_locked:
             raise RunFolderError(f"{self.path}: the ledger is closed; open it again")
 
     def _write(self, line: Line, failed: str) -> None:
         data, digest = write_line(line, self._digests[-1])
         try:
-            append(self._file, data)
+            self._log.append(data)
         except OSError as error:
             self.close()
             raise RunFolderError(
@@ -465,9 +464,7 @@ class Ledger:
 
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._log.close()
 
     def __enter__(self) -> Ledger:
         """Return the open ledger."""
@@ -506,48 +503,3 @@ def read_head(path: Path) -> Head:
     """
     _, digests, _ = parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), own=True)
     return Head(count=len(digests), digest=[GENESIS, *digests][-1])
-
-
-# --- the file -----------------------------------------------------------------------------------------------
-
-
-def _open_locked(path: Path) -> int:
-    """Open (or create) the file for appending and lock it against every other process."""
-    if path.exists():
-        check_file(path, RunFolderError)
-    try:
-        existed = path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | CLOSED_IN_CHILDREN, 0o644)
-        # The directory entry must survive a crash as well as the file; otherwise the first charges vanish with the
-        # file.
-        if not existed:
-            sync_folder(path.parent)
-    except OSError as error:
-        failed = RunFolderError(f"{path}: cannot open the ledger: {error.strerror}")
-        raise with_host_code(error, failed) from error
-    try:
-        portalocker.lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
-    except (OSError, portalocker.LockException) as error:
-        os.close(descriptor)
-        raise RunFolderError(
-            f"{path}: another process is writing this ledger; wait for it, or stop it, before running again"
-        ) from error
-    return descriptor
-
-
-def _read_all(descriptor: int) -> bytes:
-    with os.fdopen(os.dup(descriptor), "rb") as stream:
-        stream.seek(0)
-        return stream.read()
-
-
-def _repair(descriptor: int, content: bytes, complete: int) -> bool:
-    """Cut off a torn last line, or append its missing newline; return whether anything changed."""
-    if complete < len(content):
-        os.ftruncate(descriptor, complete)
-        os.fsync(descriptor)
-        return True
-    if content and not content.endswith(b"\n"):
-        append(descriptor, b"\n")
-        return True
-    return False

@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accountant import Accountant, full_sensitivity, gaussian_delta, gaussian_epsilon
@@ -21,6 +20,9 @@ from fedveil.privacy.events import (
     NearbyEvent,
     NoGuarantee,
 )
+
+if TYPE_CHECKING:  # imported when needed: it takes half a second
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
 _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
@@ -126,6 +128,8 @@ class PldAccountant(Accountant):
         return _FFT_ERROR + _FFT_ERROR_PER_RELEASE * sum(counts.values())
 
     def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+
         interval = self.interval or _interval(mu, others, self.adjacency)
         try:
             parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from jaxtyping import Float64
 from scipy.special import log_ndtr, ndtr
 
 from fedveil.privacy.events import MixtureOfGaussiansEvent
+
+if TYPE_CHECKING:  # imported when needed: it takes half a second
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Values = Float64[np.ndarray, " n"]
 Components = Float64[np.ndarray, " m"]
@@ -41,6 +44,8 @@ def mixture_distribution(event: MixtureOfGaussiansEvent, interval: float) -> Pri
     an error below 1e-12. "Connect the dots" (Doroshenko et al. 2022) then gives the distribution on multiples of
     ``interval`` whose delta equals these values there and exceeds the true delta in between.
     """
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
     sigma = event.noise_multiplier
     shifts = np.array(event.sensitivities)
     weights = np.array(event.probabilities)
@@ -118,6 +123,8 @@ def _connect_the_dots(
     delta: Callable[[Values], Values], lowest: float, highest: float, interval: float
 ) -> pld_pmf.PLDPmf:
     """Return the dominating distribution on multiples of ``interval`` between two losses."""
+    from dp_accounting.pld import pld_pmf
+
     first, last = math.floor(lowest / interval), math.ceil(highest / interval)
     values = np.clip(delta(np.arange(first, last + 1) * interval), 0.0, 1.0)
     # The true delta does not rise with epsilon; rounding may disturb this order.

@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import ClassVar, Final, TypeVar, dataclass_transform
 
 import numpy as np
-from jaxtyping import UInt32, UInt64
 
 from fedveil.crypto.key_agreement import KEY_BYTES, RUN_BYTES, RoundId, SignedKey
 from fedveil.crypto.keys import SIGNATURE_BYTES
+from fedveil.crypto.masks import Words
 from fedveil.privacy.claims import Key, Reveals, check_reveals
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import (
@@ -38,6 +38,9 @@ SERVER: Final = 0xFFFF
 """Number of the server as sender or recipient; silos are numbered from 0."""
 
 LARGEST_SILOS: Final = 1000
+
+WORD_BYTES: Final = (2, 3, 4, 8)
+"""Sizes of a masked word on the wire."""
 
 _MAGIC: Final = b"FV"
 _VERSION: Final = 1
@@ -280,22 +283,38 @@ class RoundStart(Message):
     cohort: tuple[int, ...] = wire_field(SILOS, Reveals.NOTHING)
 
 
+def word_dtype(word_bytes: int) -> np.dtype[np.unsignedinteger]:
+    """Return the dtype that holds words of a size; words of 3 bytes are the low bytes of uint32 words."""
+    return np.dtype({2: "<u2", 3: "<u4", 4: "<u4", 8: "<u8"}[word_bytes])
+
+
 @message(4, "a masked vector", eq=False)
 class MaskedVector(Message):
-    """Vector of a silo under its masks; its words are uniform to a reader that lacks one of the masks."""
+    """Vector of a silo under its masks; its words are uniform to a reader that lacks one of the masks.
 
-    words: UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"] = custom_field(Reveals.CONTENT, Key.NOBODY)
+    Attributes:
+        words: (d,) words modulo 2^(8 ``word_bytes``). Words of 3 bytes are uint32, and only their low 24 bits are sent.
+        word_bytes: 2, 3, 4 or 8.
+    """
+
+    words: Words = custom_field(Reveals.CONTENT, Key.NOBODY)
+    word_bytes: int = custom_field(Reveals.NOTHING)
 
     def encode(self) -> bytes:
         """Return the word size and the words (little-endian)."""
-        return Writer().number(self.words.dtype.itemsize, 1).bytes() + self.words.tobytes()
+        low = self.words.view(np.uint8).reshape(-1, self.words.dtype.itemsize)[:, : self.word_bytes]
+        return Writer().number(self.word_bytes, 1).bytes() + low.tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> MaskedVector:
         size = Reader(data[:1]).number(1)
-        if size not in (4, 8) or (len(data) - 1) % size:
-            raise ProtocolError(f"a masked vector has words of 4 or 8 bytes, this one claims {size}")
-        return cls(words=np.frombuffer(data, dtype=f"<u{size}", offset=1))
+        if size not in WORD_BYTES or (len(data) - 1) % size:
+            raise ProtocolError(f"a masked vector has words of 2, 3, 4 or 8 bytes, this one claims {size}")
+        dtype = word_dtype(size)
+        low = np.frombuffer(data, dtype=np.uint8, offset=1).reshape(-1, size)
+        if size < dtype.itemsize:
+            low = np.pad(low, ((0, 0), (0, dtype.itemsize - size)))
+        return cls(words=low.view(dtype).reshape(-1), word_bytes=size)
 
 
 @message(5, "the request for the silos' own masks")

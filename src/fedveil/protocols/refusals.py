@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from string import Formatter
@@ -256,7 +257,26 @@ class Refusal:
     @property
     def sentence(self) -> str:
         """Reason for the refusal in words."""
-        return self.code.template.format(**dict(zip(self.code.names, self.numbers, strict=True)))
+        return self.describe(())
+
+    def describe(self, silos: Sequence[str]) -> str:
+        """Return the reason in words, with a silo's name in place of its number.
+
+        Args:
+            silos: names, by number; a number without a name stays a number.
+        """
+        values: dict[str, object] = dict(zip(self.code.names, self.numbers, strict=True))
+        number = values.get("silo")
+        if isinstance(number, float) and number.is_integer() and 0 <= number < len(silos):
+            values["silo"] = _Name(silos[int(number)])
+        return self.code.template.format(**values)
+
+
+class _Name(str):
+    """Text that stands where a template formats a number."""
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
 
 def _code(number: int) -> Code:

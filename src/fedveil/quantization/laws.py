@@ -18,7 +18,6 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import stats
 
 from fedveil.quantization import portable
 from fedveil.quantization.errors import ChannelError, UnsupportedPairError
@@ -118,6 +117,8 @@ class GaussianLaw:
 
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return Phi(x / std)."""
+        from scipy import stats
+
         return np.asarray(stats.norm.cdf(x, scale=self.std))
 
 
@@ -168,6 +169,8 @@ class LaplaceLaw:
 
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return the Laplace distribution function."""
+        from scipy import stats
+
         return np.asarray(stats.laplace.cdf(x, scale=self.b))
 
 
@@ -214,6 +217,8 @@ class StudentLaw:
 
     def cdf(self, x: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         """Return Student's distribution function."""
+        from scipy import stats
+
         return np.asarray(stats.t.cdf(x, self.degrees, scale=self.t_scale))
 
 

@@ -18,13 +18,12 @@ from fedveil.report.document import (
     PRIVATE,
     Section,
     document,
-    figures,
     join_parts,
     notice,
     table,
     write_document,
 )
-from fedveil.report.drawing import Curve, show, show_delta, show_epsilon, words
+from fedveil.report.drawing import Curve, Plot, show, show_delta, show_epsilon, words
 from fedveil.report.run_data import RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant, settings_of
 from fedveil.run.folder.documents import SCHEMA_VERSION, JsonObject, JsonValue
@@ -75,7 +74,7 @@ class Comparison:
             sections=[
                 Section(identifier="privacy", title="What is promised", body=self._promises()),
                 Section(identifier="result", title="What is reached", body=self._results()),
-                Section(identifier="curves", title="Curves", body=self._curves()),
+                Section(identifier="curves", title="Curves", plots=self.plots, wide=True),
             ],
         )
 
@@ -149,7 +148,9 @@ class Comparison:
             for items, labels in found.items()
         ]
 
-    def _curves(self) -> Markup:
+    @property
+    def plots(self) -> tuple[Plot, ...]:
+        """Curves of every metric over rounds, over epsilon, and over the bytes sent."""
         shown = []
         units = ", ".join(dict.fromkeys(row.unit for row in self.rows if math.isfinite(row.epsilon)))
         for metric in self._metrics:
@@ -175,7 +176,7 @@ class Comparison:
             ]
             if by_communication:
                 shown.append(comparison_plots.compared_by_communication(by_communication, metric))
-        return figures(shown, wide=True)
+        return tuple(shown)
 
 
 def compare(run_folders: Sequence[Path]) -> Comparison:

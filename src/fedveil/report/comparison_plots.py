@@ -1,36 +1,25 @@
 """Plots that compare runs: variants, planned budgets, and the values of a swept key."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-import plotly.graph_objects as go
+from fedveil.report.drawing import Axis, Curve, Plot, Series, band, dash_of, endings, line, show, words
 
-from fedveil.report.drawing import (
-    Curve,
-    Plot,
-    band,
-    dash_of,
-    empty_figure,
-    endings,
-    label_text,
-    line,
-    log_y,
-    show,
-    words,
-)
+_BANDS = "bands are one sample standard deviation over seeds."
+
+
+def _bands(curves: Sequence[Curve]) -> tuple[Series, ...]:
+    return tuple(series for curve in curves for series in band(curve))
 
 
 def compared_by_round(curves: Sequence[Curve], metric: str) -> Plot:
     """Plot a test metric over rounds: one curve per variant, with a band of one standard deviation."""
-    figure = empty_figure(x="round", y=f"test {words(metric)}")
-    for curve in curves:
-        band(figure, curve)
     return Plot(
-        figure=figure,
         title=f"Test {words(metric)} by round",
         alt="Lines with bands, one a variant. " + endings(curves),
-        caption="Mean over seeds; bands are one sample standard deviation.",
-        log_x=True,
+        caption=f"Mean over seeds; {_BANDS}",
+        x=Axis(title="round"),
+        y=Axis(title=f"test {words(metric)}"),
+        series=_bands(curves),
     )
 
 
@@ -39,8 +28,7 @@ def compared_by_epsilon(
 ) -> Plot:
     """Plot privacy-utility curves: a test metric against epsilon, for at least one private variant.
 
-    A variant without a guarantee has infinite epsilon, and is drawn as a dashed line at its last mean. The axis is
-    initially logarithmic if one variant ends at more than 20 times the epsilon of another.
+    A variant without a guarantee has infinite epsilon, and is drawn as a dashed line at its last mean.
 
     Args:
         private: curves of the variants with a guarantee.
@@ -48,63 +36,55 @@ def compared_by_epsilon(
         metric: the test metric.
         measured_by: unit of privacy of epsilon, for the axis.
     """
-    figure = _against_cost(private, x=f"ε spent ({measured_by})", y=f"test {words(metric)}")
     spent = [x for curve in private for x in curve.x]
     span = [0.0, min((x for x in spent if x > 0), default=1.0), max(spent)]  # zero is off a logarithmic axis
-    for curve in unprotected:
-        level = [(x, curve.mean[-1]) for x in span]
-        line(figure, curve.colour, name=f"{curve.label} (ε = ∞)", points=level, dash="dash")
+    levels = tuple(
+        line(
+            curve.colour,
+            name=f"{curve.label} (ε = ∞)",
+            points=[(x, curve.mean[-1]) for x in span],
+            dash="dash",
+        )
+        for curve in unprotected
+    )
     note = " Dashed: no guarantee (ε = ∞), the last round's mean." if unprotected else ""
     return Plot(
-        figure=figure,
         title=f"Privacy and utility: test {words(metric)} against ε",
         alt="Lines with bands, one a variant. " + endings([*private, *unprotected]),
-        caption=f"One point per round; bands are one sample standard deviation over seeds.{note}",
-        log_x=True,
+        caption=f"One point per round; {_BANDS}{note}",
+        x=_cost_axis(private, f"ε spent ({measured_by})"),
+        y=Axis(title=f"test {words(metric)}"),
+        series=(*_bands(private), *levels),
     )
 
 
-def _against_cost(curves: Sequence[Curve], *, x: str, y: str) -> go.Figure:
-    """Return a figure of curves over a cost.
-
-    The axis is initially logarithmic if one curve ends at more than 20 times the cost of another.
-    """
-    figure = empty_figure(x=x, y=y)
-    figure.update_layout(hovermode="closest")
-    for curve in curves:
-        band(figure, curve)
+def _cost_axis(curves: Sequence[Curve], title: str) -> Axis:
+    """Return the axis of a cost: logarithmic if one curve ends at more than 20 times the cost of another."""
     ends = [curve.x[-1] for curve in curves]
-    if max(ends) > 20 * min(ends):
-        figure.update_xaxes(type="log", dtick="D2")
-    return figure
+    return Axis(title=title, log=max(ends) > 20 * min(ends))
 
 
 def compared_by_communication(curves: Sequence[Curve], metric: str) -> Plot:
     """Plot rate-accuracy curves: a test metric against the MiB sent to the server so far."""
-    figure = _against_cost(curves, x="MiB sent to the server, all messages so far", y=f"test {words(metric)}")
     return Plot(
-        figure=figure,
         title=f"Rate and accuracy: test {words(metric)} against the cost of communication",
         alt="Lines with bands, one a variant. " + endings(curves),
-        caption="One point per round; bands are one sample standard deviation over seeds.",
-        log_x=True,
+        caption=f"One point per round; {_BANDS}",
+        x=_cost_axis(curves, "MiB sent to the server, all messages so far"),
+        y=Axis(title=f"test {words(metric)}"),
+        series=_bands(curves),
     )
 
 
-def plan_curves(curves: Sequence[Curve], *, axis: str, scale: Literal["linear", "log"]) -> Plot:
+def plan_curves(curves: Sequence[Curve], *, axis: str, log: bool) -> Plot:
     """Plot epsilon against one planned quantity: one curve for every setting of the other quantities."""
-    figure = empty_figure(x=axis, y="ε")
-    figure.update_layout(hovermode="closest")
-    figure.update_xaxes(type=scale, dtick="D2" if scale == "log" else None)
-    log_y(figure, [mean for curve in curves for mean in curve.mean if mean > 0])
-    for curve in curves:
-        band(figure, curve)
-    figure.update_traces(mode="lines+markers")
     return Plot(
-        figure=figure,
         title=f"ε against {axis}",
         alt=f"Lines: epsilon against {axis}. " + endings(curves),
         caption="Logarithmic vertical axis; every point is a row of the table.",
+        x=Axis(title=axis, log=log),
+        y=Axis(title="ε", log=True),
+        series=tuple(series for curve in curves for series in band(curve, mark="line and points")),
     )
 
 
@@ -119,15 +99,8 @@ def against_key(
         key: the swept key.
         y: name of the measure.
     """
-    figure = empty_figure(x=key, y=y)
     drawn = [(index, label, points) for index, (label, points) in enumerate(lines.items()) if points]
-    for index, label, points in drawn:
-        shown = [(label_text(value), mean) for value, mean in points]
-        line(figure, index, name=label or y, points=shown, dash=dash_of(index))
-    figure.update_traces(mode="lines+markers")
-    figure.update_xaxes(
-        type="category", categoryorder="array", categoryarray=[label_text(one) for one in values]
-    )
+    place = {value: number for number, value in enumerate(values)}
     alt = " ".join(
         f"A line{f' ({label})' if label else ''} from {show(points[0][1])} at {points[0][0]}"
         f" to {show(points[-1][1])} at {points[-1][0]}."
@@ -136,7 +109,23 @@ def against_key(
     caption = "Mean over runs that differ in their seeds alone."
     if len(drawn) > 1:
         caption = f"One line for each combination of the other settings. {caption}"
-    return Plot(figure=figure, title=f"{y} against {key}", alt=alt, caption=caption)
+    return Plot(
+        title=f"{y} against {key}",
+        alt=alt,
+        caption=caption,
+        x=Axis(title=key, categories=tuple(values)),
+        y=Axis(title=y),
+        series=tuple(
+            line(
+                index,
+                name=label or y,
+                points=[(place[value], mean) for value, mean in points],
+                dash=dash_of(index),
+                mark="line and points",
+            )
+            for index, label, points in drawn
+        ),
+    )
 
 
 def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) -> Plot:
@@ -147,11 +136,29 @@ def pareto(points: Sequence[tuple[float, float, str, bool]], *, x: str, y: str) 
         x: name of the cost.
         y: name of the result.
     """
-    figure, best = empty_figure(x=x, y=y), sorted(point for point in points if point[3])
-    for index, shown in enumerate((best, [point for point in points if not point[3]])):
-        name, labels = ("no run beats it", "beaten")[index], [label_text(point[2]) for point in shown]
-        line(figure, index, name=name, points=[point[:2] for point in shown], text=labels)
-        figure.data[index].mode = ("lines+markers", "markers")[index]
-    figure.update_layout(hovermode="closest")
+    best = sorted(point for point in points if point[3])
+    beaten = [point for point in points if not point[3]]
     named = "; ".join(f"{label}: {show(good)} for {show(cost)}" for cost, good, label, _ in best)
-    return Plot(figure=figure, title=f"{y} for {x}", alt=f"Not beaten: {named}.", caption="A point a run.")
+    return Plot(
+        title=f"{y} for {x}",
+        alt=f"Not beaten: {named}.",
+        caption="A point a run.",
+        x=Axis(title=x),
+        y=Axis(title=y),
+        series=(
+            line(
+                0,
+                name="no run beats it",
+                points=[point[:2] for point in best],
+                labels=[point[2] for point in best],
+                mark="line and points",
+            ),
+            line(
+                1,
+                name="beaten",
+                points=[point[:2] for point in beaten],
+                labels=[point[2] for point in beaten],
+                mark="points",
+            ),
+        ),
+    )

@@ -1,12 +1,11 @@
-"""Self-contained HTML document: text, tables and plots in one file that makes no network request.
+"""Self-contained HTML document: text, tables and drawings in one file that makes no request and runs no script.
 
 Two defences protect the reader's browser from a hostile name in a run folder. The template engine escapes every text
-that enters the document. A Content-Security-Policy in the document forbids all requests, and all scripts except the
-two shipped ones, by their hashes. The plotting library is embedded as gzip in base64, and the page unpacks it.
+that enters the document. A Content-Security-Policy in the document forbids all requests, all scripts, and all styles
+but the shipped style sheet, by its hash.
 """
 
 import base64
-import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
 from fedveil.privacy.statement import Statement
 from fedveil.report.drawing import Plot, show, show_delta, show_epsilon
+from fedveil.report.svg import draw
 from fedveil.run.folder.documents import JsonValue
 from fedveil.sanitize import strip_control_characters
 
@@ -36,19 +36,29 @@ PRIVATE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Section of a page.
+    """Section of a page: heading, lead, remarks, plots, body.
 
     Attributes:
         identifier: anchor of the section.
-        title: heading.
+        title: heading; empty for a section without one.
         body: HTML from the functions of this module.
-        lead: plain sentence above the body; empty if there is none.
+        lead: plain sentence below the heading; empty if there is none.
+        remarks: notices above the plots.
+        plots: plots, two in a row if the page is wide enough.
+        wide: whether each plot has a row of its own.
+        private: whether the section shows private figures: it is neither printed nor exported.
+        appendix: whether the section is collapsed on the screen and left out of print.
     """
 
     identifier: str
     title: str
-    body: Markup
+    body: Markup = EMPTY
     lead: str = ""
+    remarks: Markup = EMPTY
+    plots: Sequence[Plot] = ()
+    wide: bool = False
+    private: bool = False
+    appendix: bool = False
 
 
 def escape(text: object) -> Markup:
@@ -63,17 +73,17 @@ def join_parts(parts: Sequence[Markup]) -> Markup:
 
 def paragraphs(texts: Sequence[str]) -> Markup:
     """Return one paragraph for each text."""
-    return _part("paragraphs", texts)
+    return render_part("paragraphs", texts)
 
 
 def bullets(texts: Sequence[str]) -> Markup:
     """Return a list with one item for each text; empty HTML for no texts."""
-    return _part("bullets", texts)
+    return render_part("bullets", texts)
 
 
 def notice(text: str, *, kind: str) -> Markup:
     """Return a highlighted remark; `kind` is "error", "warning" or "note"."""
-    return _part("notice", text, kind)
+    return render_part("notice", text, kind)
 
 
 def statement_claim(statement: Statement) -> Markup:
@@ -85,11 +95,11 @@ def statement_claim(statement: Statement) -> Markup:
     if guaranteed and statement.has_large_delta:
         said = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
         weak = f"No protection of any one {statement.unit}: δ is not below 1 / {statement.units}, at {said}"
-        return _part("claim", weak, "", statement.sentences(), False)
+        return render_part("claim", weak, "", statement.sentences(), False)
     bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
     readers = f"Against readers of the {statement.released}, each {statement.unit} is protected with"
     headline = readers if guaranteed else "No privacy guarantee"
-    return _part("claim", headline, bound if guaranteed else "", statement.sentences(), guaranteed)
+    return render_part("claim", headline, bound if guaranteed else "", statement.sentences(), guaranteed)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> Markup:
@@ -97,7 +107,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str)
 
     A wide table can be scrolled by keyboard.
     """
-    return _part("table", header, rows, caption)
+    return render_part("table", header, rows, caption)
 
 
 def parties(statement: Statement) -> Markup:
@@ -116,43 +126,26 @@ def parties(statement: Statement) -> Markup:
 
 def fields(pairs: Sequence[tuple[str, JsonValue]]) -> Markup:
     """Return named JSON values as a description list: lists as lists, objects nested, null as "none"."""
-    return _part("fields", pairs)
+    return render_part("fields", pairs)
 
 
 def source(text: str) -> Markup:
     """Return the unchanged content of a text file in a block."""
-    return _part("source", text)
+    return render_part("source", text)
 
 
-def collapsible(summary: str, body: Markup) -> Markup:
-    """Return a part that is collapsed until the reader opens it."""
-    return _part("folded", summary, body)
-
-
-def figures(plots: Sequence[Plot], *, wide: bool = False) -> Markup:
-    """Return plots, two in a row if the page is wide enough; `wide` plots have a row each."""
-    return _part("figures", [(plot, _data(plot)) for plot in plots], wide)
+def collapsible(summary: str, body: Markup, *, printed: bool = False) -> Markup:
+    """Return a part that is collapsed until the reader opens it; in print it is open or absent."""
+    return render_part("folded", summary, body, printed)
 
 
 def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section]) -> str:
-    """Return the whole page as HTML text; it contains the plotting library if some section has a plot."""
-    # The embedded library is about 0.5 MB: leave it out of pages without plots.
-    drawn = any('<div class="plot"' in section.body for section in sections)
-    program = _shipped("page.js")
-    packed, library = _library()
+    """Return the whole page as HTML text."""
+    style = _shipped("style.css")
     return (
         _engine()
         .get_template("page.html")
-        .render(
-            title=title,
-            kicker=kicker,
-            lead=lead,
-            sections=sections,
-            style=_shipped("style.css"),
-            policy=_policy([library, program.encode()] if drawn else []),
-            packed=packed if drawn else EMPTY,
-            program=program,
-        )
+        .render(title=title, kicker=kicker, lead=lead, sections=sections, style=style, policy=_policy(style))
     )
 
 
@@ -195,12 +188,13 @@ def _engine() -> Environment:
     engine.tests["numeric"] = lambda text: text[:1].isdigit() or text[:1] in ("-", "∞", "±")
     engine.tests["empty"] = lambda value: isinstance(value, Mapping | list | tuple) and not value
     engine.filters["figure"] = show
+    engine.filters["draw"] = draw
     engine.filters["named"] = lambda value: [(key.replace("_", " "), item) for key, item in value.items()]
     return engine
 
 
-def _part(name: str, *values: Any) -> Markup:
-    """Return the HTML of a macro of the template parts.html for these values."""
+def render_part(name: str, *values: Any) -> Markup:
+    """Return the HTML of a macro of the template parts.html for these values, which it escapes."""
     made: Markup = getattr(_engine().get_template("parts.html").module, name)(*values)
     return made
 
@@ -211,31 +205,7 @@ def _shipped(name: str) -> Markup:
     return Markup((_HERE / name).read_text(encoding="utf-8"))  # not escaped: part of this package
 
 
-@cache
-def _library() -> tuple[Markup, bytes]:
-    """Return the plotting library as embedded text (gzip in base64), and as the bytes that are executed.
-
-    The policy needs the hash of the executed bytes.
-    """
-    packed = (_HERE / "plotly-basic.min.js.gz").read_bytes()
-    return Markup(base64.b64encode(packed).decode()), gzip.decompress(
-        packed
-    )  # base64 has no character of HTML
-
-
-def _data(plot: Plot) -> Markup:
-    """Return a plot's data as JSON for a script element, with every "<" replaced by a JSON escape.
-
-    A literal "</script>" in a label would end the element and let the rest of the label be parsed as HTML.
-    """
-    return Markup(plot.figure.to_json().replace("<", "\\u003c"))
-
-
-def _policy(scripts: Sequence[bytes]) -> str:
-    """Return the Content-Security-Policy: no requests, and only these scripts, by their SHA-256.
-
-    Inline styles and data images are allowed, because plotly styles elements and draws images for saving.
-    """
-    digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+def _policy(style: str) -> str:
+    """Return the Content-Security-Policy: no request, no script, and this style sheet alone, by its SHA-256."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'"

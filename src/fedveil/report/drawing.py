@@ -1,79 +1,97 @@
-"""Elements of plots: template, colours, lines, bands, and formats of numbers.
+"""Plots as data: axes, series and texts; and the formats of numbers.
 
-The colours are those of Okabe and Ito, which are distinguishable for every colour vision. Backgrounds are transparent
-and the page's style sheet colours the text, so a plot follows the light or dark theme of the page.
+:mod:`fedveil.report.svg` draws them in pages, :mod:`fedveil.report.figure_files` writes them as files. The colours are
+those of Okabe and Ito, which are distinguishable for every colour vision.
 """
 
-import html
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-
-import plotly.graph_objects as go
+from typing import Literal
 
 from fedveil.privacy import statement
 from fedveil.privacy.statement import round_exactly
-from fedveil.sanitize import strip_control_characters
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
-_AXIS = {
-    "showline": True,
-    "linecolor": "rgba(128,128,128,0.6)",
-    "gridcolor": "rgba(128,128,128,0.18)",
-    "zeroline": False,
-    "ticks": "outside",
-    "tickcolor": "rgba(128,128,128,0.6)",
-    "ticklen": 4,
-    "automargin": True,
-    "title": {"standoff": 10},
-}
-_TEMPLATE = go.layout.Template(
-    layout={
-        "font": {
-            "family": "system-ui, -apple-system, 'Segoe UI', sans-serif",
-            "size": 13,
-            "color": "#4b5563",
-        },
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "colorway": list(PALETTE),
-        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
-        "height": 330,
-        "hovermode": "x unified",
-        "hoverlabel": {
-            "bgcolor": "#1f2937",
-            "bordercolor": "#1f2937",
-            "font": {"color": "#f9fafb", "size": 12},
-        },
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
-        "xaxis": _AXIS,
-        "yaxis": _AXIS,
-        "bargap": 0.25,
-    }
-)
+Mark = Literal["line", "line and points", "points", "bars", "ribbon", "intervals"]
+"""How a series is drawn; "intervals" are points with intervals along the horizontal axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Axis of a plot.
+
+    Attributes:
+        title: name of the quantity; empty for none.
+        log: whether the axis is logarithmic; values that are not positive are left out.
+        bounds: fixed ends; None: the ends follow from the data.
+        zero: whether the axis includes 0.
+        percent: whether ticks are percentages.
+        categories: names of the categories 0, 1, ...; empty for numbers.
+        rule: value at which a dotted line marks "no effect"; None for none.
+    """
+
+    title: str
+    log: bool = False
+    bounds: tuple[float, float] | None = None
+    zero: bool = False
+    percent: bool = False
+    categories: tuple[str, ...] = ()
+    rule: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Data that are drawn with one mark and one colour; a value that is not finite leaves a gap.
+
+    Attributes:
+        name: entry of the legend; empty for none.
+        mark: how the data are drawn.
+        colour: index into the palette.
+        x: horizontal positions; a category is its number on the axis.
+        y: vertical positions.
+        low: lower ends of a ribbon, or of intervals; empty without them.
+        high: upper ends.
+        dash: one of `DASHES`.
+        opacity: of a ribbon.
+        labels: a text per point, shown under the pointer; empty for none.
+    """
+
+    name: str
+    mark: Mark = "line"
+    colour: int = 0
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    dash: str = "solid"
+    opacity: float = 1.0
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A figure with its texts.
+    """A figure as data, with its texts.
 
     Attributes:
-        figure: the plotly figure.
         title: title above the plot.
         alt: text alternative for readers who cannot see the plot.
         caption: text below the plot.
-        log_x: whether the page offers a switch to a logarithmic horizontal axis.
+        x: horizontal axis.
+        y: vertical axis.
+        series: what is drawn, the last one on top.
     """
 
-    figure: go.Figure
     title: str
     alt: str
     caption: str
-    log_x: bool = False
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,46 +148,25 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def label_text(text: str) -> str:
-    """Escape a text for plotly, which interprets some HTML in labels."""
-    return html.escape(strip_control_characters(text), quote=False)
-
-
-def empty_figure(*, x: str, y: str) -> go.Figure:
-    """Return an empty figure with the common template and named axes."""
-    titles = {axis: {"title": {"text": label_text(text)}} for axis, text in (("xaxis", x), ("yaxis", y))}
-    return go.Figure(layout={"template": _TEMPLATE, **titles})
-
-
-def log_y(figure: go.Figure, values: Sequence[float]) -> None:
-    """Set a logarithmic vertical axis for positive values, with ticks at 1, 2 and 5 times powers of ten."""
-    low, high = (
-        math.floor(math.log10(min(values, default=1.0))),
-        math.ceil(math.log10(max(values, default=1.0))),
-    )
-    steps = (1, 2, 5) if high - low <= 3 else (1,)
-    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
-    figure.update_yaxes(type="log", tickvals=ticks, ticktext=[show(tick) for tick in ticks])
-
-
 def line(
-    figure: go.Figure,
-    index: int,
+    colour: int,
     *,
     name: str,
-    points: Iterable[tuple[float | str, float]],
+    points: Iterable[tuple[float, float]],
     dash: str = "solid",
-    text: Sequence[str] | None = None,
-) -> None:
-    """Add a line through points in the palette colour `index`; a single point is drawn as a marker."""
-    points = list(points)
-    figure.add_scatter(
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
-        name=label_text(name),
-        text=text,
-        mode="lines+markers" if len(points) == 1 else "lines",
-        line={"color": PALETTE[index % len(PALETTE)], "dash": dash, "width": 2.25},
+    mark: Mark = "line",
+    labels: Sequence[str] = (),
+) -> Series:
+    """Return the series through some points; a single point is drawn as a point."""
+    points = tuple(points)
+    return Series(
+        name=name,
+        mark="points" if len(points) == 1 else mark,
+        colour=colour,
+        x=tuple(x for x, _ in points),
+        y=tuple(y for _, y in points),
+        dash=dash,
+        labels=tuple(labels),
     )
 
 
@@ -179,41 +176,24 @@ def dash_of(index: int) -> str:
 
 
 def ribbon(
-    figure: go.Figure,
-    index: int,
-    *,
-    name: str | None,
-    points: Iterable[tuple[float, float, float]],
-    opacity: float,
-) -> None:
-    """Add a filled polygon between `low` and `high` of points (x, low, high).
-
-    A ribbon without a name is not in the legend.
-    """
-    red, green, blue = (int(PALETTE[index % len(PALETTE)][i : i + 2], 16) for i in (1, 3, 5))
-    # A gap in a filled polygon would connect unrelated edges: leave out rounds without finite quantiles.
-    points = [point for point in points if all(map(math.isfinite, point))]
-    figure.add_scatter(
-        x=[x for x, _, _ in points] + [x for x, _, _ in reversed(points)],
-        y=[high for _, _, high in points] + [low for _, low, _ in reversed(points)],
-        name=name,
-        showlegend=name is not None,
-        fill="toself",
-        fillcolor=f"rgba({red},{green},{blue},{opacity})",
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-    )
+    colour: int, *, name: str = "", points: Iterable[tuple[float, float, float]], opacity: float
+) -> Series:
+    """Return the filled band between `low` and `high` of points (x, low, high)."""
+    # A gap in a filled band would connect unrelated edges: leave out rounds without finite quantiles.
+    points = tuple(point for point in points if all(map(math.isfinite, point)))
+    low, high = tuple(low for _, low, _ in points), tuple(high for _, _, high in points)
+    x = tuple(x for x, _, _ in points)
+    return Series(name=name, mark="ribbon", colour=colour, x=x, y=(), low=low, high=high, opacity=opacity)
 
 
-def band(figure: go.Figure, curve: Curve) -> None:
-    """Add a curve with its band of one standard deviation."""
+def band(curve: Curve, *, mark: Mark = "line") -> tuple[Series, ...]:
+    """Return a curve, after its band of one standard deviation if it has one."""
     points = list(zip(curve.x, curve.mean, strict=True))
-    if curve.std is not None:
-        around = zip(points, curve.std, strict=True)
-        edges = [(x, mean - std, mean + std) for (x, mean), std in around]
-        ribbon(figure, curve.colour, name=None, points=edges, opacity=0.16)
-    line(figure, curve.colour, name=curve.label, points=points, dash=dash_of(curve.colour))
+    drawn = line(curve.colour, name=curve.label, points=points, dash=dash_of(curve.colour), mark=mark)
+    if curve.std is None:
+        return (drawn,)
+    edges = [(x, mean - std, mean + std) for (x, mean), std in zip(points, curve.std, strict=True)]
+    return ribbon(curve.colour, points=edges, opacity=0.16), drawn
 
 
 def endings(curves: Sequence[Curve]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedveil.report.document import Section, figures, notice, table
-from fedveil.report.drawing import Plot, empty_figure, line
+from fedveil.report.document import Section, notice, table
+from fedveil.report.drawing import Axis, Plot, line
 from fedveil.report.run_data import RunData
 from fedveil.report.statistics import HEAD, row_cells
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
@@ -23,13 +23,13 @@ def evaluation_section(run: RunData) -> Section | None:
     return Section(
         identifier="evaluation",
         title="Test metrics",
-        body=notice(
+        remarks=notice(
             f"Released once, of the model after round {found.round}: every figure follows from noisy sums over "
             "held-out people, and is covered by the statement.",
             kind="note",
-        )
-        + figures(list(_plots(found)))
-        + table(
+        ),
+        plots=list(_plots(found)),
+        body=table(
             HEAD, rows, caption="Every figure with its interval for the population these people come from"
         ),
     )
@@ -37,12 +37,14 @@ def evaluation_section(run: RunData) -> Section | None:
 
 def _plots(found: ReleasedEvaluation) -> Iterator[Plot]:
     for one in found.drawings:
-        figure = empty_figure(x=one.x, y=one.y)
-        line(figure, 0, name=one.line_name, points=list(one.line))
-        line(figure, 1, name="model", points=list(one.points))
         yield Plot(
-            figure=figure,
             title=one.title,
             alt=f"{one.title}: {len(one.points)} noisy points beside a line for {one.line_name}.",
             caption=one.caption,
+            x=Axis(title=one.x),
+            y=Axis(title=one.y),
+            series=(
+                line(6, name=one.line_name, points=one.line, dash="dash"),
+                line(0, name="model", points=one.points),
+            ),
         )

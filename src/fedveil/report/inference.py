@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedveil.report.document import EMPTY, Section, document, figures, notice, table, write_document
-from fedveil.report.drawing import PALETTE, Plot, empty_figure, label_text, show
+from fedveil.report.document import Section, document, notice, table, write_document
+from fedveil.report.drawing import Axis, Plot, Series, show
 from fedveil.report.statistics import promise
 from fedveil.run.folder.documents import read_statement
-from fedveil.statistics.inference.covariance import Effect
+from fedveil.statistics.inference.newton import Effect
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 
 _RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
@@ -53,11 +53,11 @@ def _found(fitted: FittedRegression) -> Section:
     width = len(body[0])
     body += [[name, TOO_FEW_HERE, *[""] * (width - 2)] for name in fitted.lost]
     drawn = list(_forest([one for one in fitted.effects if one.name in fitted.design.names], ratio))
-    plots = figures(drawn) if drawn else EMPTY
     return Section(
         identifier="coefficients",
         title=title,
-        body=plots + table([*head, "z", "p", "width from privacy"], body, caption="All coefficients"),
+        plots=drawn,
+        body=table([*head, "z", "p", "width from privacy"], body, caption="All coefficients"),
     )
 
 
@@ -82,29 +82,22 @@ def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
         return
     ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
     label = ratio or "coefficient"
-    figure = empty_figure(x=label, y="")
-    figure.add_scatter(
-        x=[value for value, _, _ in ends],
-        y=[label_text(one.name) for one in effects],
-        mode="markers",
-        marker={"color": PALETTE[0], "size": 9},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [high - value for value, _, high in ends],
-            "arrayminus": [value - low for value, low, _ in ends],
-        },
-        showlegend=False,
-    )
-    # No effect is a ratio of 1 or a coefficient of 0; ratios are symmetric on a logarithmic axis.
-    figure.add_vline(x=1 if ratio else 0, line={"dash": "dot", "color": PALETTE[-1]})
-    if ratio:
-        figure.update_xaxes(type="log")
-    figure.update_yaxes(autorange="reversed")
     told = "; ".join(f"{one.name}: {show(value)}" for one, (value, _, _) in zip(effects, ends, strict=True))
     yield Plot(
-        figure=figure,
         title=label.capitalize(),
         alt=f"Points with intervals, one a coefficient. {told}.",
         caption=f"With 95 % intervals for the population, per unit of the column. {told}.",
+        # No effect is a ratio of 1 or a coefficient of 0; ratios are symmetric on a logarithmic axis.
+        x=Axis(title=label, log=ratio is not None, rule=0.0 if ratio is None else 1.0),
+        y=Axis(title="", categories=tuple(one.name for one in effects)),
+        series=(
+            Series(
+                name="",
+                mark="intervals",
+                x=tuple(value for value, _, _ in ends),
+                y=tuple(range(len(ends))),
+                low=tuple(low for _, low, _ in ends),
+                high=tuple(high for _, _, high in ends),
+            ),
+        ),
     )

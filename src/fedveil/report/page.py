@@ -17,7 +17,6 @@ from fedveil.report.document import (
     collapsible,
     document,
     fields,
-    figures,
     join_parts,
     notice,
     parties,
@@ -29,31 +28,54 @@ from fedveil.report.document import (
 from fedveil.report.drawing import Plot, show, show_epsilon, words
 from fedveil.report.evaluation import evaluation_section
 from fedveil.report.run_data import RunData, load_run
-from fedveil.run.advice import advice
+from fedveil.report.summary import summarise
 from fedveil.run.folder.documents import JsonValue, RoundRow
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(
+    run_folder: Path, *, without_privacy: Path | None = None, with_spectrum: bool = False
+) -> Path:
     """Write `report.html` into a run folder: self-contained, readable offline.
+
+    Args:
+        run_folder: the run folder.
+        without_privacy: folder of a run without a guarantee, whose result stands beside this one's.
+        with_spectrum: whether to show the spectrum of the model's move.
 
     Returns:
         The path of the report.
 
     Raises:
-        RunFolderError: the folder is missing, damaged or of another version, or cannot be written to.
+        ConfigError: the run ``without_privacy`` has a guarantee, or other data.
+        RunFolderError: a folder is missing, damaged or of another version, or cannot be written to.
     """
-    return write_document(run_folder / "report.html", report_page(load_run(run_folder)))
+    other = None if without_privacy is None else load_run(without_privacy)
+    page = report_page(load_run(run_folder), without_privacy=other, with_spectrum=with_spectrum)
+    return write_document(run_folder / "report.html", page)
 
 
-def report_page(run: RunData) -> str:
-    """Return the report of a run as one HTML text."""
+def report_page(run: RunData, *, without_privacy: RunData | None = None, with_spectrum: bool = False) -> str:
+    """Return the report of a run as one HTML text; the arguments are those of :func:`write_report`."""
+    sections = [
+        summarise(run, without_privacy=without_privacy).section(),
+        *report_sections(run, with_spectrum),
+    ]
     last = f"{run.rounds[-1].round} rounds" if run.rounds else "no round yet"
+    unit, units = run.statement.unit, run.statement.units
+    plural = "people" if unit == "user" else f"{unit}s"
+    over = "" if units is None else f", over the data of at most {show(units)} {plural}"
     return document(
         title=run.name,
         kicker="fedveil · report of one run",
-        lead=f"{last} on record. What was promised comes first; what was reached comes after it.",
-        sections=[section for make in SECTIONS if (section := make(run)) is not None],
+        lead=f"{last[0].upper()}{last[1:]}{over}.",
+        sections=sections,
     )
+
+
+def report_sections(run: RunData, with_spectrum: bool = False) -> list[Section]:
+    """Return the sections below the summary; those without data in the run folder are left out."""
+    made = [*SECTIONS, *([spectrum_section] if with_spectrum else [])]
+    return [section for make in made if (section := make(run)) is not None]
 
 
 def statement_section(run: RunData) -> Section | None:
@@ -65,10 +87,11 @@ def statement_section(run: RunData) -> Section | None:
         body=join_parts(
             (
                 statement_claim(statement),
-                parties(statement),
-                fields(_statement_fields(statement)),
-                _published(statement),
-                _event(statement),
+                collapsible("Who sees what", parties(statement)) if statement.trust else EMPTY,
+                collapsible(
+                    "The figures behind the sentences",
+                    fields(_statement_fields(statement)) + _published(statement) + _event(statement),
+                ),
             )
         ),
     )
@@ -93,20 +116,46 @@ def result_section(run: RunData) -> Section | None:
     rows.append([f"ε for one {unit}, so far", show_epsilon(first.epsilon), show_epsilon(last.epsilon), ""])
     rows.append([f"ε for one {unit}, of the whole run", "", show_epsilon(run.statement.epsilon), ""])
     rows.append(["Seconds, in all", show(first.seconds), show(sum(row.seconds for row in run.rounds)), ""])
-    body = _verdict(run) + table(
-        ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
-        rows,
-        caption=f"Before training and at the last round. {PRIVATE}",
-    )
-    if (said := advice(run.rounds, last.round)) is not None:
-        body += notice(f"{said} (From released models and public numbers.)", kind="note")
+    remarks = _verdict(run)
     if run.interrupted_line:
-        body += notice(
+        remarks += notice(
             "metrics.jsonl ends in the middle of a line: the run was still writing, or was stopped. "
             "The report holds the rounds before it.",
             kind="warning",
         )
-    return Section(identifier="result", title="Result", body=body)
+    body = table(
+        ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
+        rows,
+        caption=f"Before training and at the last round, on {run.tested_on}. {PRIVATE}",
+    )
+    return Section(
+        identifier="result",
+        title="Result",
+        remarks=remarks,
+        plots=_test_plots(run),
+        body=_confusion(run) + body,
+    )
+
+
+def _test_plots(run: RunData) -> list[Plot]:
+    """Return ROC curve and calibration of the released model; empty unless the test records are public."""
+    test = run.public_test
+    if test is None or not test.roc:
+        return []
+    return [plots.roc(test), plots.calibration(test)]
+
+
+def _confusion(run: RunData) -> Markup:
+    """Return the table of confusion counts; empty unless the test records are public."""
+    test = run.public_test
+    if test is None or not test.confusion:
+        return EMPTY
+    rows = [[name, *map(show, counts)] for name, counts in zip(test.classes, test.confusion, strict=True)]
+    return table(
+        ["class", *(f"predicted {name}" for name in test.classes)],
+        rows,
+        caption=f"The released model on {show(test.records)} public test records",
+    )
 
 
 def _verdict(run: RunData) -> Markup:
@@ -134,7 +183,8 @@ def curves_section(run: RunData) -> Section | None:
     return Section(
         identifier="curves",
         title="Round by round",
-        body=figures(shown) + collapsible("Every round as a table", _rounds_table(run)),
+        plots=shown,
+        body=collapsible("Every round as a table", _rounds_table(run)),
     )
 
 
@@ -184,7 +234,7 @@ def spectrum_section(run: RunData) -> Section | None:
     data = run.spectrum
     if data is None or not any(math.isfinite(value) and value > 0 for value in data.magnitudes):
         return None
-    return Section(identifier="spectrum", title="Spectrum", body=figures([plots.spectrum(data)]))
+    return Section(identifier="spectrum", title="Spectrum", plots=[plots.spectrum(data)])
 
 
 def population_section(run: RunData) -> Section | None:
@@ -222,7 +272,12 @@ def population_section(run: RunData) -> Section | None:
         else EMPTY
     )
     return Section(
-        identifier="population", title="Population diagnostics", body=warning + lost + figures(shown)
+        identifier="population",
+        title="Population diagnostics",
+        remarks=warning + lost,
+        plots=shown,
+        private=True,
+        appendix=True,
     )
 
 
@@ -233,7 +288,7 @@ def environment_section(run: RunData) -> Section | None:
     pairs: list[tuple[str, JsonValue]] = [
         (words(key), value) for key, value in run.environment.items() if key != "schema_version"
     ]
-    return Section(identifier="environment", title="Environment", body=fields(pairs))
+    return Section(identifier="environment", title="Environment", body=fields(pairs), appendix=True)
 
 
 def experiment_section(run: RunData) -> Section | None:
@@ -243,6 +298,7 @@ def experiment_section(run: RunData) -> Section | None:
         title="Experiment",
         lead="The resolved experiment.toml: enough to repeat the run.",
         body=source(run.experiment_toml),
+        appendix=True,
     )
 
 
@@ -252,12 +308,14 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
     result_section,
     evaluation_section,
     curves_section,
-    spectrum_section,
     population_section,
     environment_section,
     experiment_section,
 )
-"""Sections of the report from top to bottom; a section without data is left out."""
+"""Sections of the report below the summary, from top to bottom; a section without data is left out.
+
+A further kind of section is one function here: it returns None for runs without its data.
+"""
 
 
 def _statement_fields(statement: Statement) -> list[tuple[str, JsonValue]]:

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from markupsafe import Markup
 
 from fedveil.privacy.statement import show_noise
 from fedveil.report import comparison_plots
-from fedveil.report.document import Section, document, figures, table, write_document
+from fedveil.report.document import Section, document, table, write_document
 from fedveil.report.drawing import Curve, Plot, show, show_epsilon
 from fedveil.run.folder.documents import JsonValue
 
@@ -26,12 +25,8 @@ _COLUMNS = {
     "accountant": "accountant",
     "epsilon": "ε",
 }
-_AXES: tuple[tuple[str, Literal["linear", "log"]], ...] = (
-    ("rounds", "linear"),
-    ("noise_multiplier", "log"),
-    ("sampling_rate", "log"),
-    ("users", "log"),
-)
+_AXES = (("rounds", False), ("noise_multiplier", True), ("sampling_rate", True), ("users", True))
+"""Quantities that a plan varies, with whether their axis is logarithmic."""
 
 
 def write_plan(rows: Sequence[PlanRow], path: Path, refused: Sequence[PlanRow] = ()) -> Path:
@@ -45,10 +40,10 @@ def write_plan(rows: Sequence[PlanRow], path: Path, refused: Sequence[PlanRow] =
     Raises:
         RunFolderError: the file cannot be written.
     """
-    shown = [plot for key, scale in _AXES if (plot := _plot(rows, key, scale)) is not None]
+    shown = [plot for key, log in _AXES if (plot := _plot(rows, key, log)) is not None]
     sections = [Section(identifier="table", title="Every combination", body=_table(rows))]
     if shown:
-        sections.insert(0, Section(identifier="cost", title="What it costs", body=figures(shown, wide=True)))
+        sections.insert(0, Section(identifier="cost", title="What it costs", plots=shown, wide=True))
     if refused:
         sections.append(
             Section(identifier="refused", title="Rows that cannot be planned", body=_refused(refused))
@@ -74,7 +69,7 @@ def _refused(rows: Sequence[PlanRow]) -> Markup:
     return table([*(_COLUMNS[key] for key in keys), "reason"], cells, caption="Rows without a number")
 
 
-def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -> Plot | None:
+def _plot(rows: Sequence[PlanRow], axis: str, log: bool) -> Plot | None:
     """Plot epsilon against one quantity; None if the plan does not vary it."""
     lines: dict[tuple[str, ...], dict[float, float]] = {}
     others = [key for key in _COLUMNS if key not in (axis, "epsilon")]
@@ -97,7 +92,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, scale: Literal["linear", "log"]) -
         )
         for colour, (setting, points) in enumerate(merged.items())
     ]
-    return comparison_plots.plan_curves(curves, axis=_COLUMNS[axis], scale=scale)
+    return comparison_plots.plan_curves(curves, axis=_COLUMNS[axis], log=log)
 
 
 def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:

@@ -21,6 +21,7 @@ from fedveil.run.folder.documents import (
     Diagnostics,
     Document,
     JsonObject,
+    PublicTest,
     RoundRow,
     Spectrum,
     read_document,
@@ -40,6 +41,9 @@ _LARGE = (
 )
 DIRECTION = {**dict.fromkeys(_LARGE, 1), **dict.fromkeys(("brier", "mae", "rmse", "loss"), -1)}
 """1 for a metric that should be large, -1 for a metric that should be small."""
+
+NOT_COVERED = "exact, not covered by the guarantee"
+"""Mark of a metric of private records that was not released with noise."""
 
 _RELEASES = ("statistics.toml", "inference.toml")
 
@@ -61,6 +65,7 @@ class RunData:
         spectrum: spectrum of the change of the model; None if absent.
         audit: results of an audit; None if absent.
         evaluated: released test metrics; None if absent.
+        public_test: the released model on public test records; None unless the run recorded that they are public.
         interrupted_line: whether metrics.jsonl ends in the middle of a line: the run was still writing, or was
             killed.
     """
@@ -75,6 +80,7 @@ class RunData:
     spectrum: Spectrum | None
     audit: AuditRecord | None
     evaluated: ReleasedEvaluation | None
+    public_test: PublicTest | None
     interrupted_line: bool
 
     @property
@@ -108,6 +114,18 @@ class RunData:
     def baseline(self) -> dict[str, float]:
         """Metrics of the best constant answer; empty if the folder has no diagnostics."""
         return {} if self.diagnostics is None else dict(self.diagnostics.baseline)
+
+    @property
+    def tested_on(self) -> str:
+        """Describe the test records of exact metrics, with what covers them."""
+        if self.public_test is not None:
+            return "public test records"
+        return f"private records that were held out ({NOT_COVERED})"
+
+    def last(self, metric: str) -> float | None:
+        """Return the metric of the last model that was evaluated; None without one, or if it is not defined."""
+        value = next((row.test[metric] for row in reversed(self.rounds) if metric in row.test), math.nan)
+        return value if math.isfinite(value) else None
 
     def beats_baseline(self, metric: str) -> bool | None:
         """Return whether the last evaluated model beats the best constant answer; None if unknown."""
@@ -154,6 +172,7 @@ def load_run(folder: Path) -> RunData:
         spectrum=_if_there(folder / "spectrum.json", Spectrum),
         audit=_if_there(folder / "audit.json", AuditRecord),
         evaluated=read_evaluated(folder),
+        public_test=_if_there(folder / "public_test.json", PublicTest),
         interrupted_line=interrupted,
     )
 

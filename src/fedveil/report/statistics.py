@@ -8,21 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.privacy.statement import Statement
-from fedveil.report.document import (
-    EMPTY,
-    Section,
-    document,
-    figures,
-    parties,
-    statement_claim,
-    table,
-    write_document,
-)
-from fedveil.report.drawing import Plot, empty_figure, label_text, line, ribbon, show
+from fedveil.report.document import Section, document, parties, statement_claim, table, write_document
+from fedveil.report.drawing import Axis, Plot, Series, line, ribbon, show
 from fedveil.run.folder.documents import read_statement
 from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
-from fedveil.statistics.limits import TOO_FEW
+from fedveil.statistics.request import TOO_FEW
 from fedveil.statistics.result import ReleasedStatistics, read_released
 
 HEAD = ("figure", "group", "estimate", "95 % interval", "of these people alone", "width from privacy")
@@ -65,12 +56,11 @@ def _releases(released: ReleasedStatistics, found: Sequence[Row]) -> Iterator[Se
     """Yield one section per release, with its plots and its table."""
     for place, name in enumerate(released.request.release):
         own = [row for row in found if row.release == name]
-        drawn = list(_plots(released, name, own))
-        body = figures(drawn) if drawn else EMPTY
         yield Section(
             identifier=f"release-{place}",
             title=name,
-            body=body + table(HEAD, [row_cells(row) for row in own], caption=f"All figures of {name}"),
+            plots=list(_plots(released, name, own)),
+            body=table(HEAD, [row_cells(row) for row in own], caption=f"All figures of {name}"),
         )
 
 
@@ -106,32 +96,29 @@ def _plots(released: ReleasedStatistics, name: str, own: Sequence[Row]) -> Itera
 
 def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plot:
     """Plot the noisy counts of cells with their intervals."""
-    figure = empty_figure(x=name, y=counted)
-    figure.add_bar(
-        x=[label_text(cell) for cell, _ in known],
-        y=[interval.estimate for _, interval in known],
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [(interval.high or 0.0) - interval.estimate for _, interval in known],
-            "arrayminus": [interval.estimate - (interval.low or 0.0) for _, interval in known],
-        },
-        showlegend=False,
-    )
     most, interval = max(known, key=lambda one: one[1].estimate)
     return Plot(
-        figure=figure,
         title=name,
         alt=f"Bars: {counted} by cell; most are in {most}, {show(interval.estimate)}.",
         caption=f"Noisy counts of {counted} with 95 % intervals for the population; cells with too few are not drawn.",
+        x=Axis(title=name, categories=tuple(cell for cell, _ in known)),
+        y=Axis(title=counted, zero=True),
+        series=(
+            Series(
+                name="",
+                mark="bars",
+                x=tuple(range(len(known))),
+                y=tuple(one.estimate for _, one in known),
+                low=tuple(one.low or 0.0 for _, one in known),
+                high=tuple(one.estimate if one.high is None else one.high for _, one in known),
+            ),
+        ),
     )
 
 
 def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
     """Yield the plot of the Kaplan-Meier curves with their simultaneous bands, if any curve has points."""
-    figure = empty_figure(x="time", y="surviving")
-    figure.update_yaxes(range=[0, 1])
-    told = []
+    told, drawn = [], []
     for place, (group, curve) in enumerate(curves(released, name).items()):
         if not len(curve.grid):
             continue
@@ -139,15 +126,17 @@ def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
         low, high = (np.concatenate(([1.0], end)).tolist() for end in curve.band())
         start = released.request.release[name].grid[0]  # type: ignore[union-attr]
         times = [start, *curve.grid.tolist()]
-        ribbon(figure, place, name=None, points=zip(times, low, high, strict=True), opacity=0.16)
-        line(figure, place, name=group, points=zip(times, [1.0, *curve.falling.tolist()], strict=True))
+        drawn.append(ribbon(place, points=zip(times, low, high, strict=True), opacity=0.16))
+        drawn.append(line(place, name=group, points=zip(times, [1.0, *curve.falling.tolist()], strict=True)))
         last = curve.point(len(curve.grid) - 1)
         value = TOO_FEW if last is None else f"{show(last.estimate)} ({_ends(last.low, last.high)})"
         told.append(f"{group}: {value} at {show(float(curve.grid[-1]))}")
     if told:
         yield Plot(
-            figure=figure,
             title=f"Kaplan-Meier: {name}",
             alt=f"Lines falling from 1; {'; '.join(told)}.",
             caption=f"With the simultaneous 95 % band for the population. {'; '.join(told)}.",
+            x=Axis(title="time"),
+            y=Axis(title="surviving", bounds=(0, 1)),
+            series=tuple(drawn),
         )

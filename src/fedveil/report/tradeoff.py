@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from fedveil.errors import RunFolderError
 from fedveil.report import comparison_plots
-from fedveil.report.document import PRIVATE, Section, document, figures, table, write_document
-from fedveil.report.drawing import show, words
+from fedveil.report.document import PRIVATE, Section, document, table, write_document
+from fedveil.report.drawing import Plot, show, words
 from fedveil.report.run_data import DIRECTION, RunData, load_run
 from fedveil.report.variant import settings_of
 
@@ -110,18 +110,21 @@ def write_tradeoff(folders: Sequence[Path], key: str, path: Path, *, spent: str 
     return write_document(path, page(runs, key, spent))
 
 
-def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
-    """Return the page of a swept key as HTML, with one line for each combination of the other settings."""
-    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    # One curve per metric and cost, then one Pareto plot per pair of a metric and a cost.
-    costs = ["seconds", *(["mebibytes"] if any(run.mebibytes is not None for run in runs) else [])]
+def curves(runs: Sequence[Traded], key: str) -> tuple[Plot, ...]:
+    """Return the plots of every test metric and cost against the swept key."""
+    metrics, costs = _measures(runs)
     labels = line_labels(runs, key)
     values = sorted({run.value for run in runs}, key=_place)
-    drawn = [
+    return tuple(
         comparison_plots.against_key(_means(runs, labels, name), values, key, _title(name))
         for name in (*metrics, *costs)
-    ]
-    fronts = [
+    )
+
+
+def fronts(runs: Sequence[Traded], key: str) -> tuple[Plot, ...]:
+    """Return a plot of all runs with their Pareto front for every pair of a metric and a cost."""
+    metrics, costs = _measures(runs)
+    return tuple(
         comparison_plots.pareto(
             [
                 (getattr(run, cost), run.metrics[metric], f"{run.run} ({key} = {run.value})", run in best)
@@ -134,7 +137,19 @@ def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
         for metric in metrics
         for cost in costs
         if (best := front(runs, metric, cost))
-    ]
+    )
+
+
+def _measures(runs: Sequence[Traded]) -> tuple[list[str], list[str]]:
+    """Return the names of the metrics, and of the costs that were counted."""
+    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    return metrics, ["seconds", *(["mebibytes"] if any(run.mebibytes is not None for run in runs) else [])]
+
+
+def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
+    """Return the page of a swept key as HTML, with one line for each combination of the other settings."""
+    metrics, _ = _measures(runs)
+    labels = line_labels(runs, key)
     several = any(labels)
     header = [key, *(["other settings"] if several else []), "run"]
     header += [*(f"test {words(metric)}" for metric in metrics), "seconds", "MiB up"]
@@ -154,8 +169,8 @@ def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
         kicker="fedveil · sweep",
         lead=f"{len(runs)} runs, each at its last evaluated round. {spent[:1].upper()}{spent[1:]}".strip(),
         sections=[
-            Section(identifier="curves", title=f"Against {key}", body=figures(drawn, wide=True)),
-            Section(identifier="front", title="Runs that no other beats", body=figures(fronts, wide=True)),
+            Section(identifier="curves", title=f"Against {key}", plots=curves(runs, key), wide=True),
+            Section(identifier="front", title="Runs that no other beats", plots=fronts(runs, key), wide=True),
             Section(
                 identifier="rows",
                 title="Every run",

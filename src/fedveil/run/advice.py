@@ -13,7 +13,7 @@ at most
 that). The users' displacement grows at most with the number of rounds, and the noise with its root. Thus after T
 rounds noise / S is at least sqrt(t / T) times its value after t rounds. Before anything is known about the users,
 noise / ``most`` is the noise-to-travel ratio (docs/theory/noise-to-travel.md). The numbers are those of
-:mod:`fedveil.run.movement`.
+:mod:`fedveil.run.steps.training`.
 """
 
 from __future__ import annotations

@@ -148,10 +148,6 @@ class Journal:
                     "charge for it; charges were lost or replaced, so what was spent is unknown"
                 )
 
-    def charge(self, key: StepKey, event: Event) -> None:
-        """Charge a step once more; return when the charge is on disk."""
-        self.ledger.charge(run=key.run, round=key.round, attempt=self.count_charges(key), event=event)
-
     def read_failures(self, key: StepKey) -> list[FailedAttempt]:
         """Return the recorded failed attempts at a round."""
         rows = read_lines(self.folder / _ATTEMPTS, FailedAttempt)[0]
@@ -251,7 +247,9 @@ class Step:
         self._released += self._lost_sight_of()
         # Charge before compute: a crash after the release must not leave the release uncharged.
         if due:
-            self._journal.charge(self.key, self._event(charged > 0))
+            self._journal.ledger.charge(
+                run=self.key.run, round=self.key.round, attempt=charged, event=self._event(charged > 0)
+            )
         if not self.tries:
             self._began = time.perf_counter()
         self.tries, self._unfinished = self.tries + 1, True

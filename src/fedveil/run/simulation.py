@@ -168,8 +168,6 @@ class TrainingParties:
         self._work: RoundInputs | None = None
         self._cohort: tuple[int, ...] = ()
         self._messages = messages if (folder / TRANSCRIPT).exists() else None
-        if self._messages is not None:
-            folder.drop_torn_line(TRANSCRIPT)
 
     def play(self, attempt: Attempt) -> Played:
         """Play an attempt at the next round; all silos begin the first one of this process."""

@@ -11,18 +11,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from fedveil import __version__
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.files import (
     check_schema_version,
@@ -36,6 +35,7 @@ from fedveil.files import (
 from fedveil.privacy.joint_cost import joint_cost
 from fedveil.run.config.experiment import Experiment, parse, parse_assignment
 from fedveil.run.config.study import Selection, load_study
+from fedveil.run.executors import Workers, local_workers, result_of
 from fedveil.run.folder.documents import RoundRow, read_lines
 from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.run.observer import NullObserver
@@ -143,7 +143,7 @@ def sweep(
     found: Sequence[Point],
     folder: Path,
     *,
-    processes: int = 1,
+    workers: AbstractContextManager[Workers] | None = None,
     prepare_point: Callable[[Point], Prepared] | None = None,
 ) -> Iterator[Row]:
     """Run every point that is not complete; yield each row as its run ends.
@@ -154,7 +154,8 @@ def sweep(
     Args:
         found: the points from :func:`points`.
         folder: parent of the run folders, also of those of an interrupted sweep.
-        processes: number of worker processes; each plays one run at a time.
+        workers: play one run at a time each (:mod:`fedveil.run.executors`); None: one process of this machine. The
+            workers of other machines need the folder, and the data, at the same path.
         prepare_point: prepares a point over objects of this process; all runs are then played in this process.
 
     Raises:
@@ -173,7 +174,7 @@ def sweep(
     earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
     played = (
-        _play_in_workers(found, folder, processes)
+        _play_in_workers(found, folder, local_workers(1) if workers is None else workers)
         if prepare_point is None
         else _play_here(found, folder, prepare_point)
     )
@@ -195,15 +196,21 @@ def sweep(
 
 
 def _play_in_workers(
-    found: Sequence[Point], folder: Path, processes: int
+    found: Sequence[Point], folder: Path, opened: AbstractContextManager[Workers]
 ) -> Iterator[tuple[Point, Row | FedveilError]]:
     """Yield the row of every point, or its error, as its run ends in a worker process."""
-    # "fork" would copy the threads' locks of torch into the workers, which can deadlock there.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool, _stopping(pool):
-        waiting = {pool.submit(_play, point, folder): point for point in found}
-        for future in as_completed(waiting):
-            yield waiting[future], _row_or_error(future.result)
+    with opened as workers:
+        submit = workers.executor.submit
+        waiting = {submit(play_point, point, folder.resolve(), __version__): point for point in found}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], _row_or_error(partial(result_of, future, workers))
+        except (
+            BaseException
+        ):  # such as Ctrl-C: the workers finish what they have begun, and begin nothing else
+            for future in waiting:
+                future.cancel()
+            raise
 
 
 def _play_here(
@@ -279,27 +286,27 @@ def _check_same(point: Point, folder: Path) -> None:
         raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
 
 
-def _begin() -> None:
-    """Prepare a worker process: one thread, and the default handling of Ctrl-C, which ends the process.
+def play_point(point: Point, folder: Path, version: str) -> Row:
+    """Prepare and play a point in a worker process.
 
-    Without it a worker would turn Ctrl-C into an exception and then begin the next point of the pool.
+    Args:
+        point: the run.
+        folder: parent of the run folders.
+        version: fedveil's version in the process that sweeps.
+
+    Raises:
+        ConfigError: the worker has another version of fedveil.
+        RunFolderError: the worker does not see the sweep's folder.
     """
+    if version != __version__:
+        raise ConfigError(
+            f"the worker has fedveil {__version__}, and the sweep is of {version}; install the same"
+        )
+    if not folder.is_dir():
+        raise RunFolderError(
+            f"{folder}: the worker does not see it; all machines must share the folder of runs"
+        )
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextmanager
-def _stopping(pool: Executor) -> Iterator[None]:
-    """Cancel the waiting points of a pool if the block raises, such as on Ctrl-C."""
-    try:
-        yield
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-
-
-def _play(point: Point, folder: Path) -> Row:
-    """Prepare and play a point in a worker process."""
     path = folder / point.experiment.name
     there = (path / "experiment.toml").is_file()
     return _play_prepared(point, folder, prepare(RunFolder.open(path)[1] if there else point.experiment))

@@ -6,25 +6,33 @@ All rows are functions of the noisy vector and public things (post-processing). 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, repeat
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.statistics import moments
 from fedveil.statistics.blocks import Block, OneHot, Powers
 from fedveil.statistics.cells import Bins, Exits
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
 from fedveil.statistics.correlations import Sums, correlations, display_correlations
-from fedveil.statistics.decoding import Cells
-from fedveil.statistics.intervals import Interval, at_the_ends, normal, ratio
-from fedveil.statistics.limits import TOO_FEW
-from fedveil.statistics.quantiles import quantile
+from fedveil.statistics.decoding import Cells, isotonic_regression
+from fedveil.statistics.intervals import (
+    LEAST_RATIO,
+    NORMAL_95,
+    Interval,
+    at_the_ends,
+    interval_between,
+    normal,
+    ratio,
+    share,
+)
 from fedveil.statistics.request import (
+    TOO_FEW,
     ColumnRelease,
     CorrelationRelease,
     CrossRelease,
@@ -32,6 +40,125 @@ from fedveil.statistics.request import (
 )
 from fedveil.statistics.result import ReleasedStatistics
 from fedveil.statistics.survival import Curve, curve
+
+# --- quantiles ----------------------------------------------------------------------------------------------
+# Quantiles from noisy cumulative counts: where the distribution function crosses q, and a band around it.
+#
+# With C_j the people up to edge x_j and V all people with a value, T_j = C_j - q V is linear in the cells: its noise is
+# exact, and at the quantile the choice of people adds V q (1 - q) at most. The interval holds all x between the edge
+# before the first j with T_j + z sd_j >= 0 and the edge after the last with T_j - z sd_j < 0. It is wrong on one side
+# only if T at ONE edge beside the quantile is off by z sd, so it covers 95 % whatever the other edges do; ends are
+# edges, so it is no narrower than a bin.
+
+
+def cumulative(
+    values: Float64[np.ndarray, " B"], covariance: Float64[np.ndarray, "B B"], level: float
+) -> tuple[Float64[np.ndarray, " B"], Float64[np.ndarray, " B"]]:
+    """Return T_j = C_j - level V at every edge after a cell, with its variance by the noise."""
+    size = len(values)
+    weights = np.tril(np.ones((size, size))) - level
+    return weights @ values, np.einsum("jk,kl,jl->j", weights, covariance, weights)
+
+
+def quantile(
+    values: Float64[np.ndarray, " B"],
+    covariance: Float64[np.ndarray, "B B"],
+    edges: tuple[float, ...],
+    level: float,
+    people_per_unit: float,
+) -> Interval | None:
+    """Return a quantile with its interval; None where nobody is left to have one.
+
+    Args:
+        values: (B + 2,) ordered cells: below, bins, above.
+        covariance: of their noise.
+        edges: (B + 1,) of the bins.
+        level: q in (0, 1).
+        people_per_unit: how much more than one unit one person may add to a count (|S| for person-silo pairs).
+
+    Returns:
+        The interval; an end is None where the quantile may lie outside the declared bounds. Where the estimate does,
+        it is the bound that it lies beyond.
+    """
+    total = float(values.sum())
+    if total <= 0:
+        return None
+    distance, noise = (part[:-1] for part in cumulative(values, covariance, level))
+    people = people_per_unit * total * level * (1 - level)
+    ends, here = (_ends(distance, np.sqrt(noise + own), edges) for own in (people, 0.0))
+    shares = isotonic_regression(np.cumsum(values) / total, y_min=0.0, y_max=1.0)
+    place = int(np.argmin(np.abs(distance)))
+    estimate, beyond = _interpolated(shares[:-1], edges, level)
+    return replace(interval_between(estimate, ends, here, share(float(noise[place]), people)), beyond=beyond)
+
+
+def _ends(
+    distance: Float64[np.ndarray, " E"], sd: Float64[np.ndarray, " E"], edges: tuple[float, ...]
+) -> tuple[float | None, float | None]:
+    """Return the edges around all crossings that cannot be ruled out."""
+    possible = np.flatnonzero(distance + NORMAL_95 * sd >= 0)
+    first = int(possible[0]) if len(possible) else len(edges)
+    below = np.flatnonzero(distance - NORMAL_95 * sd < 0)
+    last = int(below[-1]) if len(below) else -1
+    return (edges[first - 1] if first > 0 else None), (edges[last + 1] if last + 1 < len(edges) else None)
+
+
+def _interpolated(
+    shares: Float64[np.ndarray, " E"], edges: tuple[float, ...], level: float
+) -> tuple[float, Literal["below", "above"] | None]:
+    """Return where the isotonic distribution function reaches a level, linear within bins; outside, which bound."""
+    place = int(np.searchsorted(shares, level, side="left"))
+    if place == 0:
+        return edges[0], "below" if shares[0] > level else None
+    if place == len(edges):
+        return edges[-1], "above"
+    before, after = float(shares[place - 1]), float(shares[place])
+    within = 0.5 if math.isclose(before, after) else (level - before) / (after - before)
+    return edges[place - 1] + within * (edges[place] - edges[place - 1]), None
+
+
+# --- moments ------------------------------------------------------------------------------------------------
+# Means and variances from noisy sums of powers of numbers scaled to [-1, 1].
+#
+# Every figure is a smooth function of sums; their noise is white and known. What the choice of people adds would need
+# moments that were not released, so it is bounded by those that were and by the declared range: intervals may be wide,
+# and cover. With s^2 the released second central moment and K the largest distance from the mean within the range:
+#
+# ==============  ====================================================================================================
+# figure          variance by the choice of n people, at most
+# ==============  ====================================================================================================
+# mean            s^2 / n                      (a person's records are averaged, which adds no spread)
+# variance        (K^2 s^2 - s^4) / n          ((x - m)^2 lies in [0, K^2] and has mean s^2)
+# ==============  ====================================================================================================
+
+
+def mean(
+    sums: Float64[np.ndarray, " 3"], covariance: Float64[np.ndarray, "3 3"], people_per_unit: float
+) -> Interval | None:
+    """Return the mean of numbers in [-1, 1] from (n, sum x, sum x^2); None where n is too close to 0."""
+    n, first, second = (float(value) for value in sums)
+    if n <= 0:
+        return None
+    spread = float(np.clip(second / n - (first / n) ** 2, 0, 1))
+    noise = (float(covariance[1, 1]), float(covariance[0, 0]), float(covariance[0, 1]))
+    return ratio(first, n, noise, people_per_unit * n * spread)
+
+
+def variance(
+    sums: Float64[np.ndarray, " 3"], covariance: Float64[np.ndarray, "3 3"], people_per_unit: float
+) -> Interval | None:
+    """Return the variance of numbers in [-1, 1] over records of people weighted 1; None as for the mean."""
+    n, first, second = (float(value) for value in sums)
+    if n <= 0 or n < LEAST_RATIO * math.sqrt(covariance[0, 0]):
+        return None
+    centre = first / n
+    spread = second / n - centre**2
+    gradient = np.array([(2 * centre**2 - second / n) / n, -2 * centre / n, 1 / n])
+    farthest = (1 + min(1.0, abs(centre))) ** 2
+    bounded = min(max(spread, 0.0), farthest)
+    people = people_per_unit * max(0.0, farthest * bounded - bounded**2) / n
+    return normal(spread, float(gradient @ covariance @ gradient), people)
+
 
 ALL: Final = "all"
 
@@ -201,8 +328,8 @@ def _moments(released: ReleasedStatistics, release: ColumnRelease, block: Block,
         people = normal(float(group.values[0]), float(group.covariance[0, 0]), 0.0)
         enough = suppress_small_count(people, released.request.floor) is not None
         for figure, of, factor, shift in (
-            ("mean", moments.mean, half, middle),
-            ("variance", moments.variance, half**2, 0.0),
+            ("mean", mean, half, middle),
+            ("variance", variance, half**2, 0.0),
         ):
             if figure in release.show:
                 found = of(group.values, group.covariance, released.people_per_unit) if enough else None

@@ -34,11 +34,10 @@ from fedveil.data.schema import Category, Number, Schema
 from fedveil.errors import ConfigError
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import Bins, Categories
-from fedveil.statistics.decoding import Cells, decode
+from fedveil.statistics.decoding import Cells, decode, isotonic_regression
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import SiloWeights, unit_of
+from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.strategy import largest_leading
 from fedveil.validation import DocumentTable
 

@@ -17,8 +17,7 @@ from fedveil.files import read_json
 from fedveil.statistics.compose import compose
 from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import unit_of
-from fedveil.statistics.request import Request
+from fedveil.statistics.request import Request, unit_of
 from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, restoring
 
 FILE: Final = "statistics.json"

@@ -31,8 +31,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.intervals import NORMAL_95, Interval, interval_between
-from fedveil.statistics.isotonic import isotonic_regression
 
 LEAST_AT_RISK: Final = 10.0
 """People at risk that an interval has an estimate from, by the lower end of what noise leaves open.

@@ -41,13 +41,12 @@ from fedveil.privacy.bounds import Bound
 from fedveil.privacy.row_norms import contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness
 from fedveil.training.dropout import seed_names
-from fedveil.training.memory import rows_in_memory
+from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import round_up_slots, single_threaded, slot_multiple
-from fedveil.training.silo_sums import SiloSums
 from fedveil.training.state_leak_check import check_unchanged
 from fedveil.training.steps import LocalDpSgd, PoissonSchedule, check_computed
 from fedveil.training.task import Task
-from fedveil.training.trainer import Cohort, Progress, ProgressMonitor, Sums, TrainJob
+from fedveil.training.trainer import Cohort, Progress, ProgressMonitor, Sums, TrainJob, rows_in_memory
 from fedveil.training.vectorized import BatchedGradients, without_fallback_warnings
 
 NoiseSampler: TypeAlias = Callable[[int, float, float, BitSource], Float64[np.ndarray, " d"]]

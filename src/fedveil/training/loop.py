@@ -18,19 +18,19 @@ from fedveil.errors import ModelError
 from fedveil.training.counters import batch_order, derive, step_seeds
 from fedveil.training.dropout import seed_names
 from fedveil.training.local_algorithms import LocalState
-from fedveil.training.memory import LARGEST_BATCH, records_at_once
-from fedveil.training.projection import project_
-from fedveil.training.silo_sums import SiloSums
+from fedveil.training.record_sums import SiloSums
 from fedveil.training.state_leak_check import check_unchanged
-from fedveil.training.steps import LocalStep, as_sgd
+from fedveil.training.steps import LocalStep, as_sgd, project_
 from fedveil.training.task import Task
 from fedveil.training.trainer import (
+    LARGEST_BATCH,
     Cohort,
     PartitionedTrainer,
     Progress,
     ProgressMonitor,
     Sums,
     TrainJob,
+    records_at_once,
     steps_per_member,
 )
 

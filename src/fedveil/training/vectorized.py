@@ -44,20 +44,21 @@ from fedveil.training.kernel_replay import (
 )
 from fedveil.training.local_algorithms import LocalState
 from fedveil.training.loop import BatchGradient, single_update
-from fedveil.training.memory import LARGEST_BATCH, floats_per_record, records_at_once
-from fedveil.training.projection import project_
+from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded, slot_multiple
-from fedveil.training.silo_sums import SiloSums
 from fedveil.training.state_leak_check import check_unchanged
-from fedveil.training.steps import LocalSgd, as_sgd
+from fedveil.training.steps import LocalSgd, as_sgd, project_
 from fedveil.training.task import Task
 from fedveil.training.trainer import (
+    LARGEST_BATCH,
     Cohort,
     PartitionedTrainer,
     Progress,
     ProgressMonitor,
     Sums,
     TrainJob,
+    floats_per_record,
+    records_at_once,
     steps_per_member,
 )
 

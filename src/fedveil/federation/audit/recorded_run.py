@@ -43,6 +43,7 @@ from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.run_rules import RunRules, without_trainer
 from fedveil.files import as_text, parse_json, parse_toml, reading
+from fedveil.line_log import split_lines
 from fedveil.privacy.ledger import Entry, parse_lines
 from fedveil.privacy.statement import Statement, same_events, same_privacy
 from fedveil.protocols.session_messages import Finalize
@@ -186,13 +187,13 @@ class RecordedRun:
         """Check every line of the record: format, chain, models, position, releases, charge, and signatures."""
         previous, model, trained, signatures = NOTHING, None, 0, 0
         parts, released, releases = set[str](), hashlib.sha256(), 0
-        content = self._files.get(ROUNDS, b"")
-        if content and not content.endswith(b"\n"):
+        lines, torn = split_lines(self._files.get(ROUNDS, b""))
+        if torn:
             raise IntegrityError(f"{ROUNDS}: its last line is torn")
         heads = parse_lines(Path(LEDGER), self._file(LEDGER))[1]
         # A round may have several charges; its line names the ledger head at the release, after the last of them.
         charged = {self._place(entry): heads[entry.index] for entry in self.charges}
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        for number, line in enumerate(lines, start=1):
             place = f"{ROUNDS}, line {number}"
             with reading(place, IntegrityError):
                 data = parse_json(line, place, IntegrityError)

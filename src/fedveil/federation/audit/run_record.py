@@ -44,7 +44,8 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import RunFolderError
 from fedveil.federation.exchange import Answers
 from fedveil.federation.membership import Membership
-from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, writing
+from fedveil.line_log import LineLog, split_lines
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.session_messages import (
     Attestation,
@@ -203,14 +204,12 @@ class RunRecord:
     def __init__(self, folder: RunFolder, membership: Membership, identity: IdentityKey) -> None:
         self.folder, self.run = folder, identify(folder)
         self.membership, self.identity = membership, identity
-        self._lines: list[bytes] = []
+        self._log = LineLog(folder / ROUNDS)
+        self._lines = self._log.read().complete
         self._terms = b""
         self._seen: _Seen | None = None
         self._agreed: dict[str, Any] = {}
         self._closing: Finalize | None = None
-        path = folder / ROUNDS
-        if path.exists():
-            self._lines = read_content(path, RunFolderError, largest=LARGEST_FILE).splitlines()
 
     def mend(self, done: int) -> None:
         """Remove the line of a round that was not released, or that a crash tore.
@@ -225,9 +224,11 @@ class RunRecord:
             raise RunFolderError(
                 f"{self.folder / ROUNDS}: {len(self._lines)} rounds, but {done} were released: put it back"
             )
-        if len(self._lines) > done:
-            del self._lines[done:]
-            self.folder.write(ROUNDS, b"".join(line + b"\n" for line in self._lines))
+        with writing(self._log.path, RunFolderError):
+            if len(self._lines) > done:
+                del self._lines[done:]
+                self._log.replace(self._lines)
+            self._log.mend()
 
     def propose(self, terms: Terms) -> None:
         """Persist the terms of a session, unless they are stored already."""
@@ -333,7 +334,9 @@ class RunRecord:
         closing = self._closing
         for part in answer:
             if isinstance(part, Declined):
-                _log.warning("silo %s does not sign the statement: %s", name, part.why.sentence)
+                _log.warning(
+                    "silo %s does not sign the statement: %s", name, part.why.describe(self.membership.silos)
+                )
             if isinstance(part, Attestation) and closing is not None:
                 try:
                     self._check(silo, final_attestation(self.run, self._terms, closing), part.signature)
@@ -447,7 +450,8 @@ def read_terms(content: bytes) -> dict[str, tuple[Membership, str]]:
         RunFolderError: a line is damaged; names the line.
     """
     found = {}
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    lines, torn = split_lines(content)
+    for number, line in enumerate(lines, start=1):
         place = f"{TERMS}, line {number}"
         with reading(place, RunFolderError):
             document = parse_json(line, place, RunFolderError)
@@ -456,6 +460,6 @@ def read_terms(content: bytes) -> dict[str, tuple[Membership, str]]:
             if canonical({"membership": membership.to_toml(), "experiment": experiment}) != line:
                 raise RunFolderError(f"{place}: not as it was written")
         found[hashlib.sha256(membership.digest + experiment.encode()).hexdigest()] = membership, experiment
-    if content and not content.endswith(b"\n"):
+    if torn:
         raise RunFolderError(f"{TERMS}: its last line is torn")
     return found

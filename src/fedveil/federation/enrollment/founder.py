@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from fedveil.crypto.keys import IdentityKey, Passphrase, PublicIdentity, same_groups
+from fedveil.crypto.keys import IdentityKey, Passphrase, PublicIdentity, same_fingerprint
 from fedveil.data.schema import read_schema
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
@@ -78,7 +78,7 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
     Args:
         folder: the founder's.
         request: the party's file.
-        fingerprint: as the party's operator read it out, 8 groups of 4.
+        fingerprint: as the party's operator read it out, ``request`` and 8 groups of 4.
 
     Raises:
         ConfigError: what was typed in is no fingerprint.
@@ -87,7 +87,7 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
     """
     asked = Request.read(request)
     asked.check(Charter.read(folder / CHARTER).digest)
-    if not same_groups(fingerprint, asked.fingerprint):
+    if not same_fingerprint(fingerprint, asked.fingerprint):
         raise IntegrityError(
             f"{request}: its fingerprint is another than the one that was typed in: another request, or a changed one"
         )

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import tomlkit
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedveil.crypto.key_files import is_protected
-from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file, same_groups
+from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file, same_fingerprint
+from fedveil.data.schema import parse_schema
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.enrollment.certificates import (
@@ -57,6 +59,36 @@ disclose_counts = false     # true tells the coordinator how many records each u
 """
 
 
+_SETTINGS: Final = """\
+name = {name}
+coordinator = {coordinator}    # as this silo reaches it; the host is the one that the charter names
+table = {table}    # CSV, Parquet or Excel; a relative path begins in this folder
+# format = {{ encoding = "utf-8" }}    # how the table is written, where it differs from the schema's format
+{users}
+# main_silos = "main_silos.csv"    # each user's main silo, for runs that name such a file by its SHA-256
+# metrics = "127.0.0.1:9464"    # a loopback port for collectors of figures, beside the socket run/metrics
+carrier = "https"
+"""
+_NO_LIST: Final = "# users: the schema names no list of users; their ids are numbers from 0"
+_LIST: Final = "users = {users}    # the list of all users' ids whose SHA-256 the schema names"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFiles:
+    """A silo's own files, relative to its folder.
+
+    Attributes:
+        table: its records.
+        users: the list of users; None: ``users.txt`` where the schema names a list.
+    """
+
+    table: Path = Path("table.csv")
+    users: Path | None = None
+
+
+FILES: Final = LocalFiles()
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftedPolicy:
     """What a silo's first policy allows: the most that its users spend, at which delta, and the largest bound."""
@@ -70,7 +102,13 @@ DRAFT: Final = DraftedPolicy()
 
 
 def join_as_silo(
-    folder: Path, charter: Path, *, name: str, passphrase: bytes | None, policy: DraftedPolicy = DRAFT
+    folder: Path,
+    charter: Path,
+    *,
+    name: str,
+    passphrase: bytes | None,
+    policy: DraftedPolicy = DRAFT,
+    holds: LocalFiles = FILES,
 ) -> Request:
     """Make a silo's folder with its keys, and the request to be admitted, ``NAME.request``.
 
@@ -80,10 +118,12 @@ def join_as_silo(
         name: of the silo.
         passphrase: of the identity key's file; None: mode 0600 alone protects it.
         policy: what the drafted policy allows.
+        holds: the silo's own files, for its settings.
 
     Raises:
-        ConfigError: the folder exists, it or a file in it cannot be written, the charter is none, or the name is none
-            that a membership has. A folder that was half made is known to nobody: remove it, and join again.
+        ConfigError: the folder exists, it or a file in it cannot be written, the charter is none, the name is none
+            that a membership has, or a list of users is given and the schema names none. A folder that was half made
+            is known to nobody: remove it, and join again.
         CryptoError: a key cannot be written.
     """
     if name == COORDINATOR:
@@ -94,8 +134,11 @@ def join_as_silo(
             "digit; it is "
             "the silo's name in the membership, and in the name of its request"
         )
-    pinned = _settle(folder, charter)
-    SiloSettings(name=name, coordinator=f"{pinned.host}:{pinned.port}").write(folder / "silo.toml")
+    pinned = Charter.read(charter)
+    drafted_settings = _draft_settings(pinned, name, holds)
+    _settle(folder, pinned)
+    _write(folder / "silo.toml", drafted_settings.encode())
+    SiloSettings.read(folder / "silo.toml")
     drafted = _POLICY.format(epsilon=policy.epsilon, delta=policy.delta, clip=policy.clip)
     _write(folder / "policy.toml", drafted.encode())
     identity, (node, public) = IdentityKey.generate(), new_node_key(folder / NODE)
@@ -140,20 +183,53 @@ def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
     return _ask(folder, charter, name, (identity, node, public), previous)
 
 
-def join_as_coordinator(folder: Path, charter: Path, *, passphrase: bytes | None) -> Request:
+def _draft_settings(charter: Charter, name: str, holds: LocalFiles) -> str:
+    """Return ``silo.toml`` with all its keys: those that are left out are comments."""
+    schema = parse_schema(charter.data_schema.encode(), CHARTER)
+    if schema.users is None and holds.users is not None:
+        raise ConfigError(
+            f"--users {sanitize(str(holds.users))}: the charter's schema names no list of users: ids are numbers from 0"
+        )
+    users = "" if schema.users is None else str(holds.users or "users.txt")
+    return _SETTINGS.format(
+        name=_quoted(name),
+        coordinator=_quoted(f"{charter.host}:{charter.port}"),
+        table=_quoted(str(holds.table)),
+        users=_LIST.format(users=_quoted(users)) if users else _NO_LIST,
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a TOML string."""
+    return tomlkit.string(text).as_string()
+
+
+def join_as_coordinator(
+    folder: Path, charter: Path, *, passphrase: bytes | None, listen: tuple[str, int] | None = None
+) -> Request:
     """Make the coordinator's folder with its keys, and the request to be admitted, ``coordinator.request``.
+
+    Args:
+        folder: made here; must not exist.
+        charter: the federation's, as the founder handed it out.
+        passphrase: of the identity key's file; None: mode 0600 alone protects it.
+        listen: address and port of this host at which the link listens. They differ from the charter's where an
+            address translation, a load balancer or a proxy stands before it; None: the charter's.
 
     Raises:
         ConfigError: the folder exists or cannot be written, or the charter is none.
     """
-    pinned = _settle(folder, charter)
+    pinned = Charter.read(charter)
+    host, port = listen or (pinned.host, pinned.port)
+    listening = LinkSettings(host=host, port=port)
+    _settle(folder, pinned)
     identity = IdentityKey.generate()
     identity.save(folder / IDENTITY, passphrase)
     CoordinatorSettings().write(folder / COORDINATOR_SETTINGS)
     link = folder / CoordinatorSettings().link
     with writing(link, ConfigError):
         link.mkdir(mode=0o700)
-    LinkSettings(host=pinned.host, port=pinned.port).write(link / "link.toml")
+    listening.write(link / "link.toml")
     _write(link / "ca.crt", read_content(folder / "ca.crt", ConfigError))
     return _ask_as_coordinator(folder, pinned, identity, new_server_key(link / SERVER))
 
@@ -178,7 +254,7 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
     """
     charter, offered = Charter.read(folder / CHARTER), Membership.read(sealed)
     offered.check(charter)
-    if not same_groups(fingerprint, offered.fingerprint):
+    if not same_fingerprint(fingerprint, offered.fingerprint):
         raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
     target = folder / MEMBERSHIP
     if target.exists():
@@ -284,9 +360,8 @@ def _check_own(sealed: Path, own: bool) -> None:
         raise IntegrityError(f"{sealed}: it does not have this party's keys")
 
 
-def _settle(folder: Path, charter: Path) -> Charter:
+def _settle(folder: Path, pinned: Charter) -> None:
     """Make a party's folder with what is public."""
-    pinned = Charter.read(charter)
     with writing(folder, ConfigError):
         if folder.exists():
             raise ConfigError(
@@ -297,7 +372,6 @@ def _settle(folder: Path, charter: Path) -> Charter:
         (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")
         (folder / "ca.crt").write_text(pinned.authority, encoding="ascii")
         (folder / "schema.toml").write_text(pinned.data_schema, encoding="utf-8")
-    return pinned
 
 
 def _ask(

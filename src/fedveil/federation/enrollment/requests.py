@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from pydantic import Field
 
 from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.keys import IdentityKey, PublicIdentity, in_groups
+from fedveil.crypto.keys import IdentityKey, PublicIdentity, format_fingerprint
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Digest, FoundingDocument, Key
 from fedveil.federation.enrollment.certificates import node_key_digest, request_key
@@ -77,7 +77,7 @@ class Request:
     @property
     def fingerprint(self) -> str:
         """128 bits of the SHA-256 of all that is asked for, for people to read to one another."""
-        return in_groups(hashlib.sha256(self.content).digest())
+        return format_fingerprint("request", hashlib.sha256(self.content).digest())
 
     @property
     def transport_digest(self) -> str:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -40,14 +42,24 @@ if TYPE_CHECKING:  # they load PyTorch, which only a coordinator that plays a ru
 _QUESTION_SECONDS: Final = 10.0
 _PLAYER_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 2.0
+_QUESTION_PATIENCE: Final = 60.0
+"""Seconds after which a silo that does not say whether it would take part counts as silent."""
+
 _log = logging.getLogger("fedveil.coordinator")
 
 
 @dataclass(frozen=True)
 class _Submitted:
-    """A run that waits or is played, and who waits for its end."""
+    """A run that waits or is played, and who waits for its end.
 
-    run: Path
+    Attributes:
+        path: the run folder, or a document of which the silos are only asked whether they would take part.
+        is_document: whether it is such a document.
+        connection: to whoever waits.
+    """
+
+    path: Path
+    is_document: bool
     connection: socket.socket
 
 
@@ -137,14 +149,16 @@ class CoordinatorService:
                 return
             connection.settimeout(_QUESTION_SECONDS)
             try:
-                run = Path(json.loads(receive_frame(connection))["run"])
+                asked = json.loads(receive_frame(connection))
+                is_document = "document" in asked
+                path = Path(asked["document" if is_document else "run"])
                 send_frame(connection, json.dumps({"before": self._waiting.unfinished_tasks}).encode())
                 connection.settimeout(None)
             except (OSError, ProtocolError, ValueError, KeyError, TypeError) as error:
                 _log.warning("what was submitted is no run (%s)", type(error).__name__)
                 connection.close()
                 continue
-            self._waiting.put(_Submitted(run, connection))
+            self._waiting.put(_Submitted(path, is_document, connection))
 
     def _play_all(self) -> None:
         while True:
@@ -153,14 +167,19 @@ class CoordinatorService:
                 return
             with submitted.connection:
                 if not self._stopping.is_set():
-                    end = json.dumps(asdict(self._play(submitted.run))).encode()
+                    play = self._ask_policies if submitted.is_document else self._play
+                    end = json.dumps(asdict(play(submitted.path))).encode()
                     submitted.connection.settimeout(_QUESTION_SECONDS)
                     with contextlib.suppress(OSError):  # nobody may wait any more
                         send_frame(submitted.connection, end)
             self._waiting.task_done()
 
-    def _exchange(self, party: CoordinatorParty[Any]) -> tuple[str, ...]:
+    def _exchange(self, party: CoordinatorParty[Any], most_seconds: float = math.inf) -> tuple[str, ...]:
         """Exchange messages until a part of a run ends; return the silos whose silence has ended it.
+
+        Args:
+            party: of the part.
+            most_seconds: patience with silent silos, at most.
 
         Raises:
             ProcessError: this process is to end; the run goes on when its folder is opened again.
@@ -169,7 +188,7 @@ class CoordinatorService:
         settings = self._home.settings
         patience = loop.Patience(
             drop_after=settings.drop_after_seconds,
-            give_up_after=settings.patience,
+            give_up_after=min(settings.patience, most_seconds),
             max_work=settings.max_work_seconds,
         )
         transport = MailboxClient(self.link.socket, self._members, party.longest_answer)
@@ -181,12 +200,23 @@ class CoordinatorService:
             raise ProcessError("the coordinator's process was stopped")
         return silent
 
+    def _ask_policies(self, document: Path) -> RunOutcome:
+        """Ask all silos whether they would take part in a run of a document, and play nothing."""
+
+        def ask() -> RunOutcome:
+            submission = import_module("fedveil.federation.hosts.submission")
+            with submission.policy_question(self._home, document) as party:
+                silent = self._exchange(party, _QUESTION_PATIENCE)
+            return RunOutcome(None, "; ".join(party.refusals) or None, silent)
+
+        return self._outcome_of(ask)
+
     def _play(self, path: Path) -> RunOutcome:
         """Play a run from its last complete round; leave in its folder how it ended, and return it."""
-        error: str | None = None
-        stopped: str | None = None
-        silent: tuple[str, ...] = ()
-        try:
+
+        def play() -> RunOutcome:
+            stopped: str | None = None
+            silent: tuple[str, ...] = ()
             for party in import_module("fedveil.federation.hosts.submission").due_parts(self._home, path):
                 with contextlib.closing(party):
                     silent = self._exchange(party)
@@ -195,6 +225,19 @@ class CoordinatorService:
                 assert party.outcome is not None
                 if (stopped := party.outcome.stopped) is not None:
                     break
+            return RunOutcome(None, stopped, silent)
+
+        end = self._outcome_of(play)
+        with contextlib.suppress(
+            FedveilError
+        ):  # said already, or there is no folder to say it in, or no room
+            import_module("fedveil.run.folder.run_folder").RunFolder(path).write_json(END, asdict(end))
+        return end
+
+    def _outcome_of(self, play: Callable[[], RunOutcome]) -> RunOutcome:
+        """Return how a play ends; whatever it raises becomes a text, and this process goes on."""
+        try:
+            return play()
         except FedveilError as problem:
             error = str(problem)
             _log.error("%s", problem)
@@ -204,9 +247,4 @@ class CoordinatorService:
             else:
                 error = f"the coordinator failed ({type(problem).__name__}); its own log says where"
                 _log.exception("a run failed")
-        end = RunOutcome(error, stopped, silent)
-        with contextlib.suppress(
-            FedveilError
-        ):  # said already, or there is no folder to say it in, or no room
-            import_module("fedveil.run.folder.run_folder").RunFolder(path).write_json(END, asdict(end))
-        return end
+        return RunOutcome(error, None, ())

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
-from fedveil.data.schema import Schema, read_schema
+from fedveil.data.schema import FileFormat, Schema, read_schema
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.charter import CHARTER, Charter
-from fedveil.federation.enrollment.certificates import certificate_key_digest, node_key_digest
+from fedveil.federation.enrollment.certificates import (
+    certificate_key_digest,
+    check_client_certificate,
+    days_left,
+    node_key_digest,
+)
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.settings import Settings, group_number
 from fedveil.federation.hosts.sockets import KEY_PROCESS
@@ -59,6 +67,7 @@ class SiloSettings(Settings):
         name: of the silo.
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV, Parquet or Excel.
+        format: how the table is written, in place of the schema's format; no other party learns it.
         users: the list of all users' ids, where the schema names one by its digest; none: ids are numbers from 0.
         main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
@@ -71,6 +80,7 @@ class SiloSettings(Settings):
     name: str
     coordinator: str
     table: Path = Path("table.csv")
+    format: FileFormat | None = None
     users: Path | None = None
     main_silos: Path | None = None
     metrics: str | None = None
@@ -88,7 +98,7 @@ class SiloSettings(Settings):
         return self
 
 
-class _Folder:
+class _Folder(ABC):
     """A party's folder: keys, certificates, charter, membership and schema.
 
     Args:
@@ -137,6 +147,26 @@ class _Folder:
         return IdentityKey.load(self / "identity.key", self._passphrase)
 
     @property
+    def first_expiry(self) -> tuple[str, float]:
+        """The file of the membership and certificates that runs out first, and the days that are left to it.
+
+        Raises:
+            ConfigError: a certificate is missing, of another authority or key, or not valid at this clock.
+        """
+        last_day = datetime.strptime(self.membership.valid_until, "%Y-%m-%d").replace(tzinfo=UTC)
+        ends = last_day + timedelta(days=1)
+        found = {
+            "membership.toml": (ends - datetime.now(UTC)) / timedelta(days=1),
+            "ca.crt": days_left(self / "ca.crt", self / "ca.crt"),
+            **self._own_expiry(),
+        }
+        return min(found.items(), key=itemgetter(1))
+
+    @abstractmethod
+    def _own_expiry(self) -> dict[str, float]:
+        """Return the days that are left to the party's own certificate, by its file."""
+
+    @property
     def schema(self) -> Schema:
         """The public schema, which must be the one that the members agreed on."""
         path = self / "schema.toml"
@@ -158,6 +188,9 @@ class CoordinatorFolder(_Folder):
     def link(self) -> LinkFolder:
         """The folder of its link."""
         return LinkFolder(self.path / self.settings.link)
+
+    def _own_expiry(self) -> dict[str, float]:
+        return {"server.crt": days_left(self.link / "server.crt", self / "ca.crt")}
 
 
 class SiloFolder(_Folder):
@@ -183,6 +216,9 @@ class SiloFolder(_Folder):
             )
         return group_number(self.settings.group, self / "silo.toml")
 
+    def _own_expiry(self) -> dict[str, float]:
+        return {"client.crt": check_client_certificate(self.path)}
+
     def share(self) -> LocalPopulation:
         """What the silo holds: its table, read by the schema.
 
@@ -198,9 +234,9 @@ class SiloFolder(_Folder):
             raise DataError(
                 f"{table}: no such table; put it there, or name it in {self / 'silo.toml'} (table)"
             )
-        found: LocalPopulation = import_module("fedveil.federation.silo_data").load_silo_population(
-            self.schema, table, membership, number, users, main_silos
-        )
+        data = import_module("fedveil.federation.silo_data")
+        files = data.SiloFiles(table, users, main_silos, settings.format)
+        found: LocalPopulation = data.load_silo_population(self.schema, files, membership, number)
         return found
 
     @property

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 
 from fedveil.errors import ConfigError
-from fedveil.federation.enrollment.certificates import check_client_certificate, days_left
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.policy import counted_sentence
 from fedveil.federation.silo_ledger import LEDGER
@@ -31,8 +30,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         raise ConfigError(
             f"{silo / 'identity.key'}: not the key that membership.toml has for '{settings.name}'"
         )
-    days = days_left(silo / "ca.crt", silo / "ca.crt")
-    own = check_client_certificate(silo.path)
+    file, days = silo.first_expiry
     share = silo.share()
     per_user = np.bincount(share.train.user, minlength=share.n_users)
     present = per_user[per_user > 0]
@@ -42,8 +40,8 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
         "identity": silo.identity.public.fingerprint,
         "coordinator's identity": membership.coordinator.fingerprint,
         "membership": f"{membership.fingerprint} (serial {membership.serial}, valid until {membership.valid_until})",
-        "authority": f"valid for {days:.0f} days" + ("; renew it now" if days < _SOON else ""),
-        "certificate": f"valid for {own:.0f} days" + ("; the founder seals again" if own < _SOON else ""),
+        "certificates": f"{file} runs out first, in {days:.0f} days"
+        + ("; the founder seals again" if days < _SOON else ""),
         "records (shown here only)": len(share.train),
         "users with records (shown here only)": len(present),
         "records per user: least, median, most (shown here only)": (

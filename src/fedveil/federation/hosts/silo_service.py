@@ -9,7 +9,6 @@ import threading
 import time
 from typing import Final
 
-from fedveil.errors import ConfigError, HostError
 from fedveil.federation.enrollment.certificates import check_client_certificate
 from fedveil.federation.hosts.child_process import ChildProcess
 from fedveil.federation.hosts.connection_state import BridgeConnection, SiloConnection
@@ -19,7 +18,6 @@ from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import MetricsServer
 from fedveil.federation.hosts.sockets import RunningFolder
 from fedveil.federation.hosts.status import party_status
-from fedveil.federation.transport.https.silo_client import FaultError, SiloClient, client_context
 
 _AGAIN_SECONDS: Final = 5.0
 _SOON_DAYS: Final = 30.0
@@ -30,33 +28,6 @@ def limit_memory(folder: SiloFolder) -> None:
     """Let this process take no more memory than the silo's policy allows: what needs more fails, and is refused."""
     most = folder.policy.memory_mb << 20
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-class UnreachableError(HostError):
-    """The coordinator cannot be reached; says why."""
-
-
-def ping(folder: SiloFolder) -> float:
-    """Make one authenticated request to the coordinator; return its seconds.
-
-    Raises:
-        UnreachableError: it failed; says why.
-        ConfigError: the silo's messages come by a bridge.
-    """
-    if folder.settings.carrier != "https":
-        raise ConfigError(
-            f'{folder / "silo.toml"}: carrier = "bridge": the silo opens no connection to the coordinator to '
-            "try; the bridge's own log says whether messages pass"
-        )
-    check_client_certificate(folder.path)
-    context = client_context(folder.path, folder.server_key)
-    client = SiloClient(
-        folder.settings.coordinator, context, lambda message: message, folder.policy.max_message_bytes
-    )
-    try:
-        return client.ping()
-    except FaultError as error:
-        raise UnreachableError(f"{error.fault.code}: {error.fault.sentence}") from None
 
 
 class NetworkProcess:

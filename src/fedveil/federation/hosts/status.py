@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from fedveil import __version__
 from fedveil.errors import ConfigError
-from fedveil.federation.enrollment.certificates import check_client_certificate, days_left
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.run_outcome import END
 from fedveil.files import read_toml
@@ -42,20 +41,21 @@ def party_status(folder: Path, *, served: bool) -> dict[str, Any]:
 
 
 def _common(home: CoordinatorFolder | SiloFolder, role: str) -> dict[str, Any]:
-    membership = home.membership
+    membership, (file, days) = home.membership, home.first_expiry
     return {
         "role": role,
         "version": __version__,
         "membership": membership.serial,
         "valid_until": membership.valid_until,
         "fingerprint": membership.fingerprint,
+        "certificate_days": round(days, 1),
+        "expires_first": file,
     }
 
 
 def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
     runs = sorted((home / "runs").glob("*/experiment.toml"), key=lambda path: path.stat().st_mtime)
     found = _common(home, "coordinator") | {
-        "certificate_days": round(days_left(home.link / "server.crt", home.link / "ca.crt"), 1),
         "silos": len(home.membership.silos),
         "runs": len(runs),
     }
@@ -79,9 +79,6 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
     allowed = None if policy.budget is None else policy.epsilon
     found = _common(home, "silo") | {
         "name": home.settings.name,
-        "certificate_days": round(
-            min(days_left(home / "ca.crt", home / "ca.crt"), check_client_certificate(home.path)), 1
-        ),
         "allowed_epsilon": allowed,
         "delta": policy.delta,
     }

@@ -6,8 +6,10 @@ import json
 import select
 import shlex
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
@@ -100,9 +102,17 @@ def _not_served(home: CoordinatorFolder) -> BusyError:
     )
 
 
-def create_run(home: CoordinatorFolder, document: Experiment | TableDocument) -> RunFolder:
-    """Make the folder of a run of the coordinator's, with the schema that its numbers are read by."""
-    folder = RunFolder.create(home / _RUNS, document)
+def create_run(
+    home: CoordinatorFolder, document: Experiment | TableDocument, parent: Path | None = None
+) -> RunFolder:
+    """Make the folder of a run of the coordinator's, with the schema that its numbers are read by.
+
+    Args:
+        home: the coordinator's folder.
+        document: what is run.
+        parent: where the folder is made; None: among the coordinator's runs.
+    """
+    folder = RunFolder.create(home / _RUNS if parent is None else parent, document)
     folder.write(DECLARED, read_content(home / SCHEMA, RunFolderError))
     return folder
 
@@ -120,6 +130,31 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
             f"{path}: a coordinator goes on with runs of its own folder {home / _RUNS} alone: what another folder "
             "names would run beside its keys"
         )
+    yield from _due_parts(home, path)
+
+
+@contextmanager
+def policy_question(home: CoordinatorFolder, document: Path) -> Iterator[CoordinatorParty[Any]]:
+    """Give the coordinator that only asks whether all silos' policies and budgets allow a document.
+
+    It plays the first part of a run until all silos have answered its terms. No round begins, so that nobody is
+    charged, and nothing is left of the run's folder.
+
+    Args:
+        home: the coordinator's folder.
+        document: file of the experiment or of the releases.
+
+    Raises:
+        FedveilError: whatever is wrong with the coordinator's folder or the document.
+    """
+    with TemporaryDirectory(prefix="question-", dir=home / "run") as parent:
+        folder = create_run(home, read_document(document, home), Path(parent))
+        with closing(_due_parts(home, folder.path)) as parts, closing(next(parts)) as party:
+            party.only_ask_policies()
+            yield party
+
+
+def _due_parts(home: CoordinatorFolder, path: Path) -> Generator[CoordinatorParty[Any]]:
     kind = next((kind for kind in KINDS if (path / kind.file).exists()), None)
     folder = RunFolder(path)
     record = RunRecord(folder, home.membership, home.identity)
@@ -178,17 +213,19 @@ class Submission:
 
     Args:
         home: the coordinator's folder.
-        run: the run folder.
+        run: the run folder; or the document of which silos are asked only whether they would take part.
+        asks_policies: whether it is such a document.
 
     Raises:
         BusyError: no coordinator is served from this folder.
     """
 
-    def __init__(self, home: CoordinatorFolder, run: Path) -> None:
+    def __init__(self, home: CoordinatorFolder, run: Path, *, asks_policies: bool = False) -> None:
+        what = "document" if asks_policies else "run"
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._connection.connect(address(home / "run" / SOCKET))
-            send_frame(self._connection, json.dumps({"run": str(run.absolute())}).encode())
+            send_frame(self._connection, json.dumps({what: str(run.absolute())}).encode())
             self.before = int(json.loads(receive_frame(self._connection))["before"])
         except (OSError, ProtocolError) as error:
             self._connection.close()
@@ -220,11 +257,17 @@ class Submission:
         return RunOutcome(error=said["error"], stopped=said["stopped"], silent=tuple(said["silent"]))
 
 
-def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) -> RunOutcome:
+def resume_command(home: CoordinatorFolder) -> str:
+    """Return the command that goes on with a run from any folder; the path of the run folder follows it."""
+    return f"fedveil federation run --home {shlex.quote(str(home.path))} --resume"
+
+
+def wait(again: str, path: Path, submission: Submission, look: Callable[[], None]) -> RunOutcome:
     """Wait until a run ends without an error; return how.
 
     Args:
-        folder: the run folder.
+        again: the command that goes on with it, which the run folder follows.
+        path: the run folder, or the document.
         submission: of the run.
         look: called again and again, and once when it has ended.
 
@@ -237,18 +280,25 @@ def wait(folder: RunFolder, submission: Submission, look: Callable[[], None]) ->
     look()
     if end is None:
         raise CoordinatorGoneError(
-            f"{folder.path}: the coordinator's process is gone; start it again and go on by "
-            f"`fedveil federation run --resume {folder.path}`"
+            f"{path}: the coordinator's process is gone; start it again and go on by "
+            f"`{again} {shlex.quote(str(path))}`"
         )
     if end.error is not None:
-        raise RunFolderError(f"{folder.path}: the run ended: {end.error}")
+        raise RunFolderError(f"{path}: the run ended: {end.error}")
     return end
 
 
 def watch(
-    folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission
+    again: str, folder: RunFolder, observer: Observer, experiment: Experiment, submission: Submission
 ) -> RunOutcome:
     """Tell the observer of every new line of metrics, until the run ends without an error; return how.
+
+    Args:
+        again: the command that goes on with it, which the run folder follows.
+        folder: the run folder.
+        observer: is told of rounds.
+        experiment: of the run.
+        submission: of the run.
 
     Raises:
         RunFolderError: as :func:`wait`.
@@ -263,4 +313,4 @@ def watch(
             observer.on_round_end(row)
         done = max(done, len(rows))
 
-    return wait(folder, submission, look)
+    return wait(again, folder.path, submission, look)

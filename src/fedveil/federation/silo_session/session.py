@@ -294,7 +294,14 @@ class SiloSession:
         again = charged.count(task.round)
         # Order for a crash: charge, then persist the input (_keep), then send. A crash costs a charge, never an
         # uncharged input.
-        books.charge(task.round, again, self.work.event(task.round, again=again > 0))
+        books.ledger.charge(
+            run=books.name,
+            round=task.round,
+            attempt=again,
+            event=self.work.event(task.round, again=again > 0),
+            budget=books.budget,
+            origin=books.origin,
+        )
         kept = {**before, **start.tensors()} if before else {}
         self._record = RoundRecord(
             round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept

@@ -1,7 +1,7 @@
 """Specify secure aggregation as a protocol over integers, with or without recovery of clients.
 
-The sum equals the sum of the plain float64 messages bit for bit. The messages lie on a grid whose step is a power of
-two, so division by the step is exact. The masks cancel in integer arithmetic. A sum below 2^53 steps is exact in
+The sum equals the sum of the plain float64 messages bit for bit. The messages are multiples of the grid's step, so
+division by the step is exact. The masks cancel in integer arithmetic. A sum below 2^53 steps is exact in
 float64, in any order of addition.
 """
 
@@ -67,7 +67,7 @@ class MaskedSumSpec(AggregationPlan):
     """Public specification of secure aggregation for all parties of a run.
 
     Attributes:
-        grid: step of the messages' grid, a power of two, in the unit of the update.
+        grid: step of the messages' grid, in the unit of the update: a power of two, or 5, 6 or 7 times one.
         threshold: fewest clients that must survive a round with recovery; None if every client must.
 
     Raises:
@@ -97,7 +97,7 @@ class MaskedSumSpec(AggregationPlan):
     @property
     def max_exchange_bytes(self) -> tuple[int, int]:
         """Most bytes of one exchange from a client (a vector, or shares) and to a client (keys, or shares)."""
-        return 8 * self.length + _BUNDLE_BYTES * self.clients, _BUNDLE_BYTES * self.clients
+        return self.word_bytes * self.length + _BUNDLE_BYTES * self.clients, _BUNDLE_BYTES * self.clients
 
     def exchanges(self, client: int) -> Exchanges:
         """Return the exchanges of a session, which are the same for every client."""
@@ -109,7 +109,7 @@ class MaskedSumSpec(AggregationPlan):
 
     def units(self, message: Float64[np.ndarray, " d"]) -> Units:
         """Convert a (d,) float64 message to int64 grid units."""
-        # Exact: the step is a power of two, and the message is a multiple of it.
+        # Exact: the message is a multiple of the step, and float64 division returns a quotient that it can hold.
         return (message / self.grid).astype(np.int64)
 
     def decode_sum(self, result: Units) -> Float64[np.ndarray, " d"]:

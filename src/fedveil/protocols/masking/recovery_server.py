@@ -176,7 +176,7 @@ class RecoverableServer(Party):
 
     def _check(self, content: Message) -> None:
         if isinstance(content, MaskedVector):
-            self._plan.check(content.words)
+            self._plan.check(content)
         # Checked at arrival, where the error still names the silo: `_unmask` needs a share for every silo that
         # shared.
         if isinstance(content, RevealedShares) and tuple(s for s, _ in content.shares) != self._sharers:

@@ -109,7 +109,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
         pairwise = self._masking.mask_keys(tuple(sorted(self._held)), MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = Phase.SIGN
-        return self._envelope(MaskedVector(words=words))
+        return self._envelope(MaskedVector(words=words, word_bytes=self._plan.word_bytes))
 
     def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
         return [self.mask_vector(given)]

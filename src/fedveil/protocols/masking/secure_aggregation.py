@@ -1,8 +1,8 @@
 """Secure aggregation without recovery: the server learns only the silos' sum (Bonawitz et al. 2017).
 
-A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^32 or 2^64. The pairwise masks m
-come from a key that silos s and t share, and they cancel in the sum. The silo's own mask b_s comes from a seed that
-the silo sends only after every vector of the attempt has arrived.
+A silo sends y_s = x_s + b_s + sum_{t > s} m_{s,t} - sum_{t < s} m_{t,s} modulo 2^16, 2^24, 2^32 or 2^64. The pairwise
+masks m come from a key that silos s and t share, and they cancel in the sum. The silo's own mask b_s comes from a seed
+that the silo sends only after every vector of the attempt has arrived.
 
     setup:  announce -> directory
     round:  start -> masked vectors -> reveal request -> own masks -> sum
@@ -21,12 +21,13 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Int64, UInt32, UInt64
+from jaxtyping import Int64
 
 from fedveil.crypto.key_agreement import RoundId
-from fedveil.crypto.masks import apply_masks_
+from fedveil.crypto.masks import Words, apply_masks_
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import (
+    WORD_BYTES,
     Announcement,
     Directory,
     Envelope,
@@ -35,12 +36,12 @@ from fedveil.protocols.messages import (
     OwnMask,
     RevealRequest,
     RoundStart,
+    word_dtype,
 )
 from fedveil.protocols.parties import CohortServer, KeyedSilo
 from fedveil.protocols.protocol import ClientContext, Drawn, Outgoing
 
 Units: TypeAlias = Int64[np.ndarray, " d"]
-Words = UInt32[np.ndarray, " d"] | UInt64[np.ndarray, " d"]
 
 MASK_PURPOSE = "secure aggregation: vector mask"
 KEY_PURPOSE = "secure aggregation"
@@ -54,6 +55,9 @@ class AggregationPlan:
         clients: number of silos.
         length: d, number of coordinates of a vector.
         limit: largest absolute value of one coordinate of one silo, noise included, in grid units.
+        sum_limit: largest absolute value of one coordinate of a sum; None for ``clients * limit``. Words have room
+            for sums within it. A larger sum wraps around, whatever the silos sent, so that the server learns no more
+            of it; it raises an error or is wrong.
 
     Raises:
         ProtocolError: fewer than two silos, no coordinate, a limit below 1, or a sum that does not fit 64 bits.
@@ -62,9 +66,10 @@ class AggregationPlan:
     clients: int
     length: int
     limit: int
+    sum_limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Check, before any training, that no sum can wrap around modulo 2^64."""
+        """Check, before any training, that no sum within the limits can wrap around modulo 2^64."""
         if self.clients < 2 or self.length < 1 or self.limit < 1:
             raise ProtocolError(
                 f"secure aggregation needs 2 silos, 1 coordinate and a limit of 1, not {self.clients} silos, "
@@ -79,15 +84,20 @@ class AggregationPlan:
     @property
     def largest_sum(self) -> int:
         """Largest absolute value of a coordinate of the sum, in grid units."""
-        return self.clients * self.limit
+        return self.clients * self.limit if self.sum_limit is None else self.sum_limit
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a masked word on the wire: the fewest that hold the signed sum."""
+        return next(size for size in WORD_BYTES if self.largest_sum < 2 ** (8 * size - 1))
 
     @property
     def word(self) -> np.dtype[np.unsignedinteger]:
-        """Dtype of a masked word: 32 bits if the signed sum fits, else 64 bits."""
-        return np.dtype("<u4") if self.largest_sum < 2**31 else np.dtype("<u8")
+        """Dtype of a masked word in memory."""
+        return word_dtype(self.word_bytes)
 
     def encode(self, units: Int64[np.ndarray, " d"], silo: int) -> Words:
-        """Return a copy of a silo's vector modulo 2^32 or 2^64.
+        """Return a copy of a silo's vector modulo the size of a word.
 
         Args:
             units: (d,) int64, in grid units.
@@ -107,16 +117,16 @@ class AggregationPlan:
             )
         return units.astype(self.word)
 
-    def check(self, words: Words) -> None:
-        """Check that a silo's masked words have the agreed dtype and number.
+    def check(self, vector: MaskedVector) -> None:
+        """Check that a silo's masked words have the agreed size and number.
 
         Raises:
-            ProtocolError: another dtype or number of words.
+            ProtocolError: another size or number of words.
         """
-        if words.dtype != self.word or words.shape != (self.length,):
+        if vector.word_bytes != self.word_bytes or vector.words.shape != (self.length,):
             raise ProtocolError(
-                f"sent {len(words)} words of {words.dtype.itemsize} bytes instead of {self.length} "
-                f"of {self.word.itemsize}"
+                f"sent {len(vector.words)} words of {vector.word_bytes} bytes instead of {self.length} "
+                f"of {self.word_bytes}"
             )
 
     def decode(self, words: Words) -> Int64[np.ndarray, " d"]:
@@ -125,7 +135,10 @@ class AggregationPlan:
         Raises:
             ProtocolError: a value that no sum within the limits can have, for example because masks did not cancel.
         """
-        signed = words.view("<i4" if self.word.itemsize == 4 else "<i8").astype(np.int64)
+        bits = 8 * self.word.itemsize
+        # The low bytes go to the top of a signed word; the arithmetic shift back extends the sign.
+        unused = bits - 8 * self.word_bytes
+        signed = ((words << unused).view(f"<i{bits // 8}") >> unused).astype(np.int64)
         if signed.max() > self.largest_sum or signed.min() < -self.largest_sum:
             raise ProtocolError(
                 "the sum is out of range: the masks did not cancel, or a silo broke its limit"
@@ -197,7 +210,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
         pairwise = self._peers.mask_keys(self._cohort, MASK_PURPOSE, self._round_id)
         apply_masks_(words, [(self._seed, True), *pairwise])
         self._phase = _Phase.REVEAL
-        return self._envelope(MaskedVector(words=words))
+        return self._envelope(MaskedVector(words=words, word_bytes=self._plan.word_bytes))
 
     def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
         return [self.mask_vector(given)]
@@ -279,8 +292,8 @@ class AggregationServer(CohortServer):
         if isinstance(content, Announcement):
             self._keys[sender] = content.key
         elif isinstance(content, MaskedVector):
-            self._plan.check(content.words)
-            self._sum += content.words  # wraps around modulo 2^32 or 2^64, as the masks do
+            self._plan.check(content)
+            self._sum += content.words  # wraps around modulo the words' size, as the masks do
         elif isinstance(content, OwnMask):
             apply_masks_(self._sum, [(content.seed, False)])
         return []

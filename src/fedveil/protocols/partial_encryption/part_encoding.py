@@ -12,8 +12,7 @@ from jaxtyping import Float64, Int64
 
 from fedveil.crypto.ckks import CkksParameters
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.noise.discrete_gaussian import DiscreteGaussian
-from fedveil.privacy.noise.on_grid import NOISE_REACH, grid_law
+from fedveil.privacy.noise.law import NOISE_REACH, DiscreteGaussian, grid_law
 from fedveil.randomness import PrivacyRandomness
 
 

@@ -88,7 +88,7 @@ class PartialServer(CohortServer):
         elif isinstance(content, Ballot):
             self._counts += decode_bitmap(content.bitmap, plan.length, plan.n_encrypted(self._round_id.round))
         elif isinstance(content, MaskedVector):
-            if content.words.dtype != self._words.dtype or content.words.shape != self._words.shape:
+            if content.word_bytes != 4 or content.words.shape != self._words.shape:
                 raise ProtocolError(f"votes under masks are {plan.count_words} words of 4 bytes")
             self._words += content.words
         elif isinstance(content, PartialUpdate):

@@ -198,7 +198,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         self._phase = Phase.PARTITION
         if plan.ballots == "plain":
             return [self._envelope(Ballot(bitmap=encode_bitmap(chosen)))]
-        return [self._envelope(MaskedVector(words=self._masked(chosen, noise)))]
+        return [self._envelope(MaskedVector(words=self._masked(chosen, noise), word_bytes=4))]
 
     def encrypt_update(self, clear: Int64[np.ndarray, " c"], hidden: Int64[np.ndarray, " h"]) -> bytes:
         """Return the message with the silo's update: one part in the clear, one part encrypted.

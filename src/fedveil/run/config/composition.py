@@ -97,6 +97,12 @@ class Composition:
             )
             protection = protection.with_vote_noise(each, ballots)
         protected: Method = protection.apply_to(method, population.n_users)
+        if isinstance(protected.channel, GridShares):
+            # Last, because the grid follows from the final size of the shares and from whether sums are masked.
+            sized = protected.channel.sized_for_words(
+                population.n_silos, protected.bound, masked=protected.protection.masks
+            )
+            protected = replace(protected, channel=sized)
         check_pooled(protected, experiment.privacy.colluding_silos, population.n_silos)
         return protected
 
@@ -112,6 +118,8 @@ class Composition:
         The learning rate and the denoiser "by rule" depend on the ratio of noise to model displacement.
         """
         noisy, rounds = self._at_noise(method, public), self.experiment.rounds
+        if isinstance(noisy.channel, GridShares):
+            noisy.channel.check_steps(public.n_silos)
         if isinstance(self.experiment.server.learning_rate, str):
             noisy = replace(noisy, server=noisy.server.at_rate(rate_by_rule(noisy, public, rounds)))
         if noisy.noise_decay != 1:

@@ -6,7 +6,8 @@ The run folder stores the complete document, including defaults.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
@@ -27,7 +28,7 @@ from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_e
 from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.version_1 import explain_old_rate, move_rates
-from fedveil.statistics.limits import (
+from fedveil.statistics.request import (
     LEAST_BINS,
     MOST_BINS,
     MOST_GROUPINGS,
@@ -374,6 +375,11 @@ class BudgetSection(Section):
 # --- experiment ------------------------------------------------------------
 
 
+def _default_choice(kind: str, name: str) -> Callable[[], Choice]:
+    """Return a factory of the choice that a document without the section has: with every default of the member."""
+    return partial(ChoiceField(kind).read, {"name": name})
+
+
 class Experiment(Section):
     """One complete training run."""
 
@@ -392,8 +398,12 @@ class Experiment(Section):
     sampler: Annotated[Choice, ChoiceField("samplers")] | None = Field(
         None, description="which users take part in a round; default: the method's own, everyone without one"
     )
-    channel: Annotated[Choice, ChoiceField("channels")] = Choice("channels", "additive")
-    protection: Annotated[Choice, ChoiceField("protections")] = Choice("protections", "none")
+    channel: Annotated[Choice, ChoiceField("channels")] = Field(
+        default_factory=_default_choice("channels", "additive")
+    )
+    protection: Annotated[Choice, ChoiceField("protections")] = Field(
+        default_factory=_default_choice("protections", "none")
+    )
     server: ServerSection = ServerSection()
     privacy: PrivacySection = PrivacySection()
     preprocessing: PreprocessingSection | None = Field(

@@ -12,8 +12,7 @@ from fedveil.data.records import Population
 from fedveil.errors import ConfigError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import Experiment, refuse_session
-from fedveil.training.class_weights import ClassWeighted
-from fedveil.training.losses import load_loss
+from fedveil.training.losses import ClassWeighted, load_loss
 from fedveil.training.metrics import load_metric
 from fedveil.training.models import STARTS, build_model
 from fedveil.training.pretrained import PublicModel, take_parameters

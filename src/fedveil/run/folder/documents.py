@@ -12,6 +12,7 @@ privacy.json          :class:`~fedveil.privacy.statement.Statement`
 ledger.jsonl          :class:`~fedveil.privacy.ledger.Entry`, line by line
 diagnostics.json      :class:`Diagnostics`
 spectrum.json         :class:`Spectrum`
+public_test.json      :class:`PublicTest`
 audit.json            :class:`AuditRecord`
 ====================  =====================================================
 """
@@ -19,7 +20,7 @@ audit.json            :class:`AuditRecord`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -27,6 +28,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_schema_version, parse_json, read_content
+from fedveil.line_log import LineLog
 from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.statement import Statement
 from fedveil.validation import DocumentTable, validate_document
@@ -183,6 +185,41 @@ class Spectrum(Document):
         return self
 
 
+class CalibrationBin(Document):
+    """Mean predicted probability, observed fraction, and weight of the records of one bin."""
+
+    predicted: _Number
+    observed: _Number
+    weight: _Number
+
+
+class PublicTest(Document):
+    """public_test.json: the released model on a public test table.
+
+    The file exists only if the test records are public. Without it, exact metrics are those of private records.
+
+    Attributes:
+        records: number of test records.
+        classes: names of the classes.
+        confusion: weight of the records of each class (row) that were predicted as each class (column).
+        roc: (false, true) positive rates of the second of two classes.
+        calibration: bins of the predicted probability of the second of two classes.
+    """
+
+    records: _Count
+    classes: tuple[_Text, ...] = ()
+    confusion: tuple[tuple[_Number, ...], ...] = ()
+    roc: tuple[tuple[_Number, _Number], ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+
+    @model_validator(mode="after")
+    def _square(self) -> PublicTest:
+        """Check that the confusion counts have a row and a column for every class."""
+        if {len(self.confusion), *map(len, self.confusion)} - {len(self.classes)}:
+            raise ValueError(f"confusion: must have {len(self.classes)} rows and columns, one for each class")
+        return self
+
+
 class Inference(Document):
     """Result of membership inference: area under the curve, interval, (false, true) positive rates."""
 
@@ -258,8 +295,8 @@ def read_lines(path: Path, kind: type[DocumentT]) -> tuple[tuple[DocumentT, ...]
     Raises:
         RunFolderError: a line is damaged or of another schema version; the message names file, line and key.
     """
-    lines, torn = _lines(path)
-    return tuple(read_line(line, place, kind)[0] for place, line in lines), torn
+    lines, torn = LineLog(path).read()
+    return tuple(document for document, _ in _read_each(path, lines, kind)), torn != b""
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -268,7 +305,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         RunFolderError: as :func:`read_lines`.
     """
-    return [read_line(line, place, RoundRow)[1] for place, line in _lines(path)[0]]
+    return [row for _, row in _read_each(path, LineLog(path).read().complete, RoundRow)]
+
+
+def _read_each(
+    path: Path, lines: Sequence[bytes], kind: type[DocumentT]
+) -> Iterator[tuple[DocumentT, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        yield read_line(line, f"{path}, line {number},", kind)
 
 
 def read_line(line: bytes, place: object, kind: type[DocumentT]) -> tuple[DocumentT, dict[str, Any]]:
@@ -279,15 +323,6 @@ def read_line(line: bytes, place: object, kind: type[DocumentT]) -> tuple[Docume
     """
     value = check_schema_version(parse_json(line, place, RunFolderError), place, SCHEMA_VERSION)
     return validate_as(value, place, kind), value
-
-
-def _lines(path: Path) -> tuple[list[tuple[str, bytes]], bool]:
-    """Return the complete lines of a file with their places, and whether a torn line follows."""
-    if not path.exists():
-        return [], False
-    # A crash during an append leaves a last line without its newline; it is not read.
-    *lines, rest = read_content(path, RunFolderError, largest=LARGEST_FILE).split(b"\n")
-    return [(f"{path}, line {number},", line) for number, line in enumerate(lines, start=1)], rest != b""
 
 
 def validate_as(value: JsonObject, place: object, kind: type[DocumentT]) -> DocumentT:

@@ -14,6 +14,7 @@ schema.toml           the refined schema
 stopped.json          the round after which a callback ended the run, if one did
 evaluation.json       the release of test metrics, if requested
 spectrum.json         displacement of the model by frequency (from released models only)
+public_test.json      the released model on the public test records; absent unless the test records are public
 audit.json            results of attacks, if the run was audited
 checkpoint/           model and optimiser state after the last complete round, with that round's line of metrics
 environment.json      versions, machine, trainer
@@ -49,8 +50,6 @@ from torch import Tensor
 
 from fedveil.errors import RunFolderError
 from fedveil.files import (
-    LARGEST_FILE,
-    append_file,
     check_file,
     check_schema_version,
     folders_with,
@@ -61,6 +60,7 @@ from fedveil.files import (
     replace_file,
     writing,
 )
+from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import Head
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import KINDS
@@ -270,14 +270,9 @@ class RunFolder:
 
     def append(self, name: str, *rows: Row) -> None:
         """Append one line per row to a file of lines, durably."""
-        path = self.path / name
-        with writing(path, RunFolderError):
-            append_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
-
-    def drop_torn_line(self, name: str) -> None:
-        """Drop an incomplete last line that a crash left in a file of lines."""
-        content = read_content(self.path / name, RunFolderError, largest=LARGEST_FILE)
-        self.write(name, content[: content.rfind(b"\n") + 1])
+        log = LineLog(self.path / name)
+        with writing(log.path, RunFolderError):
+            log.append(*(json.dumps(row, allow_nan=False).encode() for row in rows))
 
     def rounds_with_metrics(self) -> set[int]:
         """Return the rounds after round 0 that have a complete line in metrics.jsonl."""
@@ -294,12 +289,11 @@ class RunFolder:
         self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
 
     def _metrics_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the round and the bytes of each line of metrics.jsonl, up to a line that a crash tore."""
-        path = self.path / "metrics.jsonl"
-        content = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
-        for line in content.split(b"\n"):
+        """Yield the round and the bytes of each line of metrics.jsonl, up to a damaged one."""
+        log = LineLog(self / "metrics.jsonl")
+        for line in log.read().complete:
             try:
-                row, _ = read_line(line, path, RoundRow)
+                row, _ = read_line(line, log.path, RoundRow)
             except RunFolderError:
                 return
             yield row.round, line

@@ -97,7 +97,14 @@ FIELDS: Final[Mapping[str, Mapping[str, Kind]]] = MappingProxyType(
 FILES: Final[Mapping[str, Kind]] = MappingProxyType(
     dict.fromkeys(
         (
-            *("experiment.toml", "model.safetensors", "spectrum.json", "attempts.jsonl", "federation.json"),
+            *(
+                "experiment.toml",
+                "model.safetensors",
+                "spectrum.json",
+                "public_test.json",
+                "attempts.jsonl",
+                "federation.json",
+            ),
             *("run_end.json", "terms.jsonl", "rounds.jsonl", "silo_signatures.json"),
             *("stopped.json", "evaluation.json"),
             "preprocessing.json",
@@ -116,22 +123,46 @@ The report plots the private fields. The checkpoint has a line of metrics, with 
 """
 
 
-def uncovered_outputs(*, exact_metrics: bool = True) -> tuple[str, ...]:
+FEDERATED: Final = frozenset({"seconds", "elapsed", "report.html", "checkpoint"})
+"""Names of the PRIVATE fields and files that a run between institutions writes.
+
+Its coordinator has no records: it writes no diagnostics of training, no transcript, and no file of main silos, and
+there is nothing to audit. What remains is the time that silos took, in the report and the checkpoint too.
+"""
+
+
+def uncovered_outputs(*, exact_metrics: bool = True, is_federated: bool = False) -> tuple[str, ...]:
     """Return the sentences of a statement about fields and files that no guarantee covers.
 
     Args:
         exact_metrics: whether metrics on the test records are shown without noise.
+        is_federated: whether the run was played between institutions, by a coordinator without records.
     """
+    if is_federated:
+        times = ", ".join(name for name in METRICS if name in FEDERATED)
+        files = ", ".join(name for name in FILES if name in FEDERATED)
+        return (
+            *((_TESTED,) if exact_metrics else ()),
+            f"the times of rounds, which depend on the records: the fields {times} of metrics.jsonl; the files {files}",
+            _WAITING,
+        )
     fields = ", ".join(name for name, kind in METRICS.items() if kind is Kind.PRIVATE)
     files = ", ".join(name for name, kind in FILES.items() if kind is Kind.PRIVATE)
-    tested = "the metrics on the test records, which are computed without noise after every evaluated round"
     return (
-        *((tested,) if exact_metrics else ()),
+        *((_TESTED,) if exact_metrics else ()),
         f"the run's diagnostics, which are computed from private records without noise: the fields {fields} of "
         f"metrics.jsonl; the files {files}; and the progress shown during training. Protect them as you protect the "
         "records",
         "an audit of the run, if one is made (audit.json and its section of the report): it evaluates the training "
         "records and trains on them again",
-        "how long a round takes: this depends on who takes part and with how many records, and anybody who waits for "
-        "the round can see it",
+        _WAITING,
     )
+
+
+_TESTED: Final = (
+    "the metrics on the test records, which are computed without noise after every evaluated round"
+)
+_WAITING: Final = (
+    "how long a round takes: this depends on who takes part and with how many records, and anybody who waits for "
+    "the round can see it"
+)

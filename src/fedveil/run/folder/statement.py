@@ -72,7 +72,10 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
                 (
                     *prepared.uncovered,
                     *(text for one in ledger.beside for text in one.guarantee.uncovered),
-                    *uncovered_outputs(exact_metrics=prepared.evaluation is None),
+                    *uncovered_outputs(
+                        exact_metrics=prepared.evaluation is None,
+                        is_federated=not prepared.population.complete,
+                    ),
                 )
             )
         ),

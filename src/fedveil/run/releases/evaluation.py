@@ -37,8 +37,8 @@ from fedveil.statistics.evaluation.result import (
 )
 from fedveil.statistics.figures import ALL
 from fedveil.statistics.layout import Layout
-from fedveil.statistics.limits import LEAST_BINS, MOST_BINS
 from fedveil.statistics.local_vectors import LocalStatistic
+from fedveil.statistics.request import LEAST_BINS, MOST_BINS
 from fedveil.statistics.stored import NoisySum, NoisySums
 from fedveil.training.task import Task
 from fedveil.training.trainer import Progress

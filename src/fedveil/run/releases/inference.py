@@ -19,7 +19,7 @@ from fedveil.run.releases.release_method import design_release
 from fedveil.run.releases.series import calibrate_releases
 from fedveil.statistics.inference.plan import PlannedEffect, check, predict_errors
 from fedveil.statistics.inference.result import FILE, FittedRegression, read_begun
-from fedveil.statistics.limits import unit_of
+from fedveil.statistics.request import unit_of
 from fedveil.statistics.stored import NoisySums
 
 

@@ -16,8 +16,8 @@ from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import TableDocument
 from fedveil.run.releases.release import Release
-from fedveil.statistics.limits import SiloWeights
 from fedveil.statistics.local_vectors import PersonVector
+from fedveil.statistics.request import SiloWeights
 
 _WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
     {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}

@@ -28,11 +28,22 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
     population = prepared.population
     if not len(population.test_targets):
         return dict.fromkeys(prepared.task.metrics)
-    raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
-    outputs = prepared.task.predict(model.to(prepared.setting.cohort.device), raw).cpu()
+    outputs = outputs_on_test(prepared, model)
     targets = torch.from_numpy(population.test_targets)
     weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
     return {name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()}
+
+
+def outputs_on_test(prepared: Prepared, model: Float32[Tensor, " d"]) -> Float32[Tensor, "n k"]:
+    """Return the (n, k) outputs of a model for the test records.
+
+    Args:
+        prepared: the experiment that runs.
+        model: (d,) float32 parameters.
+    """
+    population = prepared.population
+    raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
+    return prepared.task.predict(model.to(prepared.setting.cohort.device), raw).cpu()
 
 
 def score_held_out(prepared: Prepared, model: Float32[Tensor, " d"]) -> ColumnTable:

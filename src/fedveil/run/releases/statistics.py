@@ -20,9 +20,9 @@ from fedveil.run.releases.release import Release
 from fedveil.run.releases.release_method import design_release
 from fedveil.run.releases.series import calibrate_releases
 from fedveil.statistics.compose import compose
-from fedveil.statistics.limits import SiloWeights, unit_of
 from fedveil.statistics.local_vectors import LocalStatistic
 from fedveil.statistics.plan import Planned, check, predict_errors
+from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.result import FILE, ReleasedStatistics, read_released
 from fedveil.statistics.stored import NoisySums
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedveil.methods.message_encoding import Sender
 from fedveil.methods.method import Method, message_length, training_bound
 from fedveil.privacy.bounds import Bound
-from fedveil.privacy.schedule import is_due
+from fedveil.privacy.sampling import is_due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.rounds.sum_history import SumHistory
 from fedveil.training.server.optimizers import State

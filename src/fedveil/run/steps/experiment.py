@@ -48,6 +48,8 @@ from fedveil.run.releases.preprocessing import (
     settle_schema,
     write_preprocessed,
 )
+from fedveil.run.releases.public_test import FILE as PUBLIC_TEST
+from fedveil.run.releases.public_test import describe_public_test
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.run_evaluation import score_held_out
 from fedveil.run.releases.run_preprocessing import training_records
@@ -444,6 +446,8 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
             folder.write_model(prepared.task.state(released))
             moved = released.cpu() - prepared.task.initial().cpu()
             folder.write_json("spectrum.json", asdict(spectrum(moved)))
+            if (described := describe_public_test(prepared, released)) is not None:
+                folder.write_json(PUBLIC_TEST, described)
         spent = read_spent_budget(self.journal.ledger, prepared.experiment.name, prepared.side_releases)
         statement = state(prepared, checkpoint.round, spent)
         folder.write_json("privacy.json", statement.to_json())

@@ -30,7 +30,17 @@ from jaxtyping import Float64, Int64, Shaped
 from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
-from fedveil.statistics.evaluation.counts import Counts, accuracy, against_majority, balanced_accuracy
+from fedveil.statistics.decoding import isotonic_regression
+from fedveil.statistics.evaluation.counts import (
+    Counts,
+    accuracy,
+    against_majority,
+    balanced_accuracy,
+    equal_mass_edges,
+    first_layout,
+    probabilities,
+    variance_of_means,
+)
 from fedveil.statistics.evaluation.evaluator import (
     SCORE,
     TARGET,
@@ -42,14 +52,7 @@ from fedveil.statistics.evaluation.evaluator import (
     numbers,
     places,
 )
-from fedveil.statistics.evaluation.scores import (
-    equal_mass_edges,
-    first_layout,
-    probabilities,
-    variance_of_means,
-)
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
 
 THRESHOLD: Final = 0.0

@@ -30,8 +30,9 @@ from jaxtyping import Float64, Int64, Shaped
 from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.statistics.blocks import Block, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
+from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.binary import EXTREME, MOST_TIED, STEEPEST, tilted_ties
-from fedveil.statistics.evaluation.counts import LEAST_CLASS
+from fedveil.statistics.evaluation.counts import LEAST_CLASS, equal_mass_edges, first_layout
 from fedveil.statistics.evaluation.evaluator import (
     SCORE,
     TARGET,
@@ -44,9 +45,7 @@ from fedveil.statistics.evaluation.evaluator import (
     numbers,
     places,
 )
-from fedveil.statistics.evaluation.scores import equal_mass_edges, first_layout
 from fedveil.statistics.intervals import Estimate, normal
-from fedveil.statistics.isotonic import isotonic_regression
 from fedveil.statistics.layout import Layout
 
 BINS: Final = 8

@@ -22,14 +22,19 @@ Everything here is a function of released numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
+from scipy.optimize import brentq
+from scipy.special import stdtr, stdtrit
 
 from fedveil.statistics.inference.equation import Sums
+from fedveil.statistics.inference.families import Family
+from fedveil.statistics.inference.scores import matrix, triangle
 
 LONGEST_STEP: Final = 2.0
 """Largest l2 length of a step of theta."""
@@ -172,3 +177,430 @@ def _noise(
 def _along(vector: Float64[np.ndarray, " d"], sd: float) -> Float64[np.ndarray, "d d"]:
     """Return the covariance of E v for symmetric noise E: sd^2 on its diagonal, sd^2 / 2 off it."""
     return np.asarray(sd**2 / 2 * (float(vector @ vector) * np.eye(len(vector)) + np.outer(vector, vector)))
+
+
+# --- covariance ---------------------------------------------------------------------------------------------
+# The covariance of an estimate: spread of people and noise of releases, neither left out.
+#
+#     V = A^-1 (S_+ + Sigma) A^-1
+#
+# with A and Sigma slope and noise of the combined equation (see above), and S_+ what
+# the released spread S says of the spread of scores (the sandwich of people). At the truth the equation is a score of
+# people plus noise, and A times the error of the estimate is exactly that; so noise of A is in error and width alike.
+#
+# **The spread.** S has d (d + 1) / 2 noisy numbers, often with more noise than content. It is drawn towards what a
+# spread is like: c A + c' A J A, its projection on these two matrices, where J keeps the leading coefficients: c A
+# where residuals are as the model says, c' A J A for what the records of a person have in common. The distance to them
+# is multiplied by 1 - (k - 2) s^2 / distance^2 where that is positive, s the noise's standard deviation and k the
+# dimensions that remain (James and Stein 1961; towards a subspace: Efron and Morris 1973): nothing changes where S is
+# well known. Negative eigenvalues of the result are taken for 0.
+#
+# **Intervals.** The part a' E a of a variance, E what is left of the noise of S, has a known standard deviation t. As
+# for any estimated variance the quantile is Student's, of 2 V^2 / t^2 degrees of freedom (Satterthwaite 1946); to the
+# first order in t^2 that gives the level for any distribution of the error in V.
+#
+# The curvature is not raised by a floor that intervals could rest on: where its smallest eigenvalue is too close to its
+# noise there is no interval (measured: floors of a few standard deviations give 70 to 92 % coverage).
+
+
+_UPPER: Final = 0.975
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """A coefficient in units of its column.
+
+    Attributes:
+        name: of the coefficient.
+        estimate: its value.
+        low, high: of its 95 % interval for the population.
+        z: estimate over standard error.
+        freedom: degrees of freedom of Student's law for its interval and p.
+        p: two-sided, of no effect.
+        privacy: the share of its variance that is noise.
+        ratio: e^estimate with its interval; None where the family has no such meaning.
+    """
+
+    name: str
+    estimate: float
+    low: float
+    high: float
+    z: float
+    freedom: float
+    p: float
+    privacy: float
+    ratio: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Covariance:
+    """Of an estimate, on the scale of the equation.
+
+    Attributes:
+        whole: (d, d) V.
+        noise: (d, d) the part of it that is noise.
+        freedom: (d,) degrees of freedom of the variances.
+    """
+
+    whole: Float64[np.ndarray, "d d"]
+    noise: Float64[np.ndarray, "d d"]
+    freedom: Float64[np.ndarray, " d"]
+
+    @property
+    def reach(self) -> Float64[np.ndarray, " d"]:
+        """Half the widths of the 95 % intervals."""
+        found: np.ndarray = stdtrit(self.freedom, _UPPER) * np.sqrt(np.diag(self.whole))
+        return found
+
+
+def covariance(found: Estimate, last: Sums) -> Covariance:
+    """Return the covariance of the estimate.
+
+    Args:
+        found: what all releases say.
+        last: the release that the spread was sent with.
+    """
+    assert last.spread is not None
+    inverse = np.linalg.inv(found.slope)
+    noise = inverse @ found.noise @ inverse
+    spread, basis, kept = shrunk_covariance(last.spread, last.spread_sd, found.slope, last.leading)
+    whole = noise + inverse @ spread @ inverse
+    squares = triangle(inverse[:, :, None] * inverse[:, None, :])
+    inside, all_of_it = ((squares @ basis) ** 2).sum(axis=1), (squares**2).sum(axis=1)
+    unsure = last.spread_sd**2 * (inside + kept**2 * (all_of_it - inside))
+    with np.errstate(divide="ignore"):
+        return Covariance(whole=whole, noise=noise, freedom=2 * np.diag(whole) ** 2 / unsure)
+
+
+def shrunk_covariance(
+    spread: Float64[np.ndarray, "d d"], sd: float, slope: Float64[np.ndarray, "d d"], leading: int
+) -> tuple[Float64[np.ndarray, "d d"], Float64[np.ndarray, "k 2"], float]:
+    """Return the spread drawn towards what a spread is like, the basis of that, and how much is kept of the rest.
+
+    Args:
+        spread: S, with noise.
+        sd: of its noise.
+        slope: A.
+        leading: how many coefficients J keeps.
+    """
+    like = np.stack((slope, slope[:, :leading] @ slope[:leading]))
+    basis, _ = np.linalg.qr(triangle(like).T)
+    entries = triangle(spread[None])[0]
+    inside = basis @ (basis.T @ entries)
+    rest = entries - inside
+    noise, length = max(0, len(entries) - 4) * sd**2, float(rest @ rest)
+    kept = 1 - noise / length if noise < length else float(not noise)
+    values, vectors = np.linalg.eigh(matrix(inside + kept * rest, len(spread)))
+    return (vectors * np.maximum(values, 0)) @ vectors.T, basis, kept
+
+
+def effect(
+    name: str,
+    values: tuple[float, float, float, float],
+    unit: float,
+    *,
+    origin: float = 0.0,
+    multiplies: bool,
+) -> Effect:
+    """Return one coefficient with its figures.
+
+    Args:
+        name: of the coefficient.
+        values: coefficient, its variance, the part of that which is noise, and the degrees of freedom of the variance,
+            on the scale of the equation.
+        unit: what the coefficient is multiplied by.
+        origin: what is added to it then.
+        multiplies: whether e^coefficient means something.
+    """
+    value, variance, noise, freedom = values
+    estimate, error = value * unit + origin, math.sqrt(variance) * unit
+    reach = float(stdtrit(freedom, _UPPER)) * error
+    low, high = estimate - reach, estimate + reach
+    z = estimate / error if error > 0 else math.copysign(math.inf, estimate)
+    return Effect(
+        name=name,
+        estimate=estimate,
+        low=low,
+        high=high,
+        z=z,
+        freedom=freedom,
+        p=float(2 * stdtr(freedom, -abs(z))),
+        privacy=noise / variance if variance > 0 else 1.0,
+        ratio=(_exp(estimate), _exp(low), _exp(high)) if multiplies else None,
+    )
+
+
+def _exp(value: float) -> float:
+    """Return e^value, at most the largest number."""
+    return math.exp(min(value, 700.0))
+
+
+# --- identified coefficients --------------------------------------------------------------------------------
+# Which coefficients a regression's releases identify: an empty interval or category costs its own coefficient only.
+#
+# The log hazard of an interval in which nobody is followed, and the coefficient of a category that nobody has, are in
+# no record's score. Their rows of the curvature are noise, so the smallest eigenvalue of the whole curvature is noise
+# too. Without these rows the other equations are as they were, and they do not depend on the coefficients that are left
+# out.
+#
+# The weight of an interval or of a category is its diagonal entry of H (covariates are 0 or 1). That of a reference
+# category is the weight of all records less that of the other categories; where nobody has it, the intercept and every
+# contrast with it are unknown, and one of the contrasts is held at its last value so that the rest can be solved.
+#
+# **A weight that is small and not 0.** A coefficient j that is left out is held at its last value. What that moves in
+# the other equations is sum a z r over the records of j alone, about m r_j with m the mean of z among them and r_j the
+# residual of equation j at the estimate. r_j is released: r_j^2 less what noise explains counts as noise along E zz',
+# which stands for mm'. :data:`MOST_LEFT_OUT` limits how much of all weight is treated this way.
+
+
+MOST_LEFT_OUT: Final = 0.1
+"""Largest share of the weight of all records that coefficients without an interval may have together."""
+_LIGHT: Final = 3.0
+"""Largest weight of what is left out, in smallest eigenvalues that are enough: beside an intercept, an indicator with
+the weight w has an eigenvalue of w / 3 at least unless most records have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indicator:
+    """An interval, a category, or a reference category, with the weight of its records.
+
+    Attributes:
+        weight: of its records.
+        sd: of the noise on it.
+        held: the coefficient that is held where the records are too few.
+        lost: the coefficients that have no interval then.
+    """
+
+    weight: float
+    sd: float
+    held: int
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Identified:
+    """The estimate of the coefficients that are identified.
+
+    Attributes:
+        kept: (k,) which coefficients are solved for.
+        lost: those that have no interval, whether they are solved for or not.
+        releases: the releases, restricted to what is solved for.
+        estimate: of these.
+        enough: whether their curvature is clear of its noise.
+    """
+
+    kept: Int64[np.ndarray, " k"]
+    lost: frozenset[int]
+    releases: tuple[Sums, ...]
+    estimate: Estimate
+    enough: bool
+
+
+def indicators(one: Sums) -> Iterator[Indicator]:
+    """Yield the intervals, the categories and the reference categories of a release."""
+    weight, sd = np.diag(one.curvature), one.curvature_sd
+    leading = range(one.leading)
+    if one.stopped and one.leading > 1:
+        yield from (Indicator(weight=float(weight[j]), sd=sd, held=j, lost=(j,)) for j in leading)
+    for levels in one.levels:
+        yield from (Indicator(weight=float(weight[j]), sd=sd, held=j, lost=(j,)) for j in levels)
+        yield Indicator(
+            weight=float(weight[list(leading)].sum() - weight[list(levels)].sum()),
+            sd=sd * float(np.sqrt(len(leading) + len(levels))),
+            held=max(levels, key=lambda j: float(weight[j])),
+            lost=(*leading, *levels),
+        )
+
+
+def moving(one: Sums) -> Int64[np.ndarray, " k"]:
+    """Return the coefficients that the next step may move: the noise of an empty one would use up the step."""
+    held = {found.held for found in indicators(one) if found.weight < SOLVABLE * found.sd}
+    return _without(one, held)
+
+
+def restricted(releases: Sequence[Sums], kept: Int64[np.ndarray, " k"]) -> tuple[Sums, ...]:
+    """Return releases about some coefficients, the others being held at their values of the last release.
+
+    A gradient at other values of these is moved there along its own curvature, whose noise is counted.
+    """
+    last = releases[-1]
+    if len(kept) == len(last.theta):
+        return tuple(releases)
+    held = np.setdiff1d(np.arange(len(last.theta)), kept)
+    places = {int(old): new for new, old in enumerate(kept)}
+    found = []
+    for one in releases:
+        away = last.theta[held] - one.theta[held]
+        square = np.ix_(kept, kept)
+        found.append(
+            replace(
+                one,
+                theta=one.theta[kept],
+                gradient=one.gradient[kept] - one.curvature[np.ix_(kept, held)] @ away,
+                curvature=one.curvature[square],
+                spread=None if one.spread is None else one.spread[square],
+                gradient_sd=float(
+                    np.hypot(one.gradient_sd, one.curvature_sd * np.linalg.norm(away) / np.sqrt(2))
+                ),
+                leading=int((kept < one.leading).sum()),
+                levels=tuple(tuple(places[j] for j in levels if j in places) for levels in one.levels),
+            )
+        )
+    return tuple(found)
+
+
+def identify(releases: Sequence[Sums], least: float) -> Identified:
+    """Return the estimate of what the releases identify: the lightest indicators are left out until that is enough.
+
+    Args:
+        releases: all, in order.
+        least: how many standard deviations of its noise the smallest eigenvalue of the slope must be from 0.
+    """
+    last = releases[-1]
+    room = MOST_LEFT_OUT * float(np.diag(last.curvature)[: last.leading].sum())
+    light = [one for one in indicators(last) if one.weight < _LIGHT * least * one.sd]
+    light.sort(key=lambda one: one.weight / one.sd)
+    left: list[Indicator] = []
+    while True:
+        found = _identified(releases, left, least)
+        if found.enough or not light:
+            return found
+        left.append(light.pop(0))
+        if sum(max(0.0, one.weight) for one in left) > room:
+            return found
+
+
+def _identified(releases: Sequence[Sums], left: Sequence[Indicator], least: float) -> Identified:
+    last = releases[-1]
+    kept = _without(last, (one.held for one in left))
+    own = restricted(releases, kept)
+    found = estimate(own)
+    _, smallest = solvable(own[-1].curvature, own[-1].curvature_sd)
+    held = np.setdiff1d(np.arange(len(last.theta)), kept)
+    if len(held):
+        moved = last.curvature[np.ix_(held, kept)] @ (found.theta - own[-1].theta)
+        residual = last.gradient[held] - moved
+        excess = float(np.maximum(0.0, residual**2 - last.gradient_sd**2).sum())
+        weight = float(np.diag(found.slope)[: own[-1].leading].sum())
+        found = replace(found, noise=found.noise + excess * found.slope / weight)
+    return Identified(
+        kept=kept,
+        lost=frozenset(j for one in left for j in one.lost),
+        releases=own,
+        estimate=found,
+        enough=bool(smallest >= SOLVABLE and found.least >= least),
+    )
+
+
+def _without(one: Sums, held: Iterable[int]) -> Int64[np.ndarray, " k"]:
+    return np.setdiff1d(np.arange(len(one.theta)), list(held))
+
+
+# --- convergence --------------------------------------------------------------------------------------------
+# How the first step comes near the solution, and whether the last release lies near enough to it for intervals.
+#
+# Newton's method takes the mean of a target for a straight line in its predictor. From one outcome in two to one in
+# twenty that line is far off: three of its steps do not arrive, and an interval around where they end holds nothing.
+#
+# **The leap.** At the start all records have the same predictor (slopes are 0), so the mean m is known there, and what
+# the first release says of it is undone by m itself: with Newton's move e_j of an interval's mean predictor,
+#
+#     m(eta_j + leap_j) = m(eta_j) + m'(eta_j) e_j,
+#
+# and slopes are Newton's times m' at the start over m' there. Two standard deviations of noise are left between m and
+# its limits. A leap of 1 or less is left to Newton's method.
+#
+# **What is left.** Around the last theta the equation is taken for a straight line; d is how far the solution is from
+# there, A the slope, and T[d] the bend of A (:func:`~fedveil.statistics.inference.newton.bend`), c the share of it that
+# the mean has there, |d log m' / d eta|. What the line misses moves the estimate by about
+#
+#     beta = (c / 2) A^-1 T[d] d.
+#
+# For d the distance of the estimate is taken, less what its noise explains of d d'. Intervals are shown where no
+# |beta_j| is above three quarters of its standard error, the mean of z'd over records is at most .6, and its root mean
+# square at most 1. For survival beta is in the estimate. docs/theory/inference.md has what was measured.
+
+
+LONGEST_LAST: Final = 1.0
+"""Largest root mean square of what is left of the records' predictors."""
+LONGEST_TOGETHER: Final = 0.6
+"""Largest mean of it (in an interval): of what is left in many directions the line misses little, of this all."""
+MOST_BENT: Final = 0.75
+"""Largest share of a standard error that the bend of the last equation may be."""
+_LIMIT: Final = 12.0
+_SHORT: Final = 1.0
+_LEAST_SLOPE: Final = 1e-6
+
+
+def next_theta(family: Family, releases: Sequence[Sums]) -> Float64[np.ndarray, " d"]:
+    """Return where the next release is made: Newton's step, or the leap after the first one.
+
+    A coefficient of an empty interval or category stays where it is.
+    """
+    kept = moving(releases[-1])
+    own = restricted(releases, kept)
+    found = leap(family, own[0]) if len(own) == 1 and family.curved else None
+    at = releases[-1].theta.copy()
+    at[kept] = step(own) if found is None else found
+    return at
+
+
+def leap(family: Family, one: Sums) -> Float64[np.ndarray, " d"] | None:
+    """Return the theta that the mean of the target says, where all records had one predictor; None where that is near.
+
+    Args:
+        family: whose mean it is.
+        one: the first release, at slopes of 0.
+    """
+    size = one.leading
+    slope, _ = solvable(one.curvature, one.curvature_sd)
+    move, weight = np.linalg.solve(slope, one.gradient), np.diag(slope)[:size]
+    means = slope[:size] / weight[:, None]
+    leaps, fallen = np.transpose(
+        [
+            _undone(family, at, newton, unsure)
+            for at, newton, unsure in zip(one.theta, means @ move, one.gradient_sd / weight, strict=False)
+        ]
+    )
+    if np.abs(leaps).max() <= _SHORT:
+        return None
+    effects = move[size:] * weight.sum() / (weight @ fallen)
+    effects *= min(1.0, LONGEST_STEP / max(float(np.linalg.norm(effects)), 1e-300))
+    found = one.theta.copy()
+    found[:size] += leaps - means[:, size:] @ effects
+    found[size:] += effects
+    return found
+
+
+def has_converged(family: Family, releases: Sequence[Sums], found: Estimate) -> bool:
+    """Return whether the last release lies near enough to the solution for intervals around the estimate to hold.
+
+    Distances are those of the estimate, less what its noise explains of their squares.
+    """
+    last, slope = releases[-1], found.slope
+    distance, known = found.theta - last.theta, covariance(found, last)
+    weight = np.diag(slope)[: last.leading]
+    left = float(distance @ slope @ distance) - float(np.trace(slope @ known.noise))
+    together = np.abs(slope[: last.leading] @ distance) / weight
+    if left > LONGEST_LAST**2 * float(weight.sum()) or together.max() > LONGEST_TOGETHER:
+        return False
+    if family.stopped or not family.curved:
+        return True
+    at, (values, vectors) = replace(last, curvature=slope), np.linalg.eigh(known.noise)
+    turned = bend(at, distance) @ distance
+    for value, vector in zip(values, vectors.T, strict=True):
+        turned = turned - value * (bend(at, vector) @ vector)
+    middle = float(slope[0] @ last.theta) / float(slope[0, 0])
+    curved = abs(math.log(family.mean(middle + 0.5)[1] / family.mean(middle - 0.5)[1]))
+    missed = curved / 2 * np.abs(np.linalg.solve(slope, turned))
+    return bool((missed <= MOST_BENT * np.sqrt(np.diag(known.whole))).all())
+
+
+def _undone(family: Family, at: float, newton: float, unsure: float) -> tuple[float, float]:
+    """Return how far a predictor moves with the mean, and its slope there over that where it was."""
+    mean, slope = family.mean(at)
+    low, high = family.mean(at - _LIMIT)[0], family.mean(at + _LIMIT)[0]
+    left = 2 * unsure * slope
+    wanted = min(max(mean + slope * newton, min(mean, low + left)), max(mean, high - left))
+    to = float(brentq(lambda move: family.mean(at + move)[0] / wanted - 1, -_LIMIT, _LIMIT))
+    return to, max(family.mean(at + to)[1] / slope, _LEAST_SLOPE)

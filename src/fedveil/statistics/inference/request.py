@@ -12,10 +12,8 @@ from fedveil.data.columns import categories_of
 from fedveil.data.schema import Number, Schema, Survival
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.statistics.inference.design import Design, Levels, Scaled, Term
-from fedveil.statistics.inference.families import Family, Linear, Logistic, Poisson
-from fedveil.statistics.inference.piecewise import PiecewiseExponential
-from fedveil.statistics.limits import Columns
-from fedveil.statistics.request import ascending
+from fedveil.statistics.inference.families import Family, Linear, Logistic, PiecewiseExponential, Poisson
+from fedveil.statistics.request import Columns, ascending
 from fedveil.validation import DocumentTable
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -79,7 +79,7 @@ def fault_of_error(error: Exception, server: str, proxy: str | None) -> Fault:
         server: host and port of the coordinator.
         proxy: URL of the proxy, or None.
     """
-    through = "" if proxy is None else f" through the proxy {_host_of(proxy)} (HTTPS_PROXY)"
+    through = "" if proxy is None else f" through the proxy {host_of_url(proxy)} (HTTPS_PROXY)"
     for cause in _chain(error):
         if isinstance(cause, WrongServerKeyError):
             return Fault("wrong-server-key", _WRONG_KEY.format(server=server))
@@ -97,7 +97,7 @@ def fault_of_error(error: Exception, server: str, proxy: str | None) -> Fault:
 
 
 def _fault_of_connecting(error: httpx.ConnectError, server: str, proxy: str | None) -> Fault:
-    where = server if proxy is None else f"the proxy {_host_of(proxy)} (HTTPS_PROXY)"
+    where = server if proxy is None else f"the proxy {host_of_url(proxy)} (HTTPS_PROXY)"
     for cause in _chain(error):
         if isinstance(cause, socket.gaierror):
             return Fault("dns", f"the name of {where} cannot be resolved: {cause.strerror}")
@@ -147,7 +147,7 @@ def _fault_of_proxy(message: str, through: str) -> Fault:
     return Fault("proxy-refused", f"the connection{through} was refused: {message}")
 
 
-def _host_of(url: str) -> str:
+def host_of_url(url: str) -> str:
     """Return host and port of a URL, without the password that may stand in it."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)

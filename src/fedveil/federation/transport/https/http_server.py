@@ -18,6 +18,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Final
 
 import h11
@@ -255,7 +256,8 @@ class Connection:
             raise RefusedRequestError(413)
 
     async def _send(self, response: Response) -> None:
-        fields = [("Content-Length", str(len(response.body))), *response.headers.items()]
+        now = formatdate(usegmt=True)  # `fedveil federation check` compares the clocks
+        fields = [("Content-Length", str(len(response.body))), ("Date", now), *response.headers.items()]
         if response.status >= 400:
             fields.append(("Connection", "close"))
         elif response.status == 204:
@@ -315,28 +317,42 @@ class HttpServer:
         """Accept connections until this task is cancelled."""
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
+        loop.add_reader(self._listening, self._accept, loop)
         try:
-            while True:
-                try:
-                    connection, _ = await loop.sock_accept(self._listening)
-                except OSError as error:
-                    self._faults.warn("accept", f"a connection was not accepted: {error.strerror}")
-                    self._make_room(0)
-                    await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
-                    continue
-                task = loop.create_task(self._serve_one(connection))
-                self._accepted[task] = connection
-                task.add_done_callback(self._forget)
-                if self._context is not None:
-                    self._make_room(self._limits.strangers - 1)
-                    self._strangers[task] = None
+            await loop.create_future()
         finally:
+            loop.remove_reader(self._listening)
             self._listening.close()
             ending = self._tasks | self._accepted.keys()
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
             await asyncio.sleep(_CLOSING_SECONDS)  # asyncio closes sockets in a later turn of its loop
+
+    def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Accept a connection. A cancelled `loop.sock_accept` would lose the one that it has accepted already."""
+        try:
+            connection, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._faults.warn("accept", f"a connection was not accepted: {error.strerror}")
+            self._make_room(0)
+            loop.remove_reader(self._listening)
+            loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, loop)
+            return
+        connection.setblocking(False)
+        task = loop.create_task(self._serve_one(connection))
+        self._accepted[task] = connection
+        task.add_done_callback(self._forget)
+        if self._context is not None:
+            self._make_room(self._limits.strangers - 1)
+            self._strangers[task] = None
+
+    def _accept_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Go on after a pause, if the server still serves."""
+        if self._listening.fileno() >= 0:
+            loop.add_reader(self._listening, self._accept, loop)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         """Drop a task that has ended; close its connection if it was cancelled before it began."""

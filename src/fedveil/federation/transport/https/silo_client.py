@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -120,6 +121,27 @@ class Backoff:
         self.sleep(seconds * random.uniform(0.3, 1.0))  # noqa: S311 (no secret)
 
 
+@dataclass(frozen=True)
+class Contact:
+    """One request that the coordinator answered.
+
+    Attributes:
+        seconds: for which it took.
+        skew: seconds by which this host's clock is ahead of the coordinator's, to about a second; None if the answer
+            has no time.
+    """
+
+    seconds: float
+    skew: float | None
+
+
+def _skew(date: str) -> float | None:
+    try:
+        return time.time() - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
+
+
 class SiloClient:
     """Fetches and answers messages until it is told to end.
 
@@ -170,18 +192,18 @@ class SiloClient:
                 except FaultError as error:
                     self._note_fault(error.fault)
 
-    def ping(self) -> float:
-        """Make one request that does not wait for a message; return its seconds.
+    def ping(self) -> Contact:
+        """Make one request that does not wait for a message; return what it shows.
 
         Raises:
             FaultError: there is no connection; says why.
         """
         with self._client:
             began = time.monotonic()
-            self._greet()
-            return time.monotonic() - began
+            headers = self._greet()
+            return Contact(time.monotonic() - began, _skew(headers.get("date", "")))
 
-    def _greet(self) -> None:
+    def _greet(self) -> httpx.Headers:
         """Make a request that is answered at once: an answer to no message, which no mailbox takes."""
         status, headers, _ = self._request(
             "POST", ANSWER_PATH, headers={"Answers": "none", "Content-Length": "0"}
@@ -189,6 +211,7 @@ class SiloClient:
         if status != HTTPStatus.CONFLICT:
             raise FaultError(fault_of_status(status, headers.get("cause", "")))
         self._note_connected()
+        return headers
 
     def _fetch(self) -> bool:
         """Ask for the current message; return whether there is one to answer."""

@@ -1,0 +1,206 @@
+"""Executors of a sweep: worker processes of this machine, or of a cluster whose machines share the run folders.
+
+A sweep submits one task per run to any :class:`concurrent.futures.Executor`. Engines for clusters have such an
+executor; a member of the registry kind ``executors`` opens it. A worker opens its run folder itself. If the worker
+dies, the engine gives the task to another worker, which resumes the run from its last complete round. What the dead
+worker charged stays in the run's ledger, and so in the joint cost. The lock of the ledger keeps two workers out of
+one folder, even if an engine takes a slow worker for a dead one.
+"""
+
+from __future__ import annotations
+
+import runpy
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any, Final, cast
+
+import torch
+
+from fedveil.errors import ConfigError, HostError
+from fedveil.registry import describe_names, find, members
+from fedveil.training.import_path import import_object
+
+_CONNECT_SECONDS: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Workers that play the runs of a sweep.
+
+    Attributes:
+        executor: takes one task per run.
+        lost: errors of a task whose worker, or the whole engine, ended before the task did.
+    """
+
+    executor: Executor
+    lost: tuple[type[BaseException], ...] = (BrokenExecutor, CancelledError)
+
+
+@contextmanager
+def local_workers(processes: int) -> Iterator[Workers]:
+    """Start worker processes on this machine."""
+    # "fork" would copy the threads' locks of torch into the workers, which can deadlock there.
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin_worker) as pool:
+        yield Workers(executor=pool)
+
+
+def _begin_worker() -> None:
+    """Prepare a worker process: one thread, and the default handling of Ctrl-C, which ends the process.
+
+    Without it a worker would turn Ctrl-C into an exception and then begin the next task of the pool.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def open_workers(text: str) -> AbstractContextManager[Workers]:
+    """Open the workers that ``--executor NAME:ADDRESS`` names, or the executor that ``package.module:function`` makes.
+
+    Raises:
+        ConfigError: no such executor, its package is not installed, or its scheduler does not answer.
+    """
+    name, colon, address = text.partition(":")
+    if any(one.name == name for one in members("executors")):
+        if not address:
+            raise ConfigError(f"--executor {text}: expected {name}:ADDRESS; see `fedveil stages executors`")
+        found: AbstractContextManager[Workers] = find("executors", name).load()(address)
+        return found
+    if not colon:
+        raise ConfigError(
+            f"--executor {text}: expected NAME:ADDRESS with a name among {describe_names('executors')}, or "
+            "package.module:function, which returns a concurrent.futures.Executor"
+        )
+    return _own_workers(text)
+
+
+@contextmanager
+def _own_workers(path: str) -> Iterator[Workers]:
+    made = cast(Callable[[], object], import_object(path, "--executor"))()
+    if not isinstance(made, Executor):
+        raise ConfigError(
+            f"--executor {path}: returned a {type(made).__name__}, not a concurrent.futures.Executor"
+        )
+    with made as executor:
+        yield Workers(executor=executor)
+
+
+@contextmanager
+def dask_workers(address: str) -> Iterator[Workers]:
+    """Workers of a Dask scheduler: `dask:tcp://host:8786`.
+
+    Each worker must have one thread (``dask worker --nthreads 1``): a run sets PyTorch's state for its process. A
+    task whose worker dies is given to other workers, by Dask's setting ``distributed.scheduler.allowed-failures``.
+    """
+    distributed = import_engine("distributed", "dask")
+    try:
+        client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--executor dask:{address}: no scheduler answers there ({type(error).__name__}); start one with "
+            "`dask scheduler`, and workers with `dask worker --nthreads 1 ADDRESS`"
+        ) from None
+    with client:
+        check_threads(client.nthreads())
+        lost = (distributed.KilledWorker, distributed.client.FutureCancelledError, OSError, *Workers.lost)
+        yield Workers(executor=client.get_executor(pure=False), lost=lost)
+
+
+def check_threads(threads: Mapping[str, int]) -> None:
+    """Check that the scheduler has workers, and that each plays one run at a time.
+
+    Raises:
+        ConfigError: no worker, or one with several threads.
+    """
+    if not threads:
+        raise ConfigError(
+            "--executor dask: the scheduler has no workers; start some: `dask worker --nthreads 1`"
+        )
+    for worker, count in threads.items():
+        if count != 1:
+            raise ConfigError(
+                f"--executor dask: worker {worker} has {count} threads, and a run needs a process of its own; start "
+                "it with `dask worker --nthreads 1`"
+            )
+
+
+@contextmanager
+def parsl_workers(path: str) -> Iterator[Workers]:
+    """Workers of Parsl, such as jobs of Slurm: `parsl:FILE.py`, which sets `config` to a `parsl.Config`.
+
+    The file runs in this process. ``retries`` of the configuration says how often a task whose worker died is
+    played again.
+    """
+    concurrent = import_engine("parsl.concurrent", "parsl")
+    try:
+        config = runpy.run_path(path)["config"]
+    except OSError as error:
+        raise ConfigError(f"--executor parsl:{path}: cannot be read: {error.strerror}") from None
+    except KeyError:
+        raise ConfigError(f"--executor parsl:{path}: sets no `config`, a parsl.Config") from None
+    failures = import_module("parsl.executors.high_throughput.errors")
+    with concurrent.ParslPoolExecutor(config) as executor:
+        yield Workers(executor=executor, lost=(failures.WorkerLost, failures.ManagerLost, *Workers.lost))
+
+
+@contextmanager
+def ray_workers(address: str) -> Iterator[Workers]:
+    """Workers of a Ray cluster: `ray:auto`, `ray:HOST:PORT`, or `ray:local` for one of its own on this machine."""
+    ray = import_engine("ray", "ray")
+    try:
+        ray.init(None if address == "local" else address, log_to_driver=False, include_dashboard=False)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"--executor ray:{address}: no cluster answers there ({type(error).__name__}); start one with "
+            "`ray start --head`"
+        ) from None
+    try:
+        yield Workers(executor=_RayExecutor(ray), lost=(ray.exceptions.RayError, *Workers.lost))
+    finally:
+        ray.shutdown()
+
+
+class _RayExecutor(Executor):
+    """Ray's tasks as an executor; a task whose worker dies is played again three times, by Ray's default."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        task = self._ray.remote(num_cpus=1)(fn)
+        found: Future[Any] = task.remote(*args, **kwargs).future()
+        return found
+
+
+def import_engine(module: str, extra: str) -> Any:
+    """Return a module of an engine.
+
+    Raises:
+        ConfigError: the package is not installed; names the extra that installs it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as missing:
+        raise ConfigError(
+            f"--executor {extra}: needs {missing.name}, which is not installed: pip install 'fedveil[{extra}]'"
+        ) from None
+
+
+def result_of(future: Future[Any], workers: Workers) -> Any:
+    """Return the result of a task.
+
+    Raises:
+        HostError: the worker, or the whole engine, ended before the task did.
+    """
+    try:
+        return future.result()
+    except workers.lost as error:
+        raise HostError(
+            f"its worker ended before it did ({type(error).__name__}); the same command resumes it, and what it was "
+            "charged is counted"
+        ) from error

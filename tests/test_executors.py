@@ -1,0 +1,118 @@
+"""Sweeps on the engines of clusters, with real schedulers and workers on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import ConfigError
+from fedveil.run.executors import check_threads, open_workers
+from tests.runs import experiment
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 400
+
+
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process of this Python in a group of its own, and end the group."""
+    process = subprocess.Popen([sys.executable, "-m", *command], start_new_session=True)
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def sweep(folder: Path, executor: str) -> subprocess.Popen[str]:
+    (folder / "try.toml").write_text(experiment(rounds=ROUNDS).to_toml())
+    options = [
+        "--over",
+        "method.clip=0.5,1.0",
+        "--runs",
+        str(folder / "runs"),
+        "--executor",
+        executor,
+        "--json",
+    ]
+    command = [sys.executable, "-m", "fedveil", "sweep", str(folder / "try.toml"), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def charges(folder: Path) -> list[int]:
+    """Return the number of charges of every run."""
+    return [len(path.read_bytes().splitlines()) for path in sorted(folder.glob("runs/*/ledger.jsonl"))]
+
+
+def wait_for_charges(folder: Path) -> None:
+    for _ in range(600):
+        if (there := charges(folder)) and max(there) > 5:
+            return
+        time.sleep(0.1)
+    raise AssertionError("no run began")
+
+
+def test_dask_gives_the_run_of_a_killed_worker_to_another_that_resumes_it(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    address, local = "tcp://127.0.0.1:18786", ("--host", "127.0.0.1")
+    worker = ("distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", "--no-nanny", address)
+    scheduler = ("distributed.cli.dask_scheduler", *local, "--port", "18786", "--no-dashboard")
+    with started(*scheduler), started(*worker) as killed:
+        sweeping = sweep(tmp_path, f"dask:{address}")
+        wait_for_charges(tmp_path)
+        os.killpg(killed.pid, signal.SIGKILL)
+        before = max(charges(tmp_path))
+        with started(*worker):
+            found = json.loads(sweeping.communicate(timeout=300)[0])
+    assert sweeping.returncode == 0
+    assert before < ROUNDS
+    # One more charge if the worker died within a round, none if between two.
+    assert sorted(charges(tmp_path)) in ([ROUNDS, ROUNDS], [ROUNDS, ROUNDS + 1])
+    assert found["together"]["runs"] == 2
+    alone = max(row["epsilon"] for row in found["rows"])
+    assert found["together"]["epsilon"] > alone
+
+
+def test_parsl_plays_a_sweep(tmp_path: Path) -> None:
+    pytest.importorskip("parsl")
+    config = tmp_path / "workers.py"
+    config.write_text(
+        "from parsl import Config\nfrom parsl.executors import HighThroughputExecutor\n"
+        "config = Config(executors=[HighThroughputExecutor(label='w', address='127.0.0.1', max_workers_per_node=2)],"
+        f" retries=2, run_dir={str(tmp_path / 'parsl')!r})\n"
+    )
+    found = json.loads(sweep(tmp_path, f"parsl:{config}").communicate(timeout=300)[0])
+    assert (len(found["rows"]), charges(tmp_path)) == (2, [ROUNDS, ROUNDS])
+
+
+def test_ray_plays_a_sweep(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    found = json.loads(sweep(tmp_path, "ray:local").communicate(timeout=300)[0])
+    assert (len(found["rows"]), charges(tmp_path)) == (2, [ROUNDS, ROUNDS])
+
+
+def test_a_scheduler_that_does_not_answer_is_named() -> None:
+    pytest.importorskip("distributed")
+    with (
+        pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:9: no scheduler answers there"),
+        open_workers("dask:tcp://127.0.0.1:9"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("threads", "words"), [({}, "has no workers"), ({"tcp://a:1": 4}, r"worker tcp://a:1 has 4 threads")]
+)
+def test_workers_that_would_share_a_process_are_refused(threads: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_threads(threads)
