@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from fedveil.errors import ConfigError
 from fedveil.files import read_text
@@ -102,13 +103,63 @@ def _section(table: Table, results: Results) -> str:
         lines += [f"*Not comparable with the published figures:* {table.not_comparable}", ""]
     unit = " in percent" if table.percent else ""
     late = f", mean of the last {table.last} evaluated rounds" if table.last > 1 else ""
-    lines += [f"Value: {table.value}{unit}{late}.", "", *_markdown(section_rows(table, results)), ""]
+    rows, alike = _condensed(section_rows(table, results))
+    lines += [f"Value: {table.value}{unit}{late}.{alike}", "", *_markdown(rows), ""]
     for value in _drawn(table, results):
         lines += [f"![{table.title}: {_words(table, value)} by round]({_path(table, value)})", ""]
     if table.expected:
-        lines += [*_markdown(order_rows(table, results)), ""]
+        lines += [*_markdown(_condensed_orders(order_rows(table, results))), ""]
     lines += _bullets(text for note in table.notes if (text := filled(table, note, results)))
     return "\n".join([*lines, _provenance(table, results), ""])
+
+
+def _condensed(rows: Sequence[Line]) -> tuple[list[Line], str]:
+    """Return the lines of a table without what is alike in all of them, and a sentence that says it once.
+
+    The half width stands beside its difference. CPU seconds are given as a range.
+    """
+    kept = [dict(row) for row in rows]
+    for row in kept:
+        width = row.pop("half width", "")
+        if width:
+            row["difference"] += f" ± {width}"
+    said = ""
+    if (runs := {row["n"] for row in kept}) and len(runs) == 1 and (count := runs.pop()) != "exact":
+        said += f" n = {count}."
+        for row in kept:
+            del row["n"]
+    spent = [row.pop("CPU s a run") for row in kept if "CPU s a run" in row]
+    if seconds := [float(one) for one in spent if one != "unknown"]:
+        said += f" CPU seconds a run: {min(seconds):g} to {max(seconds):g}."
+    return kept, said
+
+
+_MANY_ORDERS: Final = 3
+"""A statement of more orders than these gets one line."""
+
+
+def _condensed_orders(rows: Sequence[Line]) -> list[Line]:
+    """Return one line for every statement of many orders: how many have each verdict, and which are contradicted."""
+    statements: list[list[Line]] = []
+    for row in rows:
+        if row["stated"] or not statements:
+            statements.append([])
+        statements[-1].append(row)
+    return [
+        line for group in statements for line in (_one_line(group) if len(group) > _MANY_ORDERS else group)
+    ]
+
+
+def _one_line(group: Sequence[Line]) -> list[Line]:
+    counted = Counter(row["verdict"] for row in group)
+    verdicts = ", ".join(f"{count} {name}" for name, count in counted.most_common())
+    against = [row["order"] for row in group if row["verdict"].startswith("contradicted")]
+    values = ", ".join(dict.fromkeys(row["value"] for row in group))
+    seeds = sorted({int(row["seeds"]) for row in group if "seeds" in row})
+    line = {"stated": group[0]["stated"], "order": f"{len(group)} orders", "value": values}
+    if seeds:
+        line["seeds"] = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return [line | {"verdict": verdicts + (f": {'; '.join(against)}" if against else "")}]
 
 
 def _provenance(table: Table, results: Results) -> str:

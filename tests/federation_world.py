@@ -392,7 +392,7 @@ class World:
         return record.given
 
     def play(self, *, most: int = 1000) -> None:
-        """Carry every letter once, in order, until the run ends."""
+        """Carry every message once, in order, until the run ends."""
         coordinator = self.coordinator = self.coordinate()
         for _ in range(most):
             if coordinator.is_finished:
@@ -405,7 +405,7 @@ class World:
         raise AssertionError("the run does not end")
 
     def altered(self, number: int, data: bytes) -> bytes:
-        """The coordinator's letter to a silo, or what one that lies (``lie``) makes of its parts."""
+        """The coordinator's message to a silo, or what one that lies (``lie``) makes of its parts."""
         if self.lie is None:
             return data
         letter = self.letter(number, data)
@@ -414,12 +414,12 @@ class World:
     def tell(
         self, *parts: SessionMessage, silo: int = 0, session: int = 1, number: int = 0, run: bytes = RUN
     ) -> tuple[SessionMessage, ...]:
-        """What a silo answers to a letter of the coordinator; terms begin a session, under a nonce that is asked for.
+        """What a silo answers to a message of the coordinator; terms begin a session, under a nonce that is asked for.
 
         Args:
-            parts: of the letter.
+            parts: of the message.
             silo: who reads it.
-            session: the test's own name of the session that the terms begin, or that the letter is of.
+            session: the test's own name of the session that the terms begin, or that the message is of.
             number: of the exchange.
             run: of the session.
         """
@@ -448,19 +448,19 @@ class World:
         return joined and not party._session.talk._rounds  # type: ignore[union-attr]
 
     def ask(self, letter: SignedMessage) -> tuple[SessionMessage, ...]:
-        """What a silo answers to a letter."""
+        """What a silo answers to a message."""
         return self.answer(
             letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
         ).parts
 
     def letter(self, number: int, data: bytes) -> SignedMessage:
-        """What the coordinator's letter to a silo says."""
+        """What the coordinator's message to a silo says."""
         return SignedMessage.open(
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE
         )
 
     def answer(self, number: int, data: bytes) -> SignedMessage:
-        """What a silo's letter says."""
+        """What a silo's message says."""
         identity = self.membership.roster[number]
         return SignedMessage.open(
             data, sender=number, identity=identity, recipient=SERVER, largest=LARGEST_MESSAGE
@@ -478,12 +478,12 @@ class World:
         )
 
     def exchange(self, coordinator: CoordinatorParty) -> None:
-        """Carry the letters that wait, and their answers."""
+        """Carry the messages that wait, and their answers."""
         for number, data in coordinator.messages():
             coordinator.receive(number, self.party(number).receive(data))
 
     def farewell(self) -> None:
-        """Carry the last letters of a run."""
+        """Carry the last messages of a run."""
         assert self.coordinator is not None
         for number, data in self.coordinator.farewells:
             self.coordinator.receive(number, self.party(number).receive(data))
@@ -495,7 +495,7 @@ class World:
 
 
 class Chaos:
-    """Carries letters of a world badly: each is lost, delayed, repeated; each party dies at any of its writes.
+    """Carries messages of a world badly: each is lost, delayed, repeated; each party dies at any of its writes.
 
     Args:
         world: the parties.

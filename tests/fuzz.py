@@ -46,7 +46,7 @@ from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.partial_encryption.inputs import PartialInputs
-from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.private_weighting import WeightedInputs
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked
 from tests.test_coder_fuzz import LENGTH, STREAMS, decode_any
@@ -80,7 +80,7 @@ class Decoder:
 
 
 def decoders(folder: Path) -> tuple[Decoder, ...]:
-    """Every decoder of messages, letters, ciphertexts, what is kept, and files; the files stand in a folder."""
+    """Every decoder of protocol messages, signed messages, ciphertexts and files; the files stand in a folder."""
     key = IdentityKey.generate()
     letter = SignedMessage(
         run=bytes(16),

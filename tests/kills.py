@@ -3,7 +3,7 @@
     python -m tests.kills 200               until so many kills, from seed 0
     python -m tests.kills 200 1000          from another seed
 
-A seed is a run of one case of ``tests/test_federation_grammar.py``, whose letters are lost, repeated and delayed, and
+A seed is a run of one case of ``tests/test_federation_grammar.py``, whose messages are lost, repeated and delayed, and
 whose parties die at any write to their disks. What is held against it: the model of the undisturbed run, bit for bit
 (where the protocol repeats a round; one that recovers, or draws by oblivious transfer, makes another), and that a silo
 has never given more to a round than its ledger was charged for.

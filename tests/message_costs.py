@@ -1,8 +1,8 @@
-"""What it costs a party to take or refuse the dearest letter of each kind: seconds of a processor, and memory.
+"""What it costs a party to take or refuse the dearest message of each kind: seconds of a processor, and memory.
 
-    python -m tests.message_costs            what the dearest letters cost
+    python -m tests.message_costs            what the dearest messages cost
 
-Honest runs are played under every protection. Each letter of them, and each that a liar with the sender's key could
+Honest runs are played under every protection. Each message of them, and each that a liar with the sender's key could
 send in its place, is read by a copy of the party (a fork), which is measured and thrown away; then the honest one is
 carried. What a liar sends: parts and messages stretched to all the bytes that the reader lets in, by zeros, ones, empty
 items and doubled content, with counts that announce as many.
@@ -35,7 +35,7 @@ from tests.test_federation_silo import EXAMPLES
 SECONDS: Final = 1.0
 MIB: Final = 64.0
 COPIES: Final = 5
-"""Of the longest letter of a session, where they are more than that."""
+"""Of the longest message of a session, where they are more than that."""
 USERS: Final = 20
 FEATURES: Final = 16
 NAMES: Final = (
@@ -58,15 +58,15 @@ _ENVELOPE_BYTES: Final = 38
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What reading one letter has cost.
+    """What reading one message has cost.
 
     Attributes:
         kind: of the part or message that is measured.
         reader: "silo" or "coordinator".
         lie: how it was made; empty of an honest one.
         seconds: of a processor, all threads.
-        mib: above what the party had, the letter itself among it.
-        letter: MiB of the letter.
+        mib: above what the party had, the message itself among it.
+        message: MiB of the message.
     """
 
     kind: str
@@ -167,7 +167,7 @@ def kind_of(part: SessionMessage) -> str:
 
 
 def in_exchange(exchange: Exchange) -> Iterator[Cost]:
-    """What the letter of an exchange costs its silo, and what lies in its place do; then the same of the answer."""
+    """What the message of an exchange costs its silo, and what lies in its place do; then the same of the answer."""
     world, silo = exchange.world, exchange.silo
     party, coordinator = world.silos[silo], world.coordinator
     assert party is not None
@@ -202,7 +202,7 @@ def _cost(kind: str, reader: str, lie: str, read: Callable[[bytes], Any], data: 
 
 
 def of_no_session(world: World) -> Iterator[Cost]:
-    """What parts of every kind cost a silo in a letter that is of no session under way."""
+    """What parts of every kind cost a silo in a message that is of no session under way."""
     party = world.party()
     letter = SignedMessage(run=bytes(16), session=bytes(16), number=0, sender=SERVER, recipient=0, parts=())
     for part in EXAMPLES:

@@ -15,8 +15,8 @@ from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.protocol import ClientContext, ProtocolSpec
 from fedveil.protocols.transcript import Transcript
-from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protocols.weighting.private_weighting import WeightedInputs
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.setup import Prepared

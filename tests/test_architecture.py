@@ -96,7 +96,7 @@ def walk() -> tuple[set[str], int]:
 
 @pytest.fixture(scope="module")
 def between(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The same modules between institutions, whose letters are handed over without a transport."""
+    """The same modules between institutions, whose messages are handed over without a transport."""
     world = World(tmp_path_factory.mktemp("between") / "run", asked(rounds=1), population(silos=2))
     with Watch() as stacks:
         world.play()
@@ -109,7 +109,7 @@ def _module(frame: FrameType) -> str | None:
 
 
 def _is_station(frame: FrameType) -> bool:
-    """Training, the noise, a letter, the sum, and the server's step."""
+    """Training, the noise, a message, the sum, and the server's step."""
     module, name = _module(frame), frame.f_code.co_name
     if module is None:
         return False

@@ -48,7 +48,6 @@ from fedveil.federation.hosts.folders import (
     CoordinatorFolder,
     SiloFolder,
     SiloSettings,
-    check_server_key,
     members_of,
 )
 from fedveil.federation.hosts.key_process import open_silo
@@ -463,7 +462,7 @@ def test_a_silo_is_not_served_with_a_key_that_its_membership_does_not_name(parti
 
 
 def charged(folder: Path, membership: Membership) -> None:
-    """Have a silo charge a round that the present coordinator asked for, and keep the letter."""
+    """Have a silo charge a round that the present coordinator asked for, and keep the message."""
     with open_silo(SiloFolder(folder, asked)) as party:
         key = IdentityKey.load(folder.parent / "coordinator" / "identity.key", asked)
         assert key.public == membership.coordinator
@@ -571,17 +570,17 @@ def test_a_coordinator_changes_its_keys(parties: Parties) -> None:
     home = parties.root / "coordinator"
     request = rotate(home, asked)
     admit(parties.founder, home / "coordinator.request", request.fingerprint)
-    check_server_key(CoordinatorFolder(home))  # until then it is served with the keys that it has
+    CoordinatorFolder(home, asked).check_own_keys()  # until then it is served with the keys that it has
     made = parties.seal()
     assert (made.coordinator, made.server) == (request.identity, request.transport_digest)
     folder = CoordinatorFolder(home, asked)
     assert folder.identity.public == request.identity
-    check_server_key(folder)
+    folder.check_own_keys()
     server_context(folder.link)
     assert not list(home.rglob("*.next"))
     shutil.copy(parties.sealed.with_name("silo-north.crt"), home / "link" / "server.crt")
     with pytest.raises(ConfigError, match=r"server\.crt: not of the key that membership\.toml names"):
-        check_server_key(folder)
+        folder.check_own_keys()
 
 
 def test_a_certificate_of_another_key_is_not_accepted(parties: Parties) -> None:

@@ -258,7 +258,7 @@ def test_a_sealed_message_has_a_nonce_of_its_own():
 
 
 def test_a_signed_key_says_that_it_is_one():
-    """Under the same identity letters and lists are signed too: none of them may pass for a key, nor a key for them."""
+    """The same identity signs messages and lists: none of them may pass for a key, nor a key for them."""
     identity, public = IdentityKey.generate(), AgreementKey.generate().public
     signed = SignedKey.sign(identity, public, owner=2, purpose="sum", round_id=MOMENT)
     statement = struct.pack(">IH", 2, 3) + b"sum" + MOMENT.encode() + public

@@ -276,7 +276,7 @@ def test_tables_are_read_as_the_page_says(here: Path) -> None:
             )
     pyarrow.parquet.write_table(pyarrow.csv.read_csv("south.csv"), "south.parquet")
     found: dict[str, Any] = {}
-    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:6"].text, "example", "exec"), found)
+    exec(compile(BLOCKS["docs/how-to/your-own-tables.md:7"].text, "example", "exec"), found)
     population = found["population"]
     assert (population.n_users, population.n_silos, len(population.train)) == (500, 2, 12)
 
@@ -297,8 +297,8 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
                 accepted = (*words_[:2], "accept", words_[3], words_[-1], "--fingerprint", prints[words_[-1]])
                 fedveil(shlex.join(accepted))
             continue
-        if "--fingerprint" in words_:
-            words_[-1] = prints[words_[4]]
+        if words_[2] == "accept":
+            words_ = [*words_[:5], "--fingerprint", prints[words_[4]]]
         if words_[2] == "admit":
             words_ += [word for request in words_[4:] for word in ("--fingerprint", prints[request])]
         if words_[2] in ("create", "join"):
@@ -312,6 +312,8 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
                 prints[f"{folder}.request"] = said
                 if folder != "coordinator":
                     table = hospitals / f"{folder}.csv"
+                    if folder == "west":
+                        shutil.copy(hospitals / "north.csv", table)
                     table.write_text(numbered(table))
             case ["seal", folder]:
                 shutil.copytree(hospitals / folder / "sealed", hospitals / "sealed", dirs_exist_ok=True)
@@ -329,6 +331,7 @@ def test_the_handbook_is_true(hospitals: Path) -> None:
             ["silo", "serve"],
             ["silo", "serve"],
             ["federation", "run"],
+            ["silo", "serve"],
             ["silo", "serve"],
         )
     ]

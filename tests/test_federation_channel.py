@@ -178,7 +178,7 @@ def test_a_round_is_repeated_under_another_seal_in_any_session(tmp_path: Path) -
 
 
 def test_others_read_nothing(tmp_path: Path) -> None:
-    """A letter shows neither message nor key, and opens for its round, silo and coordinator alone."""
+    """A message shows neither its content nor a key, and opens for its round, silo and coordinator alone."""
     world = World(tmp_path, asked(**LRSUQ), population())
     session = Session(world)
     envelope = session.asked(first=True, number=1)

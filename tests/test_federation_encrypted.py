@@ -200,7 +200,7 @@ def secretly(experiment: Experiment) -> Experiment:
 
 
 def carry(world: World, coordinator: CoordinatorParty, until: Callable[[], bool]) -> None:
-    """Carry letters in order until something holds, or the run ends."""
+    """Carry messages in order until something holds, or the run ends."""
     while not coordinator.is_finished:
         for number, data in coordinator.messages():
             if until():

@@ -1,4 +1,4 @@
-"""Which letters a silo and the coordinator take: the grammar of a session, and what tries to get around it."""
+"""Which messages a silo and the coordinator take: the grammar of a session, and what tries to get around it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def guessed(world: World, users: int) -> tuple[list[int], int]:
-    """A silo's counts by bisection over totals that it takes or refuses, and how many letters that took."""
+    """A silo's counts by bisection over totals that it takes or refuses, and how many messages that took."""
     world.tell(world.terms())
     found, letters = [], 0
     for user in range(users):
@@ -107,14 +107,14 @@ def guessed(world: World, users: int) -> tuple[list[int], int]:
     "changes", [{}, MASKED, {"method": {"name": "uldp-avg-w"}}], ids=["open", "masked", "weights"]
 )
 def test_totals_are_no_oracle_for_counts(changes: dict[str, Any], tmp_path: Path) -> None:
-    """39 letters told all six counts of a silo before letters had a grammar."""
+    """39 messages told all six counts of a silo before messages had a grammar."""
     held = population()
     world = World(tmp_path, asked(**changes), held)
     truth = np.bincount(held.train.user[held.train.silo == 0], minlength=6).tolist()
     found, letters = guessed(world, 6)
     assert letters > 30
     assert found != truth
-    assert len(set(found)) == 1  # every letter was answered alike
+    assert len(set(found)) == 1  # every message was answered alike
     world.close()
 
 
@@ -171,7 +171,7 @@ def made(name: str, folder: Path) -> World:
 
 
 class Exchange:
-    """One letter of an honest run, on its way to a silo, and the silo's answer."""
+    """One message of an honest run, on its way to a silo, and the silo's answer."""
 
     def __init__(self, world: World, silo: int, data: bytes) -> None:
         self.world, self.silo, self.data = world, silo, data
@@ -181,7 +181,7 @@ class Exchange:
         self.round = world.coordinator._part.checkpoint.round + 1
 
     def to_silo(self, *parts: SessionMessage) -> tuple[SessionMessage, ...]:
-        """What the silo says to another letter in this one's place."""
+        """What the silo says to another message in this one's place."""
         return self.world.answer(
             self.silo,
             self.world.party(self.silo).receive(replace(self.letter, parts=parts).seal(self.world.key)),
@@ -194,7 +194,7 @@ class Exchange:
         self.world.coordinator.receive(self.silo, data)
 
     def deliver(self) -> bytes:
-        """Carry the letter; return the answer, not yet carried."""
+        """Carry the message; return the answer, not yet carried."""
         reply = self.world.party(self.silo).receive(self.data)
         self.answered = self.world.answer(self.silo, reply)
         return reply
@@ -227,7 +227,7 @@ class Exchange:
 
 
 def exchanges(world: World) -> Iterator[Exchange]:
-    """The letters of an honest run, one after another; each is carried, and its answer, unless it was before."""
+    """The messages of an honest run, one after another; each is carried, and its answer, unless it was before."""
     coordinator = world.coordinator = world.coordinate()
     while not coordinator.is_finished:
         for silo, data in coordinator.messages():
@@ -299,7 +299,7 @@ def test_every_kind_has_its_place_in_a_grammar(undisturbed: Undisturbed) -> None
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_no_letter_has_a_kind_that_the_method_does_not_list(name: str, undisturbed: Undisturbed) -> None:
+def test_no_message_has_a_kind_that_the_method_does_not_list(name: str, undisturbed: Undisturbed) -> None:
     """The statement is a fold over the messages a method lists: a kind beside them would be told and not counted."""
     world = undisturbed.worlds[name]
     assert world.coordinator is not None
@@ -364,7 +364,7 @@ def state_of(world: World, silo: int) -> tuple[str, dict[str, bytes]]:
 def near(
     letter: tuple[SessionMessage, ...], samples: dict[Kind, SessionMessage]
 ) -> Iterator[tuple[SessionMessage, ...]]:
-    """The letters one step from an honest one: a part less, twice, in another place, or one more."""
+    """The messages one step from an honest one: a part less, twice, in another place, or one more."""
     for place, part in enumerate(letter):
         yield letter[:place] + letter[place + 1 :]
         yield (*letter[:place], part, *letter[place:])
@@ -378,7 +378,7 @@ def near(
 def others(
     honest: tuple[SessionMessage, ...], samples: dict[Kind, SessionMessage], *, pairs: bool = False
 ) -> Iterator[tuple[SessionMessage, ...]]:
-    """Letters of other shapes than an honest one: every kind alone, what is near to it, and every pair."""
+    """Messages of other shapes than an honest one: every kind alone, what is near to it, and every pair."""
     shapes = [(part,) for part in samples.values()] + list(near(honest, samples))
     if pairs:
         shapes += list(product(samples.values(), repeat=2))
@@ -389,7 +389,7 @@ def others(
 
 
 def tries_at_a_silo(exchange: Exchange, samples: dict[Kind, SessionMessage], *, pairs: bool) -> int:
-    """Send a silo other letters in an honest one's place, and see that nothing changes; return how many."""
+    """Send a silo other messages in an honest one's place, and see that nothing changes; return how many."""
     before, mine = state_of(exchange.world, exchange.silo), exchange.addressed_all(samples, up=False)
     tried = 0
     for parts in others(exchange.letter.parts, mine, pairs=pairs):
@@ -425,7 +425,7 @@ def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, SessionMess
 
 
 def disturbed(name: str, undisturbed: Undisturbed, folder: Path, *, pairs: bool) -> None:
-    """Play a run in which both ends are sent other letters than the honest ones; it ends as it does without them."""
+    """Play a run in which both ends are sent other messages than the honest ones; it ends as it does without them."""
     honest, world = undisturbed.worlds[name], made(name, folder)
     tried = 0
     for exchange in exchanges(world):
@@ -443,10 +443,10 @@ def disturbed(name: str, undisturbed: Undisturbed, folder: Path, *, pairs: bool)
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_no_other_letter_or_answer_changes_anything(
+def test_no_other_message_or_answer_changes_anything(
     name: str, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Every kind alone and every letter near to the honest one, in every state of the session, at both ends."""
+    """Every kind alone and every message near to the honest one, in every state of the session, at both ends."""
     disturbed(name, undisturbed, tmp_path, pairs=False)
 
 
@@ -464,7 +464,7 @@ SEQUENCES = ("open, by records", "masked", "blind, sampled", "recovering")
 def any_sequence(
     names: tuple[str, ...], examples: int
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Try sequences of at most six letters: the next honest one (0), or one or two of any kinds (others)."""
+    """Try sequences of at most six messages: the next honest one (0), or one or two of any kinds (others)."""
 
     def wrap(test: Callable[..., None]) -> Callable[..., None]:
         kinds = st.integers(0, len(PARTS) + len(KINDS) - 1)
@@ -482,7 +482,7 @@ def any_sequence(
 def played(
     name: str, letters: list[list[int] | None], samples: dict[Kind, SessionMessage], folder: Path
 ) -> None:
-    """Play a run in which a silo is sent other letters between the honest ones; all ends as it does without them."""
+    """Play a run in which a silo is sent other messages between the honest ones; all ends as it does without them."""
     world, kinds = made(name, folder), list(samples.values())
     waiting, sent = list(letters), 0
     for exchange in exchanges(world):
@@ -502,7 +502,7 @@ def played(
 
 
 @any_sequence(SEQUENCES, 8)
-def test_no_sequence_of_letters_changes_anything(
+def test_no_sequence_of_messages_changes_anything(
     samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
 ) -> None:
     played(name, letters, samples, tmp_path_factory.mktemp("sequence"))
@@ -510,7 +510,7 @@ def test_no_sequence_of_letters_changes_anything(
 
 @pytest.mark.slow
 @any_sequence(tuple(name for name in CASES if "encrypted" not in name), 300)
-def test_no_sequence_of_letters_changes_anything_in_any_method(
+def test_no_sequence_of_messages_changes_anything_in_any_method(
     samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
 ) -> None:
     played(name, letters, samples, tmp_path_factory.mktemp("sequence"))

@@ -451,7 +451,7 @@ def test_heads_of_many_rounds_take_bounded_room(tmp_path: Path, monkeypatch: pyt
             again.hear({name: head})
 
 
-def test_a_head_is_noted_when_its_letter_arrives(tmp_path: Path) -> None:
+def test_a_head_is_noted_when_its_message_arrives(tmp_path: Path) -> None:
     """The coordinator dies with one silo's sum in its hands, and that silo goes back to before the charge."""
     made = World(tmp_path, asked(rounds=1, protection={"name": "none"}), population())
     first = made.coordinate()
@@ -529,7 +529,7 @@ def test_a_note_that_no_reader_accepts_is_not_written(tmp_path: Path) -> None:
 
 
 def test_terms_that_nothing_was_charged_under_do_not_stay(world: World) -> None:
-    """Of sessions that charge nothing the last letter is kept; those that a charge names stay."""
+    """Of sessions that charge nothing the last message is kept; those that a charge names stay."""
     folder = world.folder / STATE / TERMS
     assert stopped(world) is None
     (charged,) = folder.iterdir()

@@ -122,8 +122,8 @@ def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is(
         deadline(1, 2)
 
 
-def test_a_letter_is_judged_by_its_beginning(world: World) -> None:
-    """A letter of the session may have model and messages beside it; any other is short, whoever signed it."""
+def test_a_message_is_judged_by_its_beginning(world: World) -> None:
+    """A message of the session may hold a model and protocol messages; any other is short, whoever signed it."""
     coordinator, party = world.coordinate(), world.silos[0]
     assert party is not None
     for step in range(3):
@@ -171,7 +171,7 @@ def with_number(document: Any, place: tuple[str, ...], value: float) -> Any:
 def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Each takes about a hundredth of a second: 1 s is the limit of any letter, and 64 MiB that of all together."""
+    """Each takes about a hundredth of a second: 1 s is the limit of any message, and 64 MiB that of all together."""
     experiment = asked(privacy={"insecure_seed": None}, **changes)
     world = World(tmp_path, experiment, population(), BUDGETED)
     document = json.loads(canonical(experiment))
@@ -191,7 +191,7 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
     world.close()
 
 
-# --- letters without fruit -------------------------------------------------------------------------------------
+# --- messages without fruit -------------------------------------------------------------------------------------
 
 
 def test_an_allowance_counts_what_led_to_no_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_any_day_counts_and_not_a_day_that_begins_with_the_process(
 
 
 @pytest.mark.parametrize("letter", ["terms", "refused", "knock"])
-def test_a_silo_reads_no_letter_once_its_day_is_spent(letter: str, tmp_path: Path) -> None:
+def test_a_silo_reads_no_message_once_its_day_is_spent(letter: str, tmp_path: Path) -> None:
     """Whatever it is that leads nowhere; the terms that are joined and left again among them."""
     world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"uncharged_cpu_seconds": 0.05}))
     say: Callable[[int], tuple[SessionMessage, ...]] = {
@@ -292,7 +292,7 @@ def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
 
 
 def answer_of(world: World, silo: int, data: bytes, *parts: SessionMessage) -> bytes:
-    """What a silo that lies answers to a letter."""
+    """What a silo that lies answers to a message."""
     letter = world.letter(silo, data)
     return letter.answer(*parts).seal(world.keys[silo])
 
@@ -300,15 +300,15 @@ def answer_of(world: World, silo: int, data: bytes, *parts: SessionMessage) -> b
 def carried(
     world: World, coordinator: CoordinatorParty, lie: Callable[[int, bytes], bytes | None]
 ) -> set[ReplyKind]:
-    """Carry the letters that wait; return what the answers were to the coordinator."""
+    """Carry the messages that wait; return what the answers were to the coordinator."""
     heard = set()
     for number, data in coordinator.messages():
         heard.add(coordinator.receive(number, lie(number, data) or world.party(number).receive(data)))
     return heard
 
 
-def test_a_refusal_while_the_next_letter_is_made_ends_the_run_and_no_process(tmp_path: Path) -> None:
-    """What silos sent may lead to a letter that the session's grammar does not have, such as one without a relay."""
+def test_a_refusal_while_the_next_message_is_made_ends_the_run_and_no_process(tmp_path: Path) -> None:
+    """What silos sent may lead to a message that the session's grammar does not have, such as one without a relay."""
     world = World(tmp_path, asked(rounds=2, protection=MASKED), population())
     coordinator = world.coordinate()
     world.exchange(coordinator)  # hello: now the terms are offered
@@ -375,7 +375,7 @@ def test_a_silo_that_says_for_ever_that_it_is_busy_counts_as_silent(world: World
 
 
 def test_a_silo_at_work_says_so_and_nothing_of_its_work(world: World) -> None:
-    """The answer is awaited on; the word is of the letter's own exchange, and changes nothing on either side."""
+    """The answer is awaited on; the word is of the message's own exchange, and changes nothing on either side."""
     coordinator = world.coordinate()
     world.exchange(coordinator)
     world.exchange(coordinator)
@@ -389,7 +389,7 @@ def test_a_silo_at_work_says_so_and_nothing_of_its_work(world: World) -> None:
     assert coordinator.receive(number, word) is ReplyKind.SIGN
     assert coordinator.awaited_silos == (0, 1, 2)
     with pytest.raises(ProtocolError):
-        party.in_progress_message(others[0][1])  # a letter to another silo
+        party.in_progress_message(others[0][1])  # a message to another silo
     assert coordinator.receive(number, party.receive(data)) is ReplyKind.ANSWER
     assert coordinator.receive(number, word) is ReplyKind.NOTHING
     assert coordinator.awaited_silos == (1, 2)

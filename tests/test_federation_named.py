@@ -15,7 +15,7 @@ from fedveil.federation.exchange import check_models_agree
 from fedveil.federation.ledger_heads import sign_heads
 from fedveil.federation.transcript_binding import exchange_context, sign_request
 from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.masking.recovery_messages import ShareBundle, SignedSurvivors
+from fedveil.protocols.masking.recoverable_aggregation import ShareBundle, SignedSurvivors
 from fedveil.protocols.messages import Announcement, Envelope, Message
 from fedveil.protocols.partial_encryption.messages import SealedKeys
 from fedveil.protocols.refusals import Code, Refusal

@@ -55,7 +55,7 @@ def step(coordinator: CoordinatorParty) -> str:
 
 
 def exchange(world: World, coordinator: CoordinatorParty, without: Collection[int] = ()) -> None:
-    """Carry every letter that waits, but those to silos that are away; then the others go on."""
+    """Carry every message that waits, but those to silos that are away; then the others go on."""
     for number, data in reversed(coordinator.messages()):  # those to silos left behind come first
         party = world.silos[number]
         if number not in without and party is not None:
@@ -70,7 +70,7 @@ def exchange(world: World, coordinator: CoordinatorParty, without: Collection[in
 def play(
     world: World, gone: Callable[[int, str], Collection[int]] = lambda number, at: ()
 ) -> CoordinatorParty:
-    """Play a run to its end; a silo that is away in a step of a round reads its letter later."""
+    """Play a run to its end; a silo that is away in a step of a round reads its message later."""
     coordinator = world.coordinator = world.coordinate()
     for _ in range(1000):
         if coordinator.is_finished:

@@ -127,7 +127,7 @@ class Hospitals:
         return self.carry(self.coordinator())
 
     def carry(self, party: CoordinatorParty[Any], most: int = 50) -> str | None:
-        """Carry every letter of a release, in order; return why it ended early."""
+        """Carry every message of a release, in order; return why it ended early."""
         for _ in range(most):
             if party.outcome is not None:
                 for number, data in party.farewells:
@@ -144,7 +144,7 @@ class Hospitals:
         return parts
 
     def _told(self, number: int, data: bytes) -> bytes:
-        """A letter, or what a coordinator that lies makes of it."""
+        """A message, or what a coordinator that lies makes of it."""
         letter = SignedMessage.open(
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE
         )
@@ -428,8 +428,8 @@ def test_a_release_is_not_drawn_again_without_its_answer(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("protection", ["none", "secure-aggregation"])
-def test_neighbours_are_answered_in_letters_of_the_same_shape(tmp_path: Path, protection: str) -> None:
-    """With and without a person who has records in all silos: as many letters, of the same lengths, both ways."""
+def test_neighbours_are_answered_in_messages_of_the_same_shape(tmp_path: Path, protection: str) -> None:
+    """With and without a person who has records in all silos: as many messages, of the same lengths, both ways."""
     found = []
     for without in (None, 0):
         folder = tmp_path / str(without)

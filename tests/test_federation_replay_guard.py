@@ -135,7 +135,7 @@ def noted(codes: list[Code], error: Exception) -> Refusal:
 
 
 def answered_twice(world: World, coordinator: CoordinatorParty) -> None:
-    """Carry letters until silo 0 has marked twice, and put back the answers that it had before that."""
+    """Carry messages until silo 0 has marked twice, and put back the answers that it had before that."""
     answers, copy = world.folder / ANSWERS, world.folder / "copy"
     for _ in range(100):
         for number, data in coordinator.messages():

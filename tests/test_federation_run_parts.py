@@ -118,7 +118,7 @@ class Study:
 
 
 def carried(party: CoordinatorParty[Any], silos: list[SiloParty], *, signs: bool = True) -> str | None:
-    """Carry every letter of a part, and the silos' signatures of the end; return why it ended early."""
+    """Carry every message of a part, and the silos' signatures of the end; return why it ended early."""
     while party.outcome is None:
         for number, data in party.messages():
             party.receive(number, silos[number].receive(data))

@@ -38,7 +38,7 @@ RATE = 0.25
 
 
 class Replayer:
-    """Carries letters of several runs over the same silos, and between them every letter that it ever saw, again."""
+    """Carries messages of several runs over the same silos, and between them every message that it ever saw, again."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.random = world, random.Random(seed)
@@ -47,7 +47,7 @@ class Replayer:
         self.replayed = self.carried = 0
 
     def replay(self, coordinators: list[CoordinatorParty]) -> None:
-        """At the rate, send an old letter to its silo, and an old answer to every coordinator."""
+        """At the rate, send an old message to its silo, and an old answer to every coordinator."""
         while self.random.random() < RATE and self.down:
             self.replayed += 1
             number, data = self.random.choice(self.down)
@@ -85,7 +85,7 @@ def another(world: World, name: str) -> CoordinatorParty:
 
 
 @pytest.mark.parametrize("changes", [MASKED, RECOVERING], ids=["masked", "recovering"])
-def test_two_runs_and_every_letter_of_earlier_ones_again(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_two_runs_and_every_message_of_earlier_ones_again(changes: dict[str, Any], tmp_path: Path) -> None:
     world = World(tmp_path, asked(rounds=3, **changes), population())
     replayer = Replayer(world, seed=4)
     alone = replayer.play([world.coordinate()])
@@ -104,8 +104,8 @@ def test_two_runs_and_every_letter_of_earlier_ones_again(changes: dict[str, Any]
     world.close()
 
 
-def test_no_old_letter_changes_a_silo(tmp_path: Path) -> None:
-    """All letters of a run, one after another, in every state of the next one: known are those of its own exchange."""
+def test_no_old_message_changes_a_silo(tmp_path: Path) -> None:
+    """All messages of a run, one after another, in every state of the next one: known are those of its own exchange."""
     world = World(tmp_path, asked(rounds=2, **MASKED), population())
     replayer = Replayer(world, seed=1)
     replayer.play([world.coordinate()])
@@ -172,7 +172,7 @@ def test_another_run_waits_from_the_first_round_to_the_last(
     assert not knocked(world, RUN).busy  # the same run resumes at once
     now[0] += 400.0
     assert knocked(world, other).busy == 200
-    world.tell(*task(), number=2)  # every letter of the session renews it
+    world.tell(*task(), number=2)  # every message of the session renews it
     assert knocked(world, other).busy == LEASE_SECONDS
     world.tell(*task(2), number=3)
     assert not knocked(world, other).busy  # its last round is over

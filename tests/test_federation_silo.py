@@ -1,4 +1,4 @@
-"""What a silo refuses: experiments beyond its policy, letters that are forged, replayed, oversized or damaged."""
+"""What a silo refuses: experiments beyond its policy, messages that are forged, replayed, oversized or damaged."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_round_is_answered_once(world: World) -> None:
 
 
 def test_a_refusal_ends_its_session(world: World) -> None:
-    """A letter that was begun and not finished may have taken effect in part, so none can follow it."""
+    """A message that was begun and not finished may have taken effect in part, so none can follow it."""
     world.tell(terms(world))
     wrong = world.tell(*task(world, length=9), number=1)
     assert cause(wrong) == "request"
@@ -323,9 +323,9 @@ def test_a_refusal_ends_its_session(world: World) -> None:
 def test_what_nobody_foresaw_is_refused_once_and_not_charged_again(
     error: type[BaseException], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unanswered, the letter came again, another session after it, and every time the round was charged anew.
+    """Unanswered, the message came again, another session after it, and every time the round was charged anew.
 
-    A model of one's own that ended the process by sys.exit ended only the thread that reads letters: the silo said for
+    A model of one's own that ended the process by sys.exit ended only the thread that reads messages: the silo said for
     hours that it was at work, and then to everybody after.
     """
 
@@ -359,7 +359,7 @@ def test_a_stored_sum_is_sent_under_its_own_terms_alone(world: World) -> None:
     assert np.array_equal(first, again)
 
 
-def test_old_letters_are_not_answered_again(world: World) -> None:
+def test_old_messages_are_not_answered_again(world: World) -> None:
     world.tell(terms(world), session=2)
     world.tell(*task(world), session=2, number=3)
     assert cause(world.tell(*task(world, number=2), session=2, number=2)) == "replay"
@@ -503,7 +503,7 @@ def test_a_coordinator_with_a_full_disk_goes_on_later(
     world.close()
 
 
-# --- letters -------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------
 
 
 def sealed(world: World, key: IdentityKey, *, sender: int, recipient: int) -> bytes:
@@ -765,7 +765,7 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
     world.close()
 
 
-def test_a_letter_of_another_version_is_refused_by_name(world: World) -> None:
+def test_a_message_of_another_version_is_refused_by_name(world: World) -> None:
     party = world.party()
     letter = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Hello(),))
     content = letter.seal(world.key)[:-64]
@@ -878,8 +878,8 @@ def test_what_cannot_travel_is_refused_by_both_sides(changes: dict[str, Any], tm
     world.close()
 
 
-def test_a_letter_is_signed_as_a_letter() -> None:
-    """Members sign keys and lists under the same identity: none of them passes for a letter, nor a letter for them."""
+def test_a_message_is_signed_as_a_message() -> None:
+    """Members sign keys and lists under the same identity: none passes for a message, nor a message for one."""
     key = IdentityKey.generate()
     data = SignedMessage(
         run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Hello(),)

@@ -26,7 +26,7 @@ from fedveil.federation.transcript_binding import (
     with_totals,
 )
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.protocols.masking.recovery_messages import RevealedShares, Survivors
+from fedveil.protocols.masking.recoverable_aggregation import RevealedShares, Survivors
 from fedveil.protocols.messages import Envelope, OwnMask, RevealRequest, RoundStart
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
@@ -175,7 +175,7 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
 def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its letter was altered by who has its key, say: the run ends before anything is opened, and says where."""
+    """Its message was altered by who has its key, say: the run ends before anything is opened, and says where."""
     small_keys(monkeypatch)
     world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
     left = Left(world)

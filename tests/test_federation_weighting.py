@@ -1,4 +1,4 @@
-"""Private weighting over letters: the model of the run in one process, one noisy sum a round, and no counts."""
+"""Private weighting over messages: the model of the run in one process, one noisy sum a round, and no counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedveil.protocols.session_messages import (
     UserCounts,
     UserTotals,
 )
-from fedveil.protocols.weighting.inputs import WeightedInputs
+from fedveil.protocols.weighting.private_weighting import WeightedInputs
 from fedveil.protocols.weighting.server import WeightingServer
 from fedveil.protocols.weighting.silo import WeightingSilo
 from fedveil.randomness import ExperimentRandomness
@@ -262,7 +262,7 @@ def _vector(state: dict[str, np.ndarray]) -> np.ndarray:
 # --- what nobody is told, and what is refused ---------------------------------------------------------------------
 
 
-def test_no_letter_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
+def test_no_message_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
     world = World(tmp_path, weighted(SAMPLED), population(), POLICY)
     told: list[Any] = []
     receive = SiloParty.receive
@@ -381,7 +381,7 @@ def test_a_silo_takes_part_only_if_its_policy_names_private_weighting(tmp_path: 
     again.close()
 
 
-def test_letters_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path) -> None:
+def test_messages_that_nobody_would_read_are_refused_before_a_run(tmp_path: Path) -> None:
     world = World(tmp_path, weighted(), population(), POLICY)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(exchange, "LARGEST_MESSAGE", 1 << 11)

@@ -26,10 +26,10 @@ MOST_COMMANDS = 12
 """For three silos: two for each silo beyond the ones that every federation needs."""
 
 
-def commands() -> list[str]:
-    """The commands of the section, one for each that a person types."""
-    _, _, text = PAGE.read_text(encoding="utf-8").partition("\n## From tables to the first result\n")
-    return re.findall(r"^ *\$ (fedveil .*)$", text.partition("\n## ")[0], re.MULTILINE)
+def commands(heading: str = "## From tables to the first result") -> list[str]:
+    """The commands of a section, one for each that a person types."""
+    _, _, text = PAGE.read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    return re.findall(r"^ *\$ (fedveil .*)$", re.split(r"\n##+ ", text)[0], re.MULTILINE)
 
 
 def test_twelve_commands_take_three_silos_to_their_first_result() -> None:
@@ -59,7 +59,8 @@ class Played:
             words += ["--port", str(self.port)]
         if words[1] == "serve":
             return self._serve(words)
-        typed = "".join(self._read_out[request] + "\n" for request in words[3:] if words[1] == "admit")
+        asked = words[3:] if words[1] in ("admit", "accept") else []
+        typed = "".join(self._read_out[file] + "\n" for file in asked)
         told = CliRunner().invoke(app.app, words, input=typed, catch_exceptions=False)
         assert told.exit_code == 0, told.output
         self._hand_out(words, told.output.strip().rpartition(": ")[2])
@@ -74,7 +75,7 @@ class Played:
             shutil.copy(made / f"{words[2]}.request", self.folder)
             self._read_out[f"{words[2]}.request"] = last
         elif words[1] == "seal":
-            shutil.copytree(made / "sealed", self.folder / "sealed")
+            shutil.copytree(made / "sealed", self.folder / "sealed", dirs_exist_ok=True)
             self._read_out["sealed/membership.toml"] = last
 
     def _serve(self, words: list[str]) -> str:
@@ -141,9 +142,34 @@ def test_the_commands_of_the_short_path_suffice(tables: Path, monkeypatch: pytes
         for silo in ("north", "south"):
             assert len(read_entries(tables / silo / "state" / "ledger.jsonl")) == 2
         _go_on_as_printed(played, run, monkeypatch)
+        _add_a_silo(played, run)
         serving.close()
         stopped = ended(*shlex.split(run)[1:])
         assert (stopped.code, "start `fedveil coordinator serve '" in stopped.err) == (75, True)
+
+
+def test_a_silo_is_added_by_few_commands() -> None:
+    """Three at the new silo at most, two at the founder, one at each other party, and nothing is restarted."""
+    typed = [shlex.split(line) for line in commands("### Adding a silo")]
+    at = {place: sum(words[3] == place for words in typed) for place in ("west", "founder")}
+    assert (at["west"] <= 3, at["founder"]) == (True, 2)
+    others = [words for words in typed if words[3] not in at]
+    assert [words[2:4] for words in others] == [
+        ["accept", "coordinator"],
+        ["accept", "north"],
+        ["accept", "south"],
+    ]
+
+
+def _add_a_silo(played: Played, run: str) -> None:
+    shutil.copy(played.folder / "north.csv", played.folder / "west.csv")
+    processes = {name: played.served[name] for name in ("coordinator", "north", "south")}
+    for line in commands("### Adding a silo"):
+        played.type(line)
+    assert "epsilon" in played.type(run)
+    assert {name: played.served[name] for name in processes} == processes
+    assert CoordinatorFolder(played.folder / "coordinator").membership.silos == ("north", "south", "west")
+    assert len(read_entries(played.folder / "west" / "state" / "ledger.jsonl")) == 2
 
 
 def _go_on_as_printed(played: Played, run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,55 +34,70 @@ from tests.processes import (
 ROUNDS = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Playing:
+    """A run between two hospitals whose first round is done.
+
+    Attributes:
+        home: the coordinator's folder.
+        run: the run's folder.
+        processes: of all parties.
+        served: the coordinator's process.
+        asking: the process that asked for the run and waits for its end.
+    """
+
+    home: CoordinatorFolder
+    run: Path
+    processes: Processes
+    served: subprocess.Popen[bytes]
+    asking: subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def playing(tmp_path: Path) -> Iterator[Playing]:
+    """Play until the first round is done; when the test is over, the run must be complete."""
+    hospitals = {"north": 60, "south": 50}
+    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
+    seeded(made)
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    run = home / "runs" / "demonstration"
+    with Processes() as processes:
+        served = processes.serve(home)
+        for path in made.provisioned.silos:
+            processes.start("silo", "serve", path)
+        asking = processes.start("federation", "run", made.experiment, "--home", home.path)
+        wait_until(lambda: 1 in rounds(run), served, look=0.02)
+        yield Playing(home=home, run=run, processes=processes, served=served, asking=asking)
+    complete(RunFolder(run), made, tmp_path, ROUNDS)
+
+
 @pytest.mark.slow
-def test_a_run_whose_link_is_killed_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_link_is_killed_goes_on(playing: Playing) -> None:
     """Nobody is told, and nothing is resumed: the coordinator starts another link, and silos come back to it."""
-    hospitals = {"north": 60, "south": 50}
-    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
-    seeded(made)
-    home = CoordinatorFolder(made.provisioned.coordinator)
-    run = home / "runs" / "demonstration"
-    with Processes() as processes:
-        served = processes.serve(home)
-        for path in made.provisioned.silos:
-            processes.start("silo", "serve", path)
-        asking = processes.start("federation", "run", made.experiment, "--home", home.path)
-        wait_until(lambda: 1 in rounds(run), served, look=0.02)
-        (link,) = set(tree(served.pid)) - {served.pid}
-        os.kill(link, signal.SIGKILL)
-        assert asking.wait(SECONDS) == 0
-        assert served.poll() is None
-        assert set(tree(served.pid)) - {served.pid, link}
-    complete(RunFolder(run), made, tmp_path, ROUNDS)
+    served = playing.served
+    (link,) = set(tree(served.pid)) - {served.pid}
+    os.kill(link, signal.SIGKILL)
+    assert playing.asking.wait(SECONDS) == 0
+    assert served.poll() is None
+    assert set(tree(served.pid)) - {served.pid, link}
 
 
 @pytest.mark.slow
-def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
-    hospitals = {"north": 60, "south": 50}
-    made = write_demonstration(tmp_path / "demo", rounds=ROUNDS, port=free_port(), hospitals=hospitals)
-    seeded(made)
-    home = CoordinatorFolder(made.provisioned.coordinator)
-    run = home / "runs" / "demonstration"
-    with Processes() as processes:
-        served = processes.serve(home)
-        for path in made.provisioned.silos:
-            processes.start("silo", "serve", path)
-        asking = processes.start("federation", "run", made.experiment, "--home", home.path)
-        wait_until(lambda: 1 in rounds(run), served, look=0.02)
-        children = set(tree(served.pid)) - {served.pid}
-        assert len(children) == 1
-        served.kill()
-        assert served.wait(60) != 0
-        assert asking.wait(60) != 0  # who watches is told
-        assert rounds(run)[-1] < ROUNDS
-        until = time.monotonic() + 60
-        while any(Path(f"/proc/{child}").exists() for child in children):
-            assert time.monotonic() < until  # the link ends with its party, and leaves the port
-            time.sleep(0.1)
-        processes.serve(home)
-        again = [*FEDVEIL, "federation", "run", "--resume", str(run), "--home", str(home.path)]
-        subprocess.run(again, check=True, timeout=SECONDS)
-    complete(RunFolder(run), made, tmp_path, ROUNDS)
+def test_a_run_whose_coordinator_is_killed_goes_on_to_the_same_model(playing: Playing) -> None:
+    served, home = playing.served, playing.home
+    children = set(tree(served.pid)) - {served.pid}
+    assert len(children) == 1
+    served.kill()
+    assert served.wait(60) != 0
+    assert playing.asking.wait(60) != 0  # who watches is told
+    assert rounds(playing.run)[-1] < ROUNDS
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < until  # the link ends with its party, and leaves the port
+        time.sleep(0.1)
+    playing.processes.serve(home)
+    again = [*FEDVEIL, "federation", "run", "--resume", str(playing.run), "--home", str(home.path)]
+    subprocess.run(again, check=True, timeout=SECONDS)
 
 
 def told(path: Path) -> bytes:
@@ -180,7 +196,7 @@ def running(process: int) -> bool:
 
 POOL = """\
 import os, signal, sys
-from fedveil.protocols.partial_encryption.workers import worker_pool
+from fedveil.protocols.partial_encryption.protocol_spec import worker_pool
 if __name__ == "__main__":
     class Owner: pass
     owner = Owner()

@@ -46,7 +46,7 @@ SAME = (
     ("P-001", "p1"),
     ("P001", "P1"),
     ("0-1", "1"),
-    ("A17", "\u041017"),  # a Cyrillic letter
+    ("A17", "\u041017"),  # a Cyrillic message
     ("caf\u00e9", "cafe\u0301"),
 )
 OTHER = (

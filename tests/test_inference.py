@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "poisson": {"cap": 3},
     "survival": {"grid": (0.0, 1.5, 3.0, 5.0)},
 }
+LATE = "survival with late entry"
 CELL = st.floats(-1e300, 1e300) | st.sampled_from([np.inf, -np.inf, 0.0, 3.0, -3.0]) | st.floats(-4, 4)
 RECORD = st.tuples(
     st.integers(0, 2), st.integers(0, 4), st.lists(CELL, min_size=4, max_size=4), st.integers(0, 5)
@@ -52,11 +53,12 @@ RECORD = st.tuples(
 
 def equation_of(family: str, theta: list[float], place: int = 2) -> Any:
     """Return the local step of a release at a given theta."""
-    fitted = asked(family, 10, 2, bound=1.7, **FAMILIES[family])
-    width = len(fitted.names)
-    return replace(
-        fitted.equation(0), theta=tuple((theta * width)[:width]), shares=fitted.parts[place].shares
-    )
+    kind = "survival" if family == LATE else family
+    fitted = asked(kind, 10, 2, bound=1.7, **FAMILIES[kind])
+    width, found = len(fitted.names), fitted.equation(0)
+    if family == LATE:
+        found = replace(found, family=replace(fitted.family, entry="e"))
+    return replace(found, theta=tuple((theta * width)[:width]), shares=fitted.parts[place].shares)
 
 
 def people(family: str, records: list[Any]) -> ColumnTable:
@@ -65,12 +67,13 @@ def people(family: str, records: list[Any]) -> ColumnTable:
     state = np.array([1 if odd == 5 else 0 for *_, odd in records], dtype=np.int8)
     label = np.array([odd % 2 for *_, odd in records], dtype=np.int64)
     valid = np.zeros(len(records), dtype=np.int8)
-    whole = family in ("logistic", "survival")
+    whole = family in ("logistic", "survival", LATE)
     return ColumnTable(
         columns={
             "x0": Numbers(values=cells[:, 0], state=state),
             "x1": Numbers(values=cells[:, 1], state=valid),
             "t": Numbers(values=cells[:, 2], state=valid),
+            "e": Numbers(values=cells[:, 3], state=valid),
             "y": Places(values=label, state=valid) if whole else Numbers(values=cells[:, 3], state=valid),
         },
         silo=np.array([silo for _, silo, _, _ in records], dtype=np.int32),
@@ -83,7 +86,7 @@ def people(family: str, records: list[Any]) -> ColumnTable:
 # --- what one person moves ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, LATE])
 def test_nobodys_vector_is_rounded_by_others(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, also beside somebody with so many records that others are computed one by one."""
     monkeypatch.setattr(equation, "_CHUNK_ELEMENTS", 1 << 12)
@@ -102,7 +105,7 @@ def test_nobodys_vector_is_rounded_by_others(family: str, monkeypatch: pytest.Mo
     assert np.array_equal(vectors(own), vectors([*own, *many]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, LATE])
 @settings(max_examples=40, deadline=None)
 @given(
     records=st.lists(RECORD, min_size=1, max_size=8),

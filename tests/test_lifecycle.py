@@ -322,7 +322,7 @@ def test_a_whole_document_whose_charge_was_lost_is_never_stated(tmp_path: Path) 
 
 
 def carry_on(party: CoordinatorParty[Any], silos: list[Any], process: Doomed) -> bool:
-    """Carry every letter of a part, until it ends or the coordinator is killed; return whether it ended."""
+    """Carry every message of a part, until it ends or the coordinator is killed; return whether it ended."""
     while not party.is_finished:
         for number, data in party.messages():
             reply = silos[number].receive(data)

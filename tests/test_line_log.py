@@ -14,6 +14,8 @@ import pytest
 
 from fedveil.errors import RunFolderError
 from fedveil.line_log import LineLog, Lines, split_lines
+from fedveil.run.folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
+from fedveil.run.folder.run_folder import RunFolder
 from tests.federation_world import Killed, Moments
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -179,3 +181,14 @@ def test_what_is_no_file_is_neither_read_nor_locked(log: LineLog, kind: str) -> 
     for use in (log.read, log.lock):
         with pytest.raises(RunFolderError, match="lines"):
             use()
+
+
+def test_a_failure_recorded_after_a_kill_within_the_last_record_is_read(tmp_path: Path) -> None:
+    """Else the two would be one damaged line, and the run could not go on."""
+    path = tmp_path / "attempts.jsonl"
+    path.write_bytes(b'{"schema_version": 1, "round": 1, "att')
+    for attempt in range(2):
+        row = {"round": 1, "attempt": attempt, "silos": [0], "may_have_released": False}
+        RunFolder(tmp_path).append(path.name, {"schema_version": SCHEMA_VERSION, **row})
+    found, torn = read_lines(path, FailedAttempt)
+    assert ([one.attempt for one in found], torn) == ([0, 1], False)

@@ -1,4 +1,4 @@
-"""No lie costs its reader more than a second of a processor and 64 MiB, or a few copies of the letter."""
+"""No lie costs its reader more than a second of a processor and 64 MiB, or a few copies of the message."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.message_costs import COPIES, MIB, NAMES, SECONDS, costs, dearest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_no_letter_costs_its_reader_much(name: str, tmp_path: Path) -> None:
+def test_no_message_costs_its_reader_much(name: str, tmp_path: Path) -> None:
     if name in ("encrypted", "blind, ring"):
         pytest.importorskip("tenseal")
     best = dearest(costs((name,), tmp_path))

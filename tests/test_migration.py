@@ -17,13 +17,13 @@ import pytest
 
 from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
-from fedveil.federation.enrollment.founder import MEMBERSHIP
 from fedveil.federation.enrollment.joining import accept, rotate
 from fedveil.federation.enrollment.migration import leave_federation, migrate
 from fedveil.federation.enrollment.provisioning import provision
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.sockets import RunningFolder
+from fedveil.federation.membership import MEMBERSHIP
 from fedveil.privacy.ledger import Note, read_lines
 from tests.commands import output
 from tests.federation_world import Killed

@@ -39,7 +39,7 @@ from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protocols.driver import LocalDriver
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import Envelope, RoundStart
-from fedveil.protocols.partial_encryption import workers
+from fedveil.protocols.partial_encryption import protocol_spec as workers
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.protocol import ClientContext
 from fedveil.protocols.transcript import Transcript

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.cli.app import main
 from fedveil.data.records import empty_groups
 from fedveil.errors import CompositionError
 from fedveil.methods.guarantee import PublicFacts
@@ -24,6 +23,7 @@ from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run
+from tests.commands import ended
 from tests.contract.test_methods import CLIP, METHOD_CASES, SILOS, USERS, bounded_sum
 from tests.runs import Silent, experiment, files, json_lines, same_model
 
@@ -122,18 +122,12 @@ def test_a_transcript_lists_every_message_and_goes_on_after_a_kill(tmp_path: Pat
     )
 
 
-def test_a_run_without_a_protocol_has_no_transcript(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_protocol_has_no_transcript(tmp_path: Path) -> None:
     outcome = run(prepare(asked()), tmp_path, Silent(), transcript=True)
     assert not (outcome.folder / "transcript.jsonl").exists()
     document = tmp_path / "plain.toml"
     document.write_text(asked().to_toml())
-    monkeypatch.setattr("sys.argv", ["fedveil", "run", str(document), "--transcript"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert "no protocol runs here" in " ".join(capsys.readouterr().err.split())
+    assert "no protocol runs here" in ended("run", document, "--transcript").mistake
 
 
 def test_rows_count_the_bytes_of_every_message_to_the_server(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fedveil.crypto.key_agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import BLOCK, REST, integers, message_codec, number, pair, repeated
-from fedveil.protocols.masking.recovery_messages import (
+from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -121,7 +121,7 @@ def equal(a, b):
 def test_every_kind_has_an_example():
     others = set(
         PARTS.values()
-    )  # tests/test_federation_silo.py has examples of what letters say by themselves
+    )  # tests/test_federation_silo.py has examples of what messages say by themselves
     assert {type(example) for example in EXAMPLES} == set(KINDS.values()) - others
 
 

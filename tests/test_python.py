@@ -891,8 +891,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a server that is none": (bad_train(server="adam"), "server: a server optimiser is needed"),
     "settings of no table": (bad_train(settings={"chanel": {}}), "no table or key 'chanel'.*channel"),
     "preprocessing of what was handed over": (
-        bad_train(settings={"preprocessing": {"bounds": ["x"]}}),
-        "no table or key 'preprocessing' to lay over",
+        bad_train(settings={"preprocessing": {"bounds": ["x"]}}, method=fv.uldp_avg(clip=0.5), epsilon=4.0),
+        "preprocessing: is of your own tables",
     ),
     "an evaluation of arrays": (
         bad_train(settings={"evaluation": {}}, method=fv.uldp_avg(clip=0.5), epsilon=4.0),

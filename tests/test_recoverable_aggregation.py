@@ -22,9 +22,6 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
     SHARE_PURPOSE,
-    check_threshold,
-)
-from fedveil.protocols.masking.recovery_messages import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -32,6 +29,7 @@ from fedveil.protocols.masking.recovery_messages import (
     RevealedShares,
     ShareBundle,
     Survivors,
+    check_threshold,
 )
 from fedveil.protocols.masking.recovery_server import RecoverableServer
 from fedveil.protocols.masking.recovery_silo import RecoverableSilo

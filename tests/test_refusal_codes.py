@@ -146,4 +146,4 @@ def test_a_costly_experiment_is_refused_early(text: str) -> None:
     began = time.process_time()
     with pytest.raises((RefusalError, ConfigError)):
         read_canonical(text)
-    assert time.process_time() - began < 1.0  # the limit of any letter; these take milliseconds
+    assert time.process_time() - began < 1.0  # the limit of any message; these take milliseconds

@@ -152,7 +152,7 @@ def test_a_plot_shows_any_text_as_text(text: str) -> None:
     assert elements <= {"svg", "line", "text", "path", "circle", "title", "polygon", "rect"}
 
 
-# --- letters -------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------
 
 
 def test_every_text_of_every_part_is_tried() -> None:

@@ -389,7 +389,7 @@ def test_an_empty_request_and_a_weight_of_zero_are_refused() -> None:
 def test_a_cross_table_is_planned_without_a_matrix_or_refused_for_its_length(
     categories: int, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A letter of 1 KB asks for tables whose matrices would take gigabytes."""
+    """A message of 1 KB asks for tables whose matrices would take gigabytes."""
     wards = {"kind": "category", "categories": [str(number) for number in range(categories)]}
     sick = {"kind": "category", "categories": [str(number) for number in range(90)]}
     schema = SCHEMA.model_copy(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fedveil.cli.app import main
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
 from fedveil.run.config.study import Selection
@@ -16,7 +15,7 @@ from fedveil.run.executors import local_workers
 from fedveil.run.setup import prepare
 from fedveil.run.sweep import ROWS, Axis, Point, joint_cost_of_points, play_point, points, sweep
 from fedveil.run.training_run import run
-from tests.commands import ended
+from tests.commands import as_json, ended
 from tests.executors import Interrupted, workers
 from tests.runs import Silent, experiment, json_lines
 
@@ -175,15 +174,10 @@ def test_a_failed_run_is_named_and_the_others_are_complete(
 
 
 @pytest.mark.slow
-def test_commands_sweep_and_compare_against_the_key(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_sweep_and_compare_against_the_key(source: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    command = ["fedveil", "sweep", source, "--over", "method.clip=0.5,1.0", "--runs", str(folder), "--json"]
-    monkeypatch.setattr("sys.argv", [*command, "--set", "rounds=1"])
-    with pytest.raises(SystemExit):
-        main()
-    document = json.loads(capsys.readouterr().out)
+    options = ("--over", "method.clip=0.5,1.0", "--runs", folder, "--set", "rounds=1")
+    document = as_json("sweep", source, *options)
     assert [row["settings"] for row in document["rows"]] == [{"method.clip": "0.5"}, {"method.clip": "1.0"}]
     text = (folder / "method.clip.html").read_text()
     assert "What method.clip buys and costs" in text

@@ -464,7 +464,7 @@ def test_a_mark_that_is_not_closed_is_refused_by_its_line(cell: str, tmp_path: P
 )
 @pytest.mark.parametrize("rule", ["error", "bin"])
 def test_an_even_number_of_marks_may_not_be_whole_either(cell: str, rule: str, tmp_path: Path) -> None:
-    """A reader takes a mark inside of a cell for a letter, and the next one may open a cell over others' lines."""
+    """A reader takes a mark inside of a cell for a message, and the next one may open a cell over others' lines."""
     path = tmp_path / "t.csv"
     rows = [",".join(row) for row in ROWS]
     header = ",".join((*COLUMNS, "note"))

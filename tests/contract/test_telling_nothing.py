@@ -36,9 +36,9 @@ from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryption
 from fedveil.protocols.plaintext_sums import PlaintextSums
 from fedveil.protocols.sealed_sums import SealedSums
 from fedveil.protocols.transcript import Transcript
-from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protocols.weighting.private_weighting import WeightedInputs
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 

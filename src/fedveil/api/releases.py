@@ -11,6 +11,7 @@ from fedveil.api.frame import Frame, Row
 from fedveil.api.training import data_section
 from fedveil.config_keys import plain_inside
 from fedveil.console import ends, epsilon_text, number
+from fedveil.data.memory_tables import TableFile
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError
 from fedveil.files import as_path
@@ -183,7 +184,9 @@ def stats(
     document = _document(ReleaseDocument, "fedveil.stats", people, asked, (epsilon, delta, settings))
     if plan:
         return plan_statistics(document)
-    return release_statistics(document, as_path(folder, "fedveil.stats: folder"), repeat=repeat)
+    assert people.source is not None, "_document asks for it"
+    parent = as_path(folder, "fedveil.stats: folder")
+    return release_statistics(document, parent, repeat=repeat, files=people.source.files)
 
 
 def infer(
@@ -225,7 +228,9 @@ def infer(
     document = _document(InferenceDocument, "fedveil.infer", people, asked, (epsilon, delta, settings))
     if plan:
         return plan_regression(document)
-    return release_regression(document, as_path(folder, "fedveil.infer: folder"), repeat=repeat)
+    assert people.source is not None, "_document asks for it"
+    parent = as_path(folder, "fedveil.infer: folder")
+    return release_regression(document, parent, repeat=repeat, files=people.source.files)
 
 
 # --- documents: what the functions and the commands share -------------------------------------------------------------
@@ -256,7 +261,13 @@ def plan_statistics(document: ReleaseDocument) -> ReleasePlanFrame:
     )
 
 
-def release_statistics(document: ReleaseDocument, folder: Path, *, repeat: bool = False) -> StatisticsFrame:
+def release_statistics(
+    document: ReleaseDocument,
+    folder: Path,
+    *,
+    repeat: bool = False,
+    files: Sequence[TableFile] | None = None,
+) -> StatisticsFrame:
     """Make a release of statistics in a new folder, unless a stored one has every cell already.
 
     Raises:
@@ -269,7 +280,7 @@ def release_statistics(document: ReleaseDocument, folder: Path, *, repeat: bool 
             f"{document.name}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` "
             "reads it again for nothing, --repeat (repeat=True in Python) pays for another"
         )
-    return read_statistics(make_releases(prepared, folder))
+    return read_statistics(make_releases(prepared, folder, files))
 
 
 def read_statistics(folder: Path, *, these_people: bool = False) -> StatisticsFrame:
@@ -329,7 +340,13 @@ def plan_regression(document: InferenceDocument) -> ReleasePlanFrame:
     )
 
 
-def release_regression(document: InferenceDocument, folder: Path, *, repeat: bool = False) -> EffectFrame:
+def release_regression(
+    document: InferenceDocument,
+    folder: Path,
+    *,
+    repeat: bool = False,
+    files: Sequence[TableFile] | None = None,
+) -> EffectFrame:
     """Make the releases of a regression in a new folder, unless a folder holds it already.
 
     Raises:
@@ -343,7 +360,7 @@ def release_regression(document: InferenceDocument, folder: Path, *, repeat: boo
             f"for nothing, `fedveil resume {stored}` ends it if it was interrupted, --repeat (repeat=True in Python) "
             "pays for another"
         )
-    return read_regression(make_releases(prepared, folder))
+    return read_regression(make_releases(prepared, folder, files))
 
 
 def read_regression(folder: Path) -> EffectFrame:
@@ -421,8 +438,8 @@ def _document(
         raise ConfigError(f"{function}: people: a population is needed, not {type(people).__name__}")
     if people.source is None:
         raise ConfigError(
-            f"{function}: people: bounds and categories are needed, and records in memory declare none; read tables "
-            "by a schema (fedveil.tables)"
+            f"{function}: people: bounds and categories are needed, and fedveil.population declares none; read tables "
+            "by a schema, from files or from memory: fedveil.tables('schema.toml', {'north': frame})"
         )
     epsilon, delta, settings = privacy
     if settings is not None and not isinstance(settings, Mapping):

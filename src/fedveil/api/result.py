@@ -103,6 +103,9 @@ def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+# --- result -------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
     """The result of a run.

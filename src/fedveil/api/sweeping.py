@@ -98,6 +98,10 @@ def sweep(
                 )
             chosen[name] = TrainingArguments.bind("fedveil.sweep", {**given, "seed": seed, "name": name})
             experiment = chosen[name].prepare(model, people)[0].experiment
+            if experiment.preprocessing is not None:
+                raise ConfigError(
+                    "fedveil.sweep: preprocessing: each run would pay for it; refine the schema once in fedveil.train"
+                )
             found.append(Point(experiment=experiment, settings=words))
     check_joint_accountant(found)
 

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import Beginning, LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
 from fedveil.config_keys import whole_argument
+from fedveil.data.memory_tables import declared_path
 from fedveil.data.records import Label, Population
 from fedveil.errors import ConfigError, RunFolderError, did_you_mean
 from fedveil.files import as_path
@@ -28,7 +30,7 @@ from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describ
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
-from fedveil.run.populations import FixedPopulation
+from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.stage import answers
@@ -44,8 +46,8 @@ Table: TypeAlias = str | Mapping[str, Any]
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
 
-_NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name", "preprocessing"})
-"""Tables that ``settings`` may not contain: the arguments determine them, or they would read the tables again."""
+_NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name"})
+"""Tables that ``settings`` may not contain: the arguments determine them."""
 
 
 def train(
@@ -182,8 +184,11 @@ def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequen
     for warning in people_warnings(prepared):
         warnings.warn(warning, stacklevel=3)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
-    outcome = watch.until_the_end(lambda: run(prepared, parent, watch))
-    return Result.from_outcome(outcome, prepared.experiment, learned, people)
+    again = partial(_prepared, people=people, learned=learned)
+    outcome = watch.until_the_end(lambda: run(prepared, parent, watch, prepare_again=again))
+    experiment = RunFolder(outcome.folder).with_refined_schema(prepared.experiment)
+    people = with_schema_file(people, experiment.data)
+    return Result.from_outcome(outcome, experiment, learned, people)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,6 +377,7 @@ def resume(
     opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
+    people = on_refined_schema(opened.path, experiment.data, people)
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     begun = Beginning(experiment.model.start, experiment.model.class_weights)
     if local is not None:
@@ -389,8 +395,11 @@ def resume(
             )
     prepared = _prepared(experiment, people, learned)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
-    outcome = watch.until_the_end(lambda: continue_run(opened, prepared, watch))
-    return Result.from_outcome(outcome, prepared.experiment, learned, people)
+    again = partial(_prepared, people=people, learned=learned)
+    outcome = watch.until_the_end(lambda: continue_run(opened, prepared, watch, again))
+    experiment = opened.with_refined_schema(prepared.experiment)
+    people = with_schema_file(people, experiment.data)
+    return Result.from_outcome(outcome, experiment, learned, people)
 
 
 def _check(people: Any, method: Any, epsilon: float | None) -> None:
@@ -502,8 +511,8 @@ def data_section(people: Population) -> dict[str, Any]:
     if source is not None:
         table = TableSection(
             schema_file=source.schema_file,
-            files=source.files,
-            test_file=source.test_file,
+            files=tuple(map(declared_path, source.files)),
+            test_file=None if source.test_file is None else declared_path(source.test_file),
             test_share=source.test_share,
         )
         return {"table": table.model_dump(mode="json"), "seed": source.seed}
@@ -659,6 +668,12 @@ def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> 
             raise ConfigError(
                 f"settings: no table or key '{table}' to lay over; known here: {', '.join(known)}"
             )
+    preprocessing = settings.get("preprocessing")
+    if isinstance(preprocessing, Mapping) and preprocessing.get("pool"):
+        raise ConfigError(
+            "settings: preprocessing.pool changes the number of features, and the model was handed over; leave it out, "
+            "or train from files (fedveil run)"
+        )
     return merge(document, dict(settings))
 
 

@@ -40,6 +40,9 @@ def import_from_checkout(name: str) -> ModuleType:
     return import_module(name)
 
 
+# --- benchmarks ---------------------------------------------------------------------------------------------
+
+
 def bench_command(
     name: Annotated[str, typer.Argument(help="a module of benchmarks/")],
     quick: Annotated[bool, typer.Option("--quick", help="at most a minute")] = False,

@@ -32,12 +32,17 @@ def open_party(folder: CoordinatorFolder) -> CoordinatorService:
 
 
 MembershipFingerprint = Annotated[
-    str,
+    str | None,
     typer.Option(
-        prompt="fingerprint of the membership that the founder reads out",
         help="'membership' and 8 groups of 4, as the founder reads them out; left out: asked for at the terminal",
     ),
 ]
+
+
+def typed_fingerprint(given: str | None) -> str:
+    """Return the fingerprint of a membership that was given, or that the operator types in."""
+    asked = "fingerprint of the membership that the founder reads out"
+    return given if given is not None else str(typer.prompt(asked))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +69,7 @@ class FirstAccept:
             return
         from fedveil.federation.enrollment.joining import accept
 
-        typed = self.fingerprint or typer.prompt("fingerprint of the membership that the founder reads out")
-        made = accept(folder, self.sealed, typed, passphrase)
+        made = accept(folder, self.sealed, typed_fingerprint(self.fingerprint), passphrase)
         OUT.print(f"accepted: serial {made.serial}, valid until {made.valid_until}")
 
 
@@ -106,14 +110,14 @@ def accept_command(
     sealed: Annotated[
         Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with server.crt beside it")
     ],
-    fingerprint: MembershipFingerprint,
+    fingerprint: MembershipFingerprint = None,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
     from fedveil.federation.enrollment.joining import accept
 
-    made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
+    made = accept(folder, sealed, typed_fingerprint(fingerprint), PromptedPassphrase(descriptor))
     print_result(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request
+from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request, typed_fingerprint
 from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 
@@ -70,14 +70,14 @@ def accept_command(
     sealed: Annotated[
         Path, typer.Argument(metavar="MEMBERSHIP", help="the sealed membership, with silo-NAME.crt beside it")
     ],
-    fingerprint: MembershipFingerprint,
+    fingerprint: MembershipFingerprint = None,
     descriptor: Descriptor = None,
     as_json: Json = False,
 ) -> None:
     """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
     from fedveil.federation.enrollment.joining import accept
 
-    made = accept(folder, sealed, fingerprint, PromptedPassphrase(descriptor))
+    made = accept(folder, sealed, typed_fingerprint(fingerprint), PromptedPassphrase(descriptor))
     members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
     coordinator = made.coordinator.fingerprint
     print_result(

@@ -85,6 +85,9 @@ def _roots(half: int) -> Complex128[np.ndarray, " half"]:
     return roots
 
 
+# --- encryption ---------------------------------------------------------------------------------------------
+
+
 LARGEST_MODULUS_BITS: Final = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 """log2 q with 128 bits of security, by degree (HE standard 2018, Table 1: classical, ternary secret)."""
 

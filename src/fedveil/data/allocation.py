@@ -212,7 +212,7 @@ def limit_labels(
     open_labels = list(stock)
     user = np.zeros(len(labels), dtype=np.int32)
 
-    def left(label: int) -> int:
+    def count_left(label: int) -> int:
         return len(stock[label]) - taken[label]
 
     for who in np.flatnonzero(counts):
@@ -223,8 +223,8 @@ def limit_labels(
         for drawn in generator.choice(open_labels, size=k, replace=False).tolist():
             label = drawn
             # The label has at most half of the wanted records left: take the first open label with more than half.
-            if 0 < wanted >= 2 * left(drawn):
-                label = next((other for other in open_labels if 2 * left(other) > wanted), drawn)
+            if 0 < wanted >= 2 * count_left(drawn):
+                label = next((other for other in open_labels if 2 * count_left(other) > wanted), drawn)
             share = stock[label][taken[label] : taken[label] + wanted]
             user[share] = who
             taken[label] += len(share)

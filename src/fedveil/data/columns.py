@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int8, Int32, Int64
 
 from fedveil.data.identities import index_names
+from fedveil.data.memory_tables import TableFile
 from fedveil.data.records import Groups, group_by_silo_user
 from fedveil.data.schema import Amount, Category, Date, Label, Number, Schema, Survival
 from fedveil.data.table_reader import EVENTS, TableReader
@@ -153,7 +154,7 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     if isinstance(target, Survival) and target.event == name:
         return EVENTS
     if (isinstance(target, Amount) and target.column == name) or (
-        isinstance(target, Survival) and target.time == name
+        isinstance(target, Survival) and name in (target.time, target.entry)
     ):
         return None
     known = (*schema.features, *schema.target_columns)
@@ -163,7 +164,7 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     )
 
 
-def read_columns(schema: Schema, files: Sequence[Path], wanted: Sequence[str]) -> ColumnTable:
+def read_columns(schema: Schema, files: Sequence[TableFile], wanted: Sequence[str]) -> ColumnTable:
     """Read declared columns of the tables of all silos without refusing a cell.
 
     Args:
@@ -224,7 +225,7 @@ def read_own_columns(
 
 
 def _read(
-    schema: Schema, files: Sequence[Path], wanted: Sequence[str]
+    schema: Schema, files: Sequence[TableFile], wanted: Sequence[str]
 ) -> tuple[dict[str, Column], list[str], list[str]]:
     """Return the columns by name, the user id of every record, and the silo id of every record."""
     categories = {name: categories_of(schema, name) for name in wanted}

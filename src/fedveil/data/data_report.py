@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from fedveil.data.data_findings import (
@@ -25,6 +24,7 @@ from fedveil.data.data_findings import (
     target_findings,
     user_findings,
 )
+from fedveil.data.memory_tables import TableFile
 from fedveil.data.raw_table import WholeTable, read_whole
 from fedveil.data.schema import Schema
 
@@ -72,7 +72,7 @@ class DataReport:
         return document
 
 
-def data_report(schema: Schema, files: Sequence[Path]) -> DataReport:
+def data_report(schema: Schema, files: Sequence[TableFile]) -> DataReport:
     """Report on tables that a run would read, without refusing a cell.
 
     Args:
@@ -113,7 +113,7 @@ def _silos_of_people(tables: WholeTable) -> dict[str, set[str]]:
     return found
 
 
-def _silos(tables: WholeTable, files: Sequence[Path]) -> Iterator[SiloFacts]:
+def _silos(tables: WholeTable, files: Sequence[TableFile]) -> Iterator[SiloFacts]:
     schema = tables.schema
     known = {*(schema.silos or ()), *(path.stem for path in files if schema.silo is None)}
     records = Counter(where for where in tables.silo if where is not None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from jaxtyping import UInt64
 
 from fedveil.data.columns import Column, Numbers, State, concatenate_columns, numbers_of, places_of
+from fedveil.data.memory_tables import TableFile
 from fedveil.data.schema import Category, Date, Feature, Label, Schema, Survival
 from fedveil.data.table_reader import EVENTS, TableReader
 from fedveil.data.tables import check_files
@@ -48,7 +48,7 @@ class WholeTable:
         return len(self.user)
 
 
-def read_whole(schema: Schema, files: Sequence[Path]) -> WholeTable:
+def read_whole(schema: Schema, files: Sequence[TableFile]) -> WholeTable:
     """Read all columns of a schema without refusing a cell.
 
     Raises:
@@ -100,10 +100,10 @@ def _column(schema: Schema, reader: TableReader, name: str) -> Column:
 
 
 def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
-    """Mark as invalid the numbers that a run refuses: infinities, and survival times below 0."""
+    """Mark as invalid the numbers that a run refuses: infinities, and times and entries below 0."""
     values, target = found.values, schema.target
     wrong = ~np.isfinite(values)
-    if isinstance(target, Survival) and name == target.time:
+    if isinstance(target, Survival) and name in (target.time, target.entry):
         wrong |= values < 0
     state = np.where((found.state == State.VALID) & wrong, State.INVALID, found.state).astype(np.int8)
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state)

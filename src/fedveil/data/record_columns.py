@@ -116,6 +116,12 @@ def _all_there(columns: Mapping[str, Any]) -> dict[str, Any]:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
+def as_arrow_table(data: Any) -> Any:
+    """Return a polars frame or a Hugging Face data set as an Arrow table; other objects unchanged."""
+    found = _as_frame(data)
+    return found.table if isinstance(found, _HubTable) else found
+
+
 def _as_frame(data: Any) -> Any:
     """Return a polars frame or a Hugging Face data set as an Arrow table; other objects unchanged.
 
@@ -180,8 +186,7 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
     labels = classes.get(targets) if isinstance(targets, str) else None
 
     def read(frame: Any) -> tuple[Any, Any]:
-        table = _as_frame(frame)
-        table = table.table if isinstance(table, _HubTable) else table
+        table = as_arrow_table(frame)
         present = _column_names(table)
         if present is None:
             raise ConfigError(

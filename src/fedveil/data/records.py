@@ -19,6 +19,7 @@ from jaxtyping import Float32, Int32, Int64, UInt8
 
 from fedveil.data.column_checks import CHUNK, check_columns, check_task, describe_values
 from fedveil.data.main_silos import MainSilos
+from fedveil.data.memory_tables import TableFile
 from fedveil.data.schema import Schema
 from fedveil.errors import DataError
 
@@ -212,16 +213,16 @@ class TableSource:
     Attributes:
         schema_file: path of the schema.
         schema: content of the schema file.
-        files: paths of the training tables.
-        test_file: path of the public test table; None: records are held out.
+        files: the training tables.
+        test_file: the public test table; None: records are held out.
         test_share: probability with which each record is held out.
         seed: seed of the hold-out.
     """
 
     schema_file: Path
     schema: bytes = field(repr=False)
-    files: tuple[Path, ...]
-    test_file: Path | None
+    files: tuple[TableFile, ...]
+    test_file: TableFile | None
     test_share: float
     seed: int
 

@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field, model_validator
 from fedveil.data.cell_values import NumberMarks, number_of
 from fedveil.data.column_checks import check_bounds, check_date_format, check_not_missing, check_spellings
 from fedveil.data.identities import AS_TEXT, MOST_USERS
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError
 from fedveil.files import as_path, as_text, parse_toml, read_content
 from fedveil.sanitize import sanitize
 from fedveil.validation import DocumentTable, validate_document
@@ -300,11 +300,17 @@ class Amount(_Part):
 
 
 class Survival(_Part):
-    """A survival target: a time >= 0, and an event that is 1 if it occurred and 0 if censored."""
+    """A survival target: a time >= 0, and an event that is 1 if it occurred and 0 if censored.
+
+    ``entry`` is the column of the time at which a record came under observation (late entry, left truncation), on the
+    scale of ``time`` and before it. Nobody whose event came before the entry is in the tables. Regressions read it;
+    training, evaluation and survival curves refuse it (:func:`refuse_late_entry`).
+    """
 
     kind: Literal["survival"]
     time: str
     event: str
+    entry: str | None = None
 
 
 Feature: TypeAlias = Annotated[Number | Date | Category, Field(discriminator="kind")]
@@ -423,7 +429,9 @@ class Schema(_Part):
     def target_columns(self) -> tuple[str, ...]:
         """Columns that hold the target."""
         target = self.target
-        return (target.event, target.time) if isinstance(target, Survival) else (target.column,)
+        if isinstance(target, Survival):
+            return (target.event, target.time, *(() if target.entry is None else (target.entry,)))
+        return (target.column,)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -478,12 +486,29 @@ class Schema(_Part):
         return self.invalid == "bin"
 
 
+def refuse_late_entry(schema: Schema | None, what: str) -> None:
+    """Refuse a schema with late entry for what would take everybody to be under observation from time 0.
+
+    Args:
+        schema: the schema; None: the records have none.
+        what: what does not read the entry, for the error.
+
+    Raises:
+        ConfigError: the schema declares an entry.
+    """
+    if schema is not None and isinstance(schema.target, Survival) and schema.target.entry is not None:
+        raise ConfigError(
+            f"target.entry: {what} takes all records as observed from time 0, which people who entered later would "
+            "bias; `fedveil infer` reads the entry. Leave it out of the schema only if nobody entered late"
+        )
+
+
 def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the features with every pattern replaced by the listed columns that it matches."""
     features, target = document["features"], document.get("target")
     roles = [document.get("user"), document.get("silo")]
     if isinstance(target, dict):
-        roles += [target.get(key) for key in ("column", "time", "event")]
+        roles += [target.get(key) for key in ("column", "time", "event", "entry")]
     listed = document.get("listed_columns", ())
     # This runs before validation: the document may still have any type in any place.
     free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []

@@ -264,20 +264,29 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
     header, *body = rows
     names = [str(cell) for cell in header]
     read = {name: names.index(own) for name, own in _named(names, pick).items() if name}
-    return pa.table({name: _cells([row[at] for row in body], written) for name, at in read.items()})
+    return pa.table({name: cells_of_objects([row[at] for row in body], written) for name, at in read.items()})
 
 
-def _cells(cells: list[Any], written: Format) -> pa.Array:
-    """Convert an Excel column cell by cell to :data:`EXCEL_CELL`; an empty cell has no text."""
+def cells_of_objects(cells: Sequence[Any], written: Format) -> pa.Array:
+    """Convert Python objects, as of an Excel column, one by one to :data:`EXCEL_CELL`.
+
+    An empty text, None and NaN have no text.
+    """
     found = [
         {
-            "text": None if cell == "" else _text(cell, written),
+            "text": None if _is_empty(cell) else _text(cell, written),
             "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
             "id": isinstance(cell, str) or (_is_whole(cell) and abs(cell) < 1 << 53),
         }
         for cell in cells
     ]
     return pa.array(found, EXCEL_CELL)
+
+
+def _is_empty(cell: Any) -> bool:
+    return (
+        cell is None or (isinstance(cell, str) and cell == "") or cell != cell
+    )  # NaN and NaT differ from themselves
 
 
 def _text(cell: Any, written: Format) -> str:
@@ -304,8 +313,21 @@ def without_days(column: pa.ChunkedArray) -> pa.Array:
     return cells.field("text") if cells.type == EXCEL_CELL else cells
 
 
+def select_columns(
+    path: object, table: pa.Table, columns: Sequence[str], may_lack: Container[str]
+) -> pa.Table:
+    """Return columns of a table in memory, by the rules of :func:`open_table`.
+
+    Raises:
+        DataError: a column is lacking, or there twice; the error names ``path``.
+    """
+    pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
+    read = _named(table.column_names, pick)
+    return _completed(table.select(list(read.values())).rename_columns(list(read)), columns)
+
+
 def _required_columns(
-    path: Path, present: list[str], *, columns: Sequence[str] | None, may_lack: Container[str]
+    path: object, present: list[str], *, columns: Sequence[str] | None, may_lack: Container[str]
 ) -> list[str]:
     """Return the requested columns that the file has.
 
@@ -332,12 +354,14 @@ def _required_columns(
     return [one for one in columns if one in present]
 
 
-def _refuse_lacking(path: Path, present: list[str], lacking: Sequence[str]) -> None:
+def _refuse_lacking(path: object, present: list[str], lacking: Sequence[str]) -> None:
     if lacking:
         several, names = "s" * (len(lacking) > 1), "', '".join(map(sanitize, lacking))
         near = did_you_mean(lacking[0], present) if len(lacking) == 1 else ""
         if any(REPLACED in name for name in present):
-            near += f"; the header is written in another encoding; declare it {_declared_where(path)}"
+            near += (
+                f"; the header is written in another encoding; declare it {_declared_where(Path(str(path)))}"
+            )
         told = (
             f"{path} has no column{several} '{names}'; it has: {sanitize(', '.join(present))}{sanitize(near)}"
         )

@@ -6,7 +6,6 @@ Errors count records from 1, without the header, and repeat no value.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -24,9 +23,17 @@ from fedveil.data.cell_values import (
     whole_number,
     without_fraction,
 )
+from fedveil.data.memory_tables import MemoryTable, TableFile, refuse_memory_path
 from fedveil.data.records import Targets
 from fedveil.data.schema import Category, Date, Feature, Label, Number, Schema, Survival
-from fedveil.data.table_file import EXCEL_CELL, REPLACED, LackingColumnsError, open_table, without_days
+from fedveil.data.table_file import (
+    EXCEL_CELL,
+    REPLACED,
+    LackingColumnsError,
+    open_table,
+    select_columns,
+    without_days,
+)
 from fedveil.errors import DataError
 from fedveil.sanitize import sanitize
 
@@ -76,7 +83,7 @@ class TableReader:
     """Converts the columns of one file to arrays; every error names file, record and column.
 
     Args:
-        path: name of the file in errors.
+        path: the table, named in errors.
         table: the columns of the file.
         missing_values: texts of cells that count as missing.
         marks: decimal and thousands mark of numbers that are text.
@@ -87,7 +94,7 @@ class TableReader:
 
     def __init__(
         self,
-        path: Path,
+        path: TableFile,
         table: pa.Table,
         missing_values: Sequence[str],
         marks: NumberMarks = USUAL_MARKS,
@@ -108,7 +115,7 @@ class TableReader:
 
     @classmethod
     def by_schema(
-        cls, schema: Schema, path: Path, columns: Sequence[str], *, tolerant: bool, binned: bool = False
+        cls, schema: Schema, path: TableFile, columns: Sequence[str], *, tolerant: bool, binned: bool = False
     ) -> TableReader:
         """Open columns of a file in the format that the schema declares for it.
 
@@ -122,9 +129,13 @@ class TableReader:
         Raises:
             DataError: as :func:`open_table`.
         """
-        written = schema.format_of(path)
+        written, lacked = schema.format_of(path.name), schema.may_lack
         try:
-            table = open_table(path, columns, written, tolerant=tolerant, may_lack=schema.may_lack)
+            if isinstance(path, MemoryTable):
+                table = select_columns(path, path.table, columns, lacked)
+            else:
+                refuse_memory_path(path)
+                table = open_table(path, columns, written, tolerant=tolerant, may_lack=lacked)
         except LackingColumnsError as error:
             if not schema.features.keys() >= set(error.columns):
                 raise
@@ -133,7 +144,7 @@ class TableReader:
         return cls(
             path,
             table,
-            schema.missing_values_of(path),
+            schema.missing_values_of(path.name),
             written.marks,
             binned=binned,
             spellings=schema.spellings,
@@ -222,6 +233,12 @@ class TableReader:
         if isinstance(target, Survival):
             event, time = self._event(target.event), self._required(target.time)
             self._count(time < 0, target.time, "the time must not be negative")
+            if target.entry is not None:
+                entry = self._required(target.entry)
+                self._count(entry < 0, target.entry, "the entry must not be negative")
+                self._count(
+                    entry >= time, target.entry, f"the entry must be before the time ('{target.time}')"
+                )
             return np.stack((event, time), axis=1).astype(np.float32)
         values = self._required(target.column)
         if target.bounds is not None:

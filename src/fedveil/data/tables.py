@@ -4,10 +4,11 @@ Either each silo has its own file, whose stem is the silo's name, or the files h
 records from 1, without the header, and repeat no value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
@@ -15,6 +16,7 @@ from jaxtyping import Bool, Float32, Int32, Int64
 from fedveil.config_keys import plain, whole_argument
 from fedveil.data.cell_values import without_fraction
 from fedveil.data.identities import AS_TEXT, index_names, keys_of
+from fedveil.data.memory_tables import MemoryTable, TableFile, declared_path
 from fedveil.data.public_test import refuse_training_records
 from fedveil.data.records import Population, Records, TableSource, Targets, Task
 from fedveil.data.schema import (
@@ -60,9 +62,9 @@ class _Part:
 
 def tables(
     schema: str | Path,
-    files: Sequence[str | Path],
+    files: Any,
     *,
-    test: str | Path | None = None,
+    test: Any = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
@@ -70,8 +72,10 @@ def tables(
 
     Args:
         schema: the schema's TOML file (``fedveil schema`` drafts one).
-        files: one file for each silo, named after it, or any files with a silo column.
-        test: a PUBLIC table to test on; None holds out some of the records instead.
+        files: one file for each silo, named after it, or any files with a silo column. Or tables in memory by name,
+            one for each silo or with a silo column: a frame (pandas, polars, Arrow), or a mapping from names of
+            columns to arrays, as in ``{"north": {"patient": ids, "age": ages, "sick": sick}}``.
+        test: a PUBLIC table to test on, a file or a table in memory; None holds out some of the records instead.
         test_share: probability with which each record is held out. With ``test``, only the default is accepted.
         seed: seed of the hold-out.
 
@@ -81,32 +85,61 @@ def tables(
     """
     if isinstance(files, str | Path):
         raise ConfigError(f"tables: files is a list, [{str(files)!r}], one a silo or with a silo column")
+    if not isinstance(files, Sequence | Mapping):
+        raise ConfigError(
+            "tables: files is a list of files, or tables in memory by name, {'north': frame}, not "
+            f"{type(files).__name__}"
+        )
     test_share, seed = plain(test_share), whole_argument("tables: seed", seed)
     schema_file = as_path(schema, "tables: schema").absolute()
+    content = read_content(schema_file, DataError)
+    parsed = parse_schema(content, schema_file)
+    given = files.items() if isinstance(files, Mapping) else [(None, one) for one in files]
+    found = [_given_table(one, "tables: files", name, parsed) for name, one in given]
+    test = None if test is None else _given_table(test, "tables: test", "test", parsed)
     source = TableSource(
         schema_file=schema_file,
-        schema=read_content(schema_file, DataError),
-        files=tuple(as_path(one, "tables: files").absolute() for one in files),
-        test_file=None if test is None else as_path(test, "tables: test").absolute(),
+        schema=content,
+        files=tuple(found),
+        test_file=test,
         test_share=test_share,
         seed=seed,
     )
-    # Parse the bytes that the source keeps, so that a file that changes meanwhile is not half of each.
+    return read_source(source)
+
+
+def _given_table(given: Any, where: str, name: str | None, schema: Schema) -> TableFile:
+    """Return a table that was handed over: a file, or a table in memory, which has a name."""
+    if name is None or isinstance(given, str | Path):
+        return as_path(given, where).absolute()
+    from fedveil.data.frame_tables import memory_table  # loads PyTorch
+
+    return memory_table(name, given, schema.format_of(name))
+
+
+def read_source(source: TableSource) -> Population:
+    """Read the population of a source, by the schema whose content the source keeps.
+
+    Raises:
+        FedveilError: as :func:`read_tables`.
+    """
+    schema = parse_schema(source.schema, source.schema_file)
     read = read_tables(
-        parse_schema(source.schema, schema_file),
-        source.files,
-        test=source.test_file,
-        test_share=test_share,
-        seed=seed,
+        schema, source.files, test=source.test_file, test_share=source.test_share, seed=source.seed
     )
     return replace(read, source=source)
 
 
+def files_of(population: Population, declared: Sequence[Path]) -> Sequence[TableFile]:
+    """Return the tables of a population: those in memory, if it was read from such; else the declared files."""
+    return declared if population.source is None else population.source.files
+
+
 def read_tables(
     schema: Schema,
-    files: Sequence[str] | Sequence[Path],
+    files: Sequence[str] | Sequence[Path] | Sequence[TableFile],
     *,
-    test: str | Path | None = None,
+    test: str | TableFile | None = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> Population:
@@ -138,8 +171,8 @@ def read_tables(
         schema. Whether a record is held out, and the seed of its user's batches, depend only on that user's id and
         records. The removal of a user's records is never refused, even if the tables are then a header alone.
     """
-    files = [as_path(one, "read_tables: files") for one in files]
-    test = None if test is None else as_path(test, "read_tables: test")
+    files = [_as_table(one, "read_tables: files") for one in files]
+    test = None if test is None else _as_table(test, "read_tables: test")
     check_files(schema, files)
     _check_formats(schema, [*files, *([] if test is None else [test])])
     check_share("tables", test_share, test)
@@ -318,7 +351,7 @@ def own_numbers(
     return place
 
 
-def read_test(schema: Schema, path: Path) -> tuple[Float32[np.ndarray, "n d"], Targets]:
+def read_test(schema: Schema, path: TableFile) -> tuple[Float32[np.ndarray, "n d"], Targets]:
     """Read features and targets of a public test table, without its user and silo columns.
 
     Raises:
@@ -360,7 +393,11 @@ def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], proble
         )
 
 
-def check_files(schema: Schema, files: Sequence[Path]) -> None:
+def _as_table(given: str | TableFile, where: str) -> TableFile:
+    return given if isinstance(given, MemoryTable) else as_path(given, where)
+
+
+def check_files(schema: Schema, files: Sequence[TableFile]) -> None:
     """Refuse an empty list of files, a file that is named twice, and two files that would be one silo.
 
     Raises:
@@ -374,13 +411,14 @@ def check_files(schema: Schema, files: Sequence[Path]) -> None:
         raise ConfigError(
             f"two files would both be silo '{twice[0]}'; without a silo column each file names a silo"
         )
-    real = [path.resolve() for path in files]  # a symbolic link is the same table under another name
+    # A symbolic link is the same table under another name.
+    real = [declared_path(path).resolve() for path in files]
     again = [path for path, at in zip(files, real, strict=True) if real.count(at) > 1]
     if again:
         raise ConfigError(f"{again[0]}: the table is named twice, so that its records would count twice")
 
 
-def _check_formats(schema: Schema, files: Sequence[Path]) -> None:
+def _check_formats(schema: Schema, files: Sequence[TableFile]) -> None:
     """Refuse a declared format of a file that is not read: its name may be misspelt."""
     names = [path.name for path in files]
     for name in schema.formats or ():
@@ -391,19 +429,14 @@ def _check_formats(schema: Schema, files: Sequence[Path]) -> None:
             )
 
 
-def check_public(files: Sequence[Path], test: Path) -> None:
+def check_public(files: Sequence[TableFile], test: TableFile) -> None:
     """Refuse a public test table that is one of the training tables, or a byte-identical copy of one.
 
     Raises:
         DataError: the test table is a training table; the error names both.
     """
     for path in files:
-        with reading(path, DataError):
-            # Compare the sizes first: the digest reads both files.
-            same = path.samefile(test) or (
-                path.stat().st_size == test.stat().st_size and _digest(path) == _digest(test)
-            )
-        if same:
+        if _is_same(path, test):
             raise DataError(
                 f"{test}: data.table.test_file (test, in Python) is also in data.table.files, as {path}; its records "
                 "are protected, and a test table counts as public: name a table of other, public people, or leave it "
@@ -411,12 +444,25 @@ def check_public(files: Sequence[Path], test: Path) -> None:
             )
 
 
+def _is_same(path: TableFile, test: TableFile) -> bool:
+    """Return whether two tables are one file, or equal byte for byte; or one table in memory, or equal."""
+    if isinstance(path, MemoryTable) or isinstance(test, MemoryTable):
+        return (
+            isinstance(path, MemoryTable) and isinstance(test, MemoryTable) and path.table.equals(test.table)
+        )
+    with reading(path, DataError):
+        # Compare the sizes first: the digest reads both files.
+        return path.samefile(test) or (
+            path.stat().st_size == test.stat().st_size and _digest(path) == _digest(test)
+        )
+
+
 def _digest(path: Path) -> bytes:
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").digest()
 
 
-def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
+def _read_part(schema: Schema, path: TableFile, tested: bool = False) -> _Part:
     """Read one file. If ``tested``, the user and silo columns are not read."""
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
     reader = TableReader.by_schema(
@@ -444,7 +490,7 @@ def _read_part(schema: Schema, path: Path, tested: bool = False) -> _Part:
 
 
 def silo_numbers(
-    schema: Schema, files: Sequence[Path], names: list[str]
+    schema: Schema, files: Sequence[TableFile], names: list[str]
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
     """Return the names of all silos, and the silo number of every record.
 

@@ -26,6 +26,9 @@ _KeyDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 """SHA-256 of the SubjectPublicKeyInfo of a TLS key; empty: none."""
 
 _Date = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+MEMBERSHIP: Final = "membership.toml"
+"""The file of a membership."""
+
 LONGEST_REASON: Final = 200
 """Largest reason of a revocation, in characters."""
 _SEALED_AS: Final = b"fedveil/2/membership"
@@ -176,6 +179,45 @@ class Membership:
             raise IntegrityError(
                 "the membership is not sealed by the founder whom the charter names"
             ) from None
+
+    def check_follows(self, present: Membership, place: object) -> None:
+        """Check that a party that has accepted another membership may go on under this one.
+
+        Args:
+            present: the one that was accepted.
+            place: name of this one in errors.
+
+        Raises:
+            IntegrityError: this one is older, another one of the same serial number, or has lost a revocation.
+        """
+        if self.digest == present.digest:
+            return
+        if self.serial <= present.serial:
+            another = "another " if self.serial == present.serial else ""
+            raise IntegrityError(
+                f"{place}: serial {self.serial}, but {another}{present.serial} was accepted here before"
+            )
+        if {one.identity for one in present.revoked} - {one.identity for one in self.revoked}:
+            raise IntegrityError(
+                f"{place}: a key that was revoked before is not revoked in it: the founder must revoke it again"
+            )
+
+    def extends(self, present: Membership) -> bool:
+        """Return whether all that this one changes is that silos were added behind those of another one.
+
+        A run of the other one's silos can then go on to its end: no key that it uses was replaced or revoked, and no
+        silo has another number.
+        """
+        n = len(present.silos)
+        kept = (self.silos[:n], tuple(self.roster)[:n], self.nodes[:n], self.coordinator, self.server)
+        same = kept == (
+            present.silos,
+            tuple(present.roster),
+            present.nodes,
+            present.coordinator,
+            present.server,
+        )
+        return same and self.revoked == present.revoked and self.charter == present.charter
 
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""

@@ -176,6 +176,26 @@ class SiloParty:
             outcome = "charged" if charged else self._outcome
             self._allowance.count(time.thread_time() - began, outcome)
 
+    @property
+    def membership(self) -> Membership:
+        """The membership under which the silo was opened."""
+        return self._membership
+
+    def proposed_membership(self, data: bytes) -> bytes | None:
+        """Return the digest of the membership that a message proposes a session under; None if it proposes none.
+
+        Raises:
+            ProtocolError: the message is not from the coordinator to this silo, or the day's quota of uncharged work
+                is spent.
+        """
+        self._allowance.check(self._policy.uncharged_cpu_seconds)
+        began = time.thread_time()
+        try:
+            parts = self._open(data).parts
+            return single_message(parts, Terms, SERVER).membership if is_proposal(parts) else None
+        finally:
+            self._allowance.count(time.thread_time() - began, "refused")
+
     def in_progress_message(self, data: bytes) -> bytes:
         """Return a keep-alive that answers a message; may be called while :meth:`receive` runs.
 

@@ -36,7 +36,7 @@ from fedveil.training.server.denoise import NO_DENOISER, Denoiser
 from fedveil.training.server.optimizers import STATELESS, Optimizer, State
 from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd, check_computed
 
-# --- classes of users ---------------------------------------------------------------------------------------
+# --- classes of other packages ------------------------------------------------------------------------------
 # Check stages whose classes other packages define: refuse members that a run would ignore.
 #
 # Most stages do their work in methods, so a class of another package can replace them. Some are read by their fields
@@ -126,6 +126,9 @@ def _unused_scores(method: Method) -> str:
         f"{type(method.weights).__name__}, given as weights, defines scores() alone, from which weights are computed "
         "where no party has all counts: define for_groups() too, for all other runs"
     )
+
+
+# --- method -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,6 +106,9 @@ def released_event(parts: float, votes: float) -> Event:
 # --- partial agreement --------------------------------------------------------------------------------------
 # Builds the protocol spec (ranges of both halves of a message, rule of the partition) from a method and public facts.
 
+# --- partial encryption -------------------------------------------------------------------------------------
+
+
 _REACH_UNBOUNDED: Final = 64.0
 """Largest coordinate of a half without a bound, in the unit of the update."""
 

@@ -27,8 +27,7 @@ from fedveil.methods.protection_stage import (
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.noise.law import NOISE_REACH
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
-from fedveil.protocols.masking.recoverable_aggregation import check_threshold
-from fedveil.protocols.masking.recovery_messages import (
+from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -37,6 +36,7 @@ from fedveil.protocols.masking.recovery_messages import (
     ShareBundle,
     SignedSurvivors,
     Survivors,
+    check_threshold,
 )
 from fedveil.protocols.messages import (
     Announcement,

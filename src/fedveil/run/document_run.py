@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from fedveil.data.memory_tables import TableFile
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.loop import play_part
 from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
@@ -11,13 +13,18 @@ from fedveil.run.simulation import ReleaseParties
 from fedveil.run.steps.document import DocumentParts
 
 
-def make_releases(prepared: PreparedReleases, parent: Path) -> Path:
+def make_releases(prepared: PreparedReleases, parent: Path, files: Sequence[TableFile] | None = None) -> Path:
     """Make all releases in a new folder under ``parent``, and return the folder.
+
+    Args:
+        prepared: the releases.
+        parent: the folder in which the run folder is created.
+        files: the tables; None: the files that the document names.
 
     Raises:
         FedveilError: the tables are wrong, or the ledger cannot be written. Nothing more is released then.
     """
-    records = read_records(prepared)  # before the folder exists: wrong tables leave none
+    records = read_records(prepared, files)  # before the folder exists: wrong tables leave none
     folder = RunFolder.create(parent, prepared.document)
     _play(DocumentParts(prepared, folder, records=lambda: records))
     return folder.path

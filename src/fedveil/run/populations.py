@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import load
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
-from fedveil.data.tables import read_tables
+from fedveil.data.tables import read_source, read_tables
+from fedveil.errors import RunFolderError
+from fedveil.files import read_content
 from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.experiment import DataSection, refuse_session
 from fedveil.run.placement import Machines
@@ -66,10 +69,36 @@ class FixedPopulation(PopulationCache):
         self._population, self.machines, self._declared = population, machines, of
 
     def load(self, data: DataSection, seed: int) -> Population:
-        return self._population
+        return with_schema_file(self._population, data)
 
     def declared_tables(self, data: DataSection) -> DeclaredTables:
         return super().declared_tables(data) if self._declared is None else self._declared
+
+
+def with_schema_file(people: Population, data: DataSection) -> Population:
+    """Return a population read from tables under the schema that a data section names, if it names another.
+
+    A run with [preprocessing] names the schema that its releases refined.
+    """
+    source, table = people.source, data.table
+    if source is None or table is None or table.schema_file == source.schema_file:
+        return people
+    refined = read_content(table.schema_file, RunFolderError)
+    return read_source(replace(source, schema_file=table.schema_file, schema=refined))
+
+
+def on_refined_schema(folder: Path, data: DataSection, people: Population) -> Population:
+    """Return a population under the schema that the releases of a run's folder refined, if there are such.
+
+    Raises:
+        RunFolderError: the run began with another schema.
+    """
+    released = read_preprocessed(folder)
+    if released is None or people.source is None:
+        return people
+    if released.wanted.schema_ != people.schema:
+        raise RunFolderError(f"{folder}: the run began with another schema; hand over the same tables")
+    return with_schema_file(people, data)
 
 
 def load_population(data: DataSection, seed: int) -> Population:

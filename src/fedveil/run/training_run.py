@@ -9,10 +9,11 @@ round: :func:`resume` continues from the run folder.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from fedveil.errors import BudgetError
+from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.named_code import check_code
 from fedveil.run.environment import environment
 from fedveil.run.folder.diagnostics import RECORDS, population_diagnostics, require_same_records
@@ -26,7 +27,14 @@ from fedveil.run.steps.experiment import ExperimentParts, Outcome
 from fedveil.run.workers import share_training
 
 
-def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: bool = False) -> Outcome:
+def run(
+    prepared: Prepared,
+    parent: Path,
+    observer: Observer,
+    *,
+    transcript: bool = False,
+    prepare_again: Callable[[Experiment], Prepared] = prepare,
+) -> Outcome:
     """Run a prepared experiment in a new folder under ``parent``.
 
     Args:
@@ -34,11 +42,12 @@ def run(prepared: Prepared, parent: Path, observer: Observer, *, transcript: boo
         parent: the folder in which the run folder is created.
         observer: receives the start of the run, training progress and each line of metrics.
         transcript: whether ``transcript.jsonl`` lists every protocol message, also after a resume.
+        prepare_again: as of :func:`continue_run`.
     """
     folder = RunFolder.create(parent, prepared.experiment)
     if transcript and prepared.method.protection.agrees:
         folder.write(TRANSCRIPT, b"")
-    return continue_run(folder, prepared, observer)
+    return continue_run(folder, prepared, observer, prepare_again)
 
 
 def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcome:
@@ -57,14 +66,25 @@ def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcom
     return continue_run(folder, prepare(experiment), observer)
 
 
-def continue_run(folder: RunFolder, prepared: Prepared, observer: Observer) -> Outcome:
+def continue_run(
+    folder: RunFolder,
+    prepared: Prepared,
+    observer: Observer,
+    prepare_again: Callable[[Experiment], Prepared] = prepare,
+) -> Outcome:
     """Play what a folder lacks of the run of a prepared experiment.
+
+    Args:
+        folder: the run folder.
+        prepared: the experiment.
+        observer: receives the progress of the run.
+        prepare_again: prepares the experiment again, after a release refined its schema or clip.
 
     Raises:
         BudgetError: the budget does not allow a release before training.
         RunFolderError: the training records differ from those of the folder's run.
     """
-    with ExperimentParts(prepared, folder, observer, prepare=prepare) as parts:
+    with ExperimentParts(prepared, folder, observer, prepare=prepare_again) as parts:
         for release in parts.preprocessing():
             if (refused := play_part(release, ReleaseParties(release))) is not None:
                 raise BudgetError(refused)

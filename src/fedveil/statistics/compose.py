@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedveil.data.columns import categories_of
-from fedveil.data.schema import Number, Schema, Survival
+from fedveil.data.schema import Number, Schema, Survival, refuse_late_entry
 from fedveil.errors import ConfigError
 from fedveil.statistics.blocks import Block, Encoder, OneHot, Powers
 from fedveil.statistics.cells import (
@@ -122,6 +122,7 @@ class _Composer:
         target = self._schema.target
         if not isinstance(target, Survival):
             raise ConfigError(f"{key}: the schema's target is no survival time (target.kind = 'survival')")
+        refuse_late_entry(self._schema, "a survival curve")
         exits = Exits(target.time, target.event, release.grid)
         yield self._block(name, EXITS, OneHot(exits), release.weight, "prefix")
         events = Events(target.time, target.event, release.grid)

@@ -72,7 +72,7 @@ class Sums:
 def correlations(sums: Sums) -> list[list[Interval]]:
     """Return r for every pair i < j, in rows, of more than 0 people."""
     size = len(sums.first)
-    return [[_Pair.of(sums, i, j).interval for j in range(i + 1, size)] for i in range(size)]
+    return [[_Pair.from_sums(sums, i, j).interval for j in range(i + 1, size)] for i in range(size)]
 
 
 def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarray, "m m"]:
@@ -136,7 +136,7 @@ class _Pair:
     per_person: float
 
     @classmethod
-    def of(cls, sums: Sums, i: int, j: int) -> _Pair:
+    def from_sums(cls, sums: Sums, i: int, j: int) -> _Pair:
         centre = sums.first[[i, j]] / sums.n
         raw = sums.second[[i, i, j], [j, i, j]] / sums.n
         of_n, of_first, of_second = (variance / sums.n**2 for variance in sums.variances)
@@ -239,7 +239,7 @@ class _Pair:
         if slopes is None:
             return -1.0, 1.0
 
-        def held(r: Float64[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
+        def is_within_noise(r: Float64[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
             weights = self._weights(r, slopes)
             variance = self._noise(weights) + self._people(r, per_person)[:, None]
             found: np.ndarray = (np.abs(weights @ self.spread) <= _Z * np.sqrt(variance)).any(axis=1)
@@ -249,7 +249,7 @@ class _Pair:
             grid = np.linspace(-sign, sign, _CORRELATIONS)
             inside, outside = self._estimate, sign
             for _ in range(_REFINEMENTS):
-                last = int(np.flatnonzero(held(grid)).max(initial=-1))
+                last = int(np.flatnonzero(is_within_noise(grid)).max(initial=-1))
                 if last >= 0:
                     inside, outside = grid[last], grid[min(last + 1, len(grid) - 1)]
                 grid = np.linspace(inside, outside, _CORRELATIONS)

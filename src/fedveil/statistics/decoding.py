@@ -49,6 +49,9 @@ def isotonic_regression(
     return np.asarray(found, dtype=np.float64)
 
 
+# --- decoding -----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cells:
     """Estimates of a block's cells in every group, with the covariance that the noise gives them.

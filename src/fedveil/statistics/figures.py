@@ -160,6 +160,9 @@ def variance(
     return normal(spread, float(gradient @ covariance @ gradient), people)
 
 
+# --- figures ------------------------------------------------------------------------------------------------
+
+
 ALL: Final = "all"
 
 

@@ -46,15 +46,15 @@ class Interval:
     def affine(self, factor: float, shift: float) -> Interval:
         """Return the interval of factor x + shift, factor above 0."""
 
-        def moved(value: float | None) -> float | None:
+        def rescale(value: float | None) -> float | None:
             return None if value is None else factor * value + shift
 
         return Interval(
             estimate=factor * self.estimate + shift,
-            low=moved(self.low),
-            high=moved(self.high),
-            low_here=moved(self.low_here),
-            high_here=moved(self.high_here),
+            low=rescale(self.low),
+            high=rescale(self.high),
+            low_here=rescale(self.low_here),
+            high_here=rescale(self.high_here),
             privacy=self.privacy,
         )
 

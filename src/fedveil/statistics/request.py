@@ -55,6 +55,9 @@ Columns: TypeAlias = Annotated[tuple[str, ...], AfterValidator(_once)]
 """Names of columns, each of them once."""
 
 
+# --- request ------------------------------------------------------------------------------------------------
+
+
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
 

@@ -152,6 +152,9 @@ def _method(node: Node) -> str | None:
     return name if takes_self and isinstance(getattr(Tensor, name, None), MethodDescriptorType) else None
 
 
+# --- replay -------------------------------------------------------------------------------------------------
+
+
 Tensors: TypeAlias = dict[str, Tensor]
 GradientFunction: TypeAlias = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]
 

@@ -114,6 +114,9 @@ class SiloSums:
         return self._units * self._bound.grid
 
 
+# --- sums of records ----------------------------------------------------------------------------------------
+
+
 _ELEMENTS: Final = 1 << 21
 """Numbers of the records' vectors that are in memory at a time: 16 MiB."""
 

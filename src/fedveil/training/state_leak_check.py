@@ -114,7 +114,7 @@ def snapshot(value: object, of_objects: Callable[[object], object] = id) -> obje
         ModelError: the object holds an iterator, or more values than can be compared.
     """
     with _refusing_chains():
-        return _Teller(of_objects).told(value)
+        return _Teller(of_objects).describe(value)
 
 
 @contextmanager
@@ -160,18 +160,18 @@ class _Teller:
             for name, value in held.items():
                 # The keys of hooks are a counter of the whole process, so only the hooks themselves are compared.
                 hooks = name.endswith("_hooks") and isinstance(value, Mapping)
-                told = self._each(value.values()) if hooks else self.told(value)
+                told = self._each(value.values()) if hooks else self.describe(value)
                 found[f"{path}.{name}".lstrip(".")] = told
-            found[f"{path}.forward()".lstrip(".")] = self.told(type(part))
+            found[f"{path}.forward()".lstrip(".")] = self.describe(type(part))
         return found
 
-    def told(self, value: object) -> object:
+    def describe(self, value: object) -> object:
         """Return a description of a value."""
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
             hung = [
-                (name, self.told(one)) for name, one in vars(value).items() if not _is_compiler_note(name)
+                (name, self.describe(one)) for name, one in vars(value).items() if not _is_compiler_note(name)
             ]
             return value.dtype, value.shape, zlib.crc32(tensor_bytes(value)), hung
         if isinstance(value, np.ndarray) and value.dtype != object:
@@ -185,33 +185,33 @@ class _Teller:
         return self._within(value)
 
     def _each(self, values: Iterable[object]) -> list[object]:
-        return [self.told(value) for value in values]
+        return [self.describe(value) for value in values]
 
     def _within(self, value: object) -> object:  # noqa: C901 - one case for each kind of value
         match value:
             case nn.Module():
                 return self.module(value)
             case Mapping():
-                return [(self.told(key), self.told(one)) for key, one in value.items()], self._attributes(
-                    value
-                )
+                return [
+                    (self.describe(key), self.describe(one)) for key, one in value.items()
+                ], self._attributes(value)
             case list() | tuple() | deque() | np.ndarray():
                 return self._each(value), self._attributes(value)
             case set() | frozenset():
                 # A new _Teller for each element: the order of a set differs between processes and must not matter.
-                return sorted(repr(_Teller(self._of_objects).told(one)) for one in value), self._attributes(
-                    value
-                )
+                return sorted(
+                    repr(_Teller(self._of_objects).describe(one)) for one in value
+                ), self._attributes(value)
             case Random():
-                return self.told(value.getstate()), self._attributes(value)
+                return self.describe(value.getstate()), self._attributes(value)
             case torch.Generator():
-                return self.told(value.get_state())
+                return self.describe(value.get_state())
             case FunctionType():
                 return self._of_objects(value.__code__), self._function(value)
             case MethodType():
                 return self._each((value.__func__, value.__self__))
             case staticmethod() | classmethod():
-                return self.told(value.__func__)
+                return self.describe(value.__func__)
             case property():
                 return self._each((value.fget, value.fset))
             case partial():
@@ -248,7 +248,7 @@ class _Teller:
                     behind.add(id(one))
                     found += self._named(names, vars(one), behind)
             else:
-                found.append((name, self.told(one)))
+                found.append((name, self.describe(one)))
         return found
 
     def _class(self, kind: type) -> list[object]:
@@ -261,21 +261,21 @@ class _Teller:
             if isinstance(one, FunctionType | staticmethod | classmethod | property)
             or not name.startswith(("__", "_abc_"))
         ]
-        return [*((name, self.told(one)) for name, one in own), *self._each(kind.__bases__)]
+        return [*((name, self.describe(one)) for name, one in own), *self._each(kind.__bases__)]
 
     def _object(self, value: object) -> object:
         """Return a description of an object: its class and attributes, or its pickle if it has no attributes."""
         if hasattr(value, "__dict__") or any(_slots(one) for one in type(value).__mro__):
-            return self.told(type(value)), self._attributes(value)
+            return self.describe(type(value)), self._attributes(value)
         with suppress(Exception):  # pickling a third-party object may raise anything
-            return self.told(type(value)), zlib.crc32(pickle.dumps(value))
+            return self.describe(type(value)), zlib.crc32(pickle.dumps(value))
         return self._of_objects(value)
 
     def _attributes(self, value: object) -> list[object]:
         """Return the attributes of an object, in its dictionary and its slots."""
         slots = sorted({name for one in type(value).__mro__ for name in _slots(one) if hasattr(value, name)})
-        held = [(name, self.told(getattr(value, name))) for name in slots]
-        return held + [(name, self.told(one)) for name, one in getattr(value, "__dict__", {}).items()]
+        held = [(name, self.describe(getattr(value, name))) for name in slots]
+        return held + [(name, self.describe(one)) for name, one in getattr(value, "__dict__", {}).items()]
 
 
 def _is_compiler_note(name: str) -> bool:

@@ -81,6 +81,9 @@ def rounds_by_place() -> bool:
     return False
 
 
+# --- choice -------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
     """Options of the execution of local training.

@@ -20,10 +20,9 @@ from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS, Authority
 from fedveil.federation.enrollment.requests import Request
-from fedveil.federation.membership import LONGEST_REASON, Membership, Revoked
+from fedveil.federation.membership import LONGEST_REASON, MEMBERSHIP, Membership, Revoked
 from fedveil.files import parse_json, read_content, read_text, reading, replace_file, writing
 
-MEMBERSHIP: Final = "membership.toml"
 COORDINATOR: Final = "coordinator"
 """The name of the coordinator, which no silo has."""
 _KEY: Final = "founder.key"
@@ -161,12 +160,18 @@ def seal(
     """
     charter = Charter.read(folder / CHARTER)
     admitted = [Request.read(path) for path in sorted((folder / _ADMITTED).glob("*.request"))]
-    silos = [one for one in admitted if one.role == "silo"]
+    target = folder / "sealed" / MEMBERSHIP
+    before = Membership.read(target) if target.exists() else None
+    known = () if before is None else before.silos
+    # Silos that were sealed before keep their order: who is added changes nobody's number.
+    silos = sorted(
+        (one for one in admitted if one.role == "silo"),
+        key=lambda one: (known.index(one.name) if one.name in known else len(known), one.name),
+    )
     coordinators = [one for one in admitted if one.role == "coordinator"]
     if not silos or len(coordinators) != 1:
         raise ConfigError(f"{folder}: admit the coordinator and at least one silo before you seal")
-    target = folder / "sealed" / MEMBERSHIP
-    serial = max(above, Membership.read(target).serial if target.exists() else 0) + 1
+    serial = max(above, 0 if before is None else before.serial) + 1
     membership = Membership(
         silos=tuple(one.name for one in silos),
         roster=tuple(one.identity for one in silos),

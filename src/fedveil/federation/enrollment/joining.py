@@ -31,11 +31,11 @@ from fedveil.federation.enrollment.certificates import (
     node_public,
     server_key_digest,
 )
-from fedveil.federation.enrollment.founder import COORDINATOR, MEMBERSHIP, client_certificate
+from fedveil.federation.enrollment.founder import COORDINATOR, client_certificate
 from fedveil.federation.enrollment.requests import NAME, Request
 from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings
 from fedveil.federation.hosts.link_folder import LinkSettings
-from fedveil.federation.membership import Membership
+from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.files import read_content, replace_file, sync_folder, writing
 from fedveil.sanitize import sanitize
 
@@ -258,7 +258,7 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
     target = folder / MEMBERSHIP
     if target.exists():
-        _check_follows(sealed, offered, Membership.read(target))
+        offered.check_follows(Membership.read(target), sealed)
     if (folder / COORDINATOR_SETTINGS).exists():
         keys = _keys_of_coordinator(folder, offered, passphrase)
         kept, certificate, key = _server_key(folder).with_name("server.crt"), "server.crt", offered.server
@@ -320,21 +320,6 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file of the party's, whole or not at all."""
     with writing(path, ConfigError):
         replace_file(path, content)
-
-
-def _check_follows(sealed: Path, offered: Membership, present: Membership) -> None:
-    """Return if a membership is the present one, or a later one without whom the present one has revoked."""
-    if offered.digest == present.digest:
-        return
-    if offered.serial <= present.serial:
-        another = "another " if offered.serial == present.serial else ""
-        raise IntegrityError(
-            f"{sealed}: serial {offered.serial}, but {another}{present.serial} was accepted here before"
-        )
-    if {one.identity for one in present.revoked} - {one.identity for one in offered.revoked}:
-        raise IntegrityError(
-            f"{sealed}: a key that was revoked before is not revoked in it: the founder must revoke it again"
-        )
 
 
 def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import ConfigError
-from fedveil.federation.enrollment.founder import MEMBERSHIP, admit, create_federation, seal
+from fedveil.federation.enrollment.founder import admit, create_federation, seal
 from fedveil.federation.enrollment.joining import (
     DRAFT,
     DraftedPolicy,
@@ -18,6 +18,7 @@ from fedveil.federation.enrollment.joining import (
     join_as_coordinator,
     join_as_silo,
 )
+from fedveil.federation.membership import MEMBERSHIP
 
 
 @dataclass(frozen=True, kw_only=True)

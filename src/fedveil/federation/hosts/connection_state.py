@@ -91,6 +91,11 @@ class LinkConnection:
         self._silos, self._lock = silos, threading.Lock()
         self._seen: Sequence[float | None] | None = None
 
+    def set_silos(self, silos: tuple[str, ...]) -> None:
+        """Set the names, where the membership has changed; nothing is known of the contacts then."""
+        with self._lock:
+            self._silos, self._seen = silos, None
+
     def note_contacts(self, seen: Sequence[float | None] | None) -> None:
         """Note the seconds since each silo asked last; None where the link does not answer."""
         with self._lock:
@@ -104,14 +109,14 @@ class LinkConnection:
     def facts(self) -> dict[str, Any]:
         """Return what is told of the connections."""
         with self._lock:
-            seen = self._seen
+            seen, silos = self._seen, self._silos
         if seen is None:
             return {"link": False, "cause": self.trouble()}
-        contacts = {name: ago for name, ago in zip(self._silos, seen, strict=True) if ago is not None}
+        contacts = {name: ago for name, ago in zip(silos, seen, strict=True) if ago is not None}
         connected = sorted(name for name, ago in contacts.items() if ago <= CONTACT_SECONDS)
         return {
             "link": True,
             "connected": connected,
-            "absent": sorted(set(self._silos) - set(connected)),
+            "absent": sorted(set(silos) - set(connected)),
             "last_contact_seconds": {name: round(ago, 1) for name, ago in contacts.items()},
         }

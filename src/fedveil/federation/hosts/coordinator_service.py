@@ -26,7 +26,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ProcessError
 from fedveil.federation.hosts.connection_state import LinkConnection
-from fedveil.federation.hosts.folders import CoordinatorFolder, check_server_key, members_of
+from fedveil.federation.hosts.folders import CoordinatorFolder, MembershipFile, members_of
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.metrics import Meter, as_metrics
 from fedveil.federation.hosts.metrics_server import MetricsServer
@@ -76,9 +76,13 @@ class CoordinatorService:
     """
 
     def __init__(self, home: CoordinatorFolder) -> None:
-        self._home, membership = home, home.membership
+        self._file, self._membership = MembershipFile(home), home.membership
+        self._home, membership = home.under(self._membership), self._membership
         self._members = members_of(membership)
-        check_server_key(home)
+        self._newest, self._told = membership, ""
+        self._superseded, self._playing = threading.Event(), threading.Lock()
+        self._monitoring = threading.Lock()
+        home.check_own_keys()
         self._folder = RunningFolder(home.path)
         self._waiting: queue.Queue[_Submitted | None] = queue.Queue()
         self._stopping = threading.Event()
@@ -102,6 +106,11 @@ class CoordinatorService:
         self._player.start()
         for work in (self._accept, self._watch_link):
             threading.Thread(target=work, daemon=True).start()
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """Names of the silos of the membership that it is served under."""
+        return self._membership.silos
 
     def wait(self) -> None:
         """Wait until :meth:`stop`."""
@@ -127,7 +136,9 @@ class CoordinatorService:
         """Introduce the members to every link that starts, and note which silos are connected."""
         connected = set[str]()
         while not self._stopping.wait(_LOOK_SECONDS):
-            self._connection.note_contacts(self._monitor.last_contacts())
+            self._look_at_membership()
+            with self._monitoring:
+                self._connection.note_contacts(self._monitor.last_contacts())
             facts = self._connection.facts()
             now = set(facts.get("connected", ()))
             for name in sorted(now - connected):
@@ -135,6 +146,51 @@ class CoordinatorService:
             for name in sorted(connected - now):
                 _log.warning("silo %s is not connected any more", name)
             connected = now
+
+    def _look_at_membership(self) -> None:
+        """Go on under a membership that was accepted: between two runs, or at once where it takes a key away."""
+        try:
+            self._read_membership()
+            if not self._newest.extends(self._membership):
+                self._superseded.set()  # ends the run that is played
+            if self._newest.digest != self._membership.digest and self._playing.acquire(blocking=False):
+                try:
+                    self._renew()
+                finally:
+                    self._playing.release()
+        except FedveilError as error:
+            if (said := str(error)) != self._told:
+                _log.error("the changed membership is not used: %s", said)
+                self._told = said
+
+    def _read_membership(self) -> None:
+        """Note the newest membership that was accepted.
+
+        Raises:
+            FedveilError: the file is not one that this coordinator may go on under.
+        """
+        found = self._file.read_if_changed(self._newest)
+        if found is not None:
+            self._newest = found
+
+    def _renew(self) -> None:
+        """Go on under the newest membership; no run is played now.
+
+        Raises:
+            FedveilError: a key cannot be read.
+        """
+        if self._newest.digest == self._membership.digest:
+            return
+        home = self._home.again().under(self._newest)
+        _ = home.identity
+        self._membership, self._home = self._newest, home
+        self._members, silos = members_of(self._membership), self._membership.silos
+        self._meter.set_silos(silos)
+        with self._monitoring:
+            self._connection.set_silos(silos)
+            self._monitor.set_members(self._members)
+        self._superseded.clear()
+        _log.info("goes on under membership %d", self._membership.serial)
 
     def _figures(self) -> str:
         status = party_status(self._home.path, served=True) | {"connection": self._connection.facts()}
@@ -165,7 +221,7 @@ class CoordinatorService:
             submitted = self._waiting.get()
             if submitted is None:
                 return
-            with submitted.connection:
+            with submitted.connection, self._playing:
                 if not self._stopping.is_set():
                     play = self._ask_policies if submitted.is_document else self._play
                     end = json.dumps(asdict(play(submitted.path))).encode()
@@ -173,6 +229,9 @@ class CoordinatorService:
                     with contextlib.suppress(OSError):  # nobody may wait any more
                         send_frame(submitted.connection, end)
             self._waiting.task_done()
+
+    def _is_ending(self) -> bool:
+        return self._stopping.is_set() or self._superseded.is_set()
 
     def _exchange(self, party: CoordinatorParty[Any], most_seconds: float = math.inf) -> tuple[str, ...]:
         """Exchange messages until a part of a run ends; return the silos whose silence has ended it.
@@ -194,10 +253,14 @@ class CoordinatorService:
         transport = MailboxClient(self.link.socket, self._members, party.longest_answer)
         with contextlib.closing(transport):
             silent: tuple[str, ...] = loop.exchange_messages(
-                transport, party, self._home.membership.silos, patience, self._meter, self._stopping.is_set
+                transport, party, self._membership.silos, patience, self._meter, self._is_ending
             )
         if not party.is_finished:
-            raise ProcessError("the coordinator's process was stopped")
+            raise ProcessError(
+                "a key was replaced or revoked in the membership that was accepted; resume the run under it"
+                if self._superseded.is_set()
+                else "the coordinator's process was stopped"
+            )
         return silent
 
     def _ask_policies(self, document: Path) -> RunOutcome:
@@ -237,6 +300,8 @@ class CoordinatorService:
     def _outcome_of(self, play: Callable[[], RunOutcome]) -> RunOutcome:
         """Return how a play ends; whatever it raises becomes a text, and this process goes on."""
         try:
+            self._read_membership()
+            self._renew()
             return play()
         except FedveilError as problem:
             error = str(problem)

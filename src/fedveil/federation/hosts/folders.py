@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from importlib import import_module
@@ -15,7 +16,7 @@ from pydantic import Field, model_validator
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
 from fedveil.data.schema import FileFormat, Schema, read_schema
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, FedveilError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.enrollment.certificates import (
     certificate_key_digest,
@@ -26,7 +27,7 @@ from fedveil.federation.enrollment.certificates import (
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.settings import Settings, group_number
 from fedveil.federation.hosts.sockets import KEY_PROCESS
-from fedveil.federation.membership import Membership
+from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.files import read_content
 
@@ -109,6 +110,7 @@ class _Folder(ABC):
     def __init__(self, path: Path, passphrase: Passphrase | None = None) -> None:
         self.path = path.absolute()
         self._passphrase = passphrase
+        self._fixed: Membership | None = None
         if not (self.path / "membership.toml").is_file():
             raise ConfigError(
                 f"{path}: not a folder of a party that accepted a membership: it has no membership.toml; "
@@ -119,10 +121,20 @@ class _Folder(ABC):
         """Return the path of one of its files."""
         return self.path / name
 
+    def again(self) -> Self:
+        """Return the folder as if it were opened now: its keys are read again."""
+        return type(self)(self.path, self._passphrase)
+
+    def under(self, membership: Membership) -> Self:
+        """Return the folder with a membership that stays the same, whatever its file becomes, until it is over."""
+        found = copy(self)
+        found._fixed = membership
+        return found
+
     @property
     def membership(self) -> Membership:
         """The federation, as its founder sealed it."""
-        membership = Membership.read(self / "membership.toml")
+        membership = self._fixed or Membership.read(self / MEMBERSHIP)
         membership.check(Charter.read(self / CHARTER))
         return membership
 
@@ -176,6 +188,54 @@ class _Folder(ABC):
         return schema
 
 
+class MembershipFile:
+    """A party's ``membership.toml``, which its operator may replace while the party is served.
+
+    Args:
+        folder: the party's.
+    """
+
+    def __init__(self, folder: CoordinatorFolder | SiloFolder) -> None:
+        self._folder = folder
+        self._stamp = self._current_stamp()
+        self._refused: tuple[object, FedveilError] | None = None
+
+    def read_if_changed(self, present: Membership) -> Membership | None:
+        """Return the membership of a file that was written since the last call; None if none was.
+
+        A file that is refused is refused again in the next call.
+
+        Args:
+            present: the one that the party goes on under.
+
+        Raises:
+            ConfigError: it cannot be read, or is not valid at this clock.
+            IntegrityError: the charter's founder has not sealed it, it does not follow the present one, or it does
+                not have the party's own keys.
+        """
+        stamp = self._current_stamp()
+        if stamp == self._stamp:
+            return None
+        if self._refused is not None and self._refused[0] == stamp:
+            raise self._refused[1]
+        try:
+            found = self._folder.membership
+            found.check_follows(present, self._folder / MEMBERSHIP)
+            self._folder.again().check_own_keys()
+        except FedveilError as error:
+            self._refused = stamp, error
+            raise
+        self._stamp = stamp
+        return found
+
+    def _current_stamp(self) -> tuple[int, ...] | None:
+        try:
+            now = (self._folder / MEMBERSHIP).stat()
+        except OSError:
+            return None
+        return now.st_ino, now.st_size, now.st_mtime_ns
+
+
 class CoordinatorFolder(_Folder):
     """The coordinator's folder."""
 
@@ -188,6 +248,22 @@ class CoordinatorFolder(_Folder):
     def link(self) -> LinkFolder:
         """The folder of its link."""
         return LinkFolder(self.path / self.settings.link)
+
+    def check_own_keys(self) -> None:
+        """Check that the membership has this coordinator's keys.
+
+        Raises:
+            IntegrityError: it has another identity key.
+            ConfigError: the link's certificate is of another key than it names: silos accept no other.
+        """
+        if self.identity.public != self.membership.coordinator:
+            raise IntegrityError(f"{self / 'identity.key'}: not the key that membership.toml has")
+        path = self.link / "server.crt"
+        if certificate_key_digest(path) != self.server_key:
+            raise ConfigError(
+                f"{path}: not of the key that membership.toml names; accept the membership again, with server.crt "
+                "beside it"
+            )
 
     def _own_expiry(self) -> dict[str, float]:
         return {"server.crt": days_left(self.link / "server.crt", self / "ca.crt")}
@@ -215,6 +291,19 @@ class SiloFolder(_Folder):
                 "name a path outside it"
             )
         return group_number(self.settings.group, self / "silo.toml")
+
+    def check_own_keys(self) -> None:
+        """Check that the membership has this silo's identity key.
+
+        Raises:
+            IntegrityError: it has another.
+        """
+        name, membership = self.settings.name, self.membership
+        if self.identity.public != membership.roster[membership.number(name)]:
+            raise IntegrityError(
+                f"{self / 'identity.key'}: not the key that membership.toml has for '{name}'; accept the membership "
+                "again, with the keys that it names in place"
+            )
 
     def _own_expiry(self) -> dict[str, float]:
         return {"client.crt": check_client_certificate(self.path)}
@@ -253,19 +342,6 @@ def members_of(membership: Membership) -> Members:
         names=membership.silos,
         revoked=tuple(one.transport for one in membership.revoked if one.transport),
     )
-
-
-def check_server_key(home: CoordinatorFolder) -> None:
-    """Check that the link's certificate has the key that the membership names: silos accept no other.
-
-    Raises:
-        ConfigError: it has another, or the membership names none.
-    """
-    path = home.link / "server.crt"
-    if certificate_key_digest(path) != home.server_key:
-        raise ConfigError(
-            f"{path}: not of the key that membership.toml names; accept the membership again, with server.crt beside it"
-        )
 
 
 def schema_digest(path: Path) -> bytes:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedveil.errors import ConfigError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.policy import counted_sentence
 from fedveil.federation.silo_ledger import LEDGER
@@ -26,10 +25,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
     """
     settings, membership, policy = silo.settings, silo.membership, silo.policy
     number = membership.number(settings.name)
-    if silo.identity.public != membership.roster[number]:
-        raise ConfigError(
-            f"{silo / 'identity.key'}: not the key that membership.toml has for '{settings.name}'"
-        )
+    silo.check_own_keys()
     file, days = silo.first_expiry
     share = silo.share()
     per_user = np.bincount(share.train.user, minlength=share.n_users)

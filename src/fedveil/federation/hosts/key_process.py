@@ -15,12 +15,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import listen
+from fedveil.federation.membership import MEMBERSHIP
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.files import sync_folder, writing
 from fedveil.protocols.errors import ProtocolError
@@ -54,14 +55,13 @@ def open_silo(folder: SiloFolder) -> SiloParty:
     settings, membership = folder.settings, folder.membership
 
     def standing() -> Standing:
-        return Standing(membership=folder.membership, policy=folder.policy)
+        now = folder.membership
+        now.check_follows(membership, folder / MEMBERSHIP)
+        # The silo goes on under a membership that only lacks new silos (:class:`~.served_silo.ServedSilo`).
+        return Standing(membership=membership if now.extends(membership) else now, policy=folder.policy)
 
     number = membership.number(settings.name)
-    if folder.identity.public != membership.roster[number]:
-        raise IntegrityError(
-            f"{folder / 'identity.key'}: not the key that membership.toml has for '{settings.name}'; "
-            "accept the membership again, with the keys that it names in place"
-        )
+    folder.check_own_keys()
     share = folder.share()
     state = folder / "state"
     with writing(state, ConfigError):
@@ -74,6 +74,22 @@ def open_silo(folder: SiloFolder) -> SiloParty:
         share=share,
         state=state,
     )
+
+
+class Answering(Protocol):
+    """What answers the messages of a key process: a silo."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Read a message of the coordinator and return the answer."""
+
+    def in_progress_message(self, data: bytes) -> bytes:
+        """Return a keep-alive that answers a message."""
+
+    def longest(self, beginning: bytes) -> int:
+        """Return the size limit in bytes of a message with this beginning."""
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class KeyProcess:
@@ -92,7 +108,7 @@ class KeyProcess:
 
     def __init__(
         self,
-        party: SiloParty,
+        party: Answering,
         path: Path,
         sign_of_life: float = SIGN_OF_LIFE,
         group: int | None = None,

@@ -96,8 +96,10 @@ class Link:
         self.mailbox = Mailbox()
         digests = KeyDigests()
         self._servers = list[HttpServer]()
+        self._folder, self._stamp = folder, _stamp_of(folder)
+        self._context: ssl.SSLContext | None = None
         if settings.port:
-            context = server_context(folder)
+            context = self._context = server_context(folder)
             public = SiloEndpoint(self.mailbox, by_certificate(digests), limits)
             opened = listen_publicly(settings.host, settings.port)
 
@@ -116,6 +118,21 @@ class Link:
         )
         for name, endpoint in local.items():
             self._servers.append(HttpServer(listen(running / name, group), endpoint, limits))
+
+    def read_certificate_again(self) -> None:
+        """Use certificate and key from now on, where the coordinator has accepted others since they were read.
+
+        Connections that are open stay. Files that do not fit one another are read again later: one of them may not be
+        written yet.
+        """
+        stamp = _stamp_of(self._folder)
+        if self._context is None or stamp == self._stamp:
+            return
+        with contextlib.suppress(OSError, FedveilError):  # an SSLError is an OSError
+            server_context(self._folder)
+            self._context.load_cert_chain(self._folder / "server.crt", self._folder / "server.key")
+            self._stamp = stamp
+            _log.info("serves a new certificate")
 
     async def serve(self) -> None:
         """Serve until this task is cancelled."""
@@ -150,6 +167,7 @@ def serve_link(
             serving = asyncio.ensure_future(link.serve())
             while not serving.done() and not is_ending():
                 await asyncio.wait((serving,), timeout=_LOOK_SECONDS)
+                link.read_certificate_again()
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
@@ -157,6 +175,19 @@ def serve_link(
         asyncio.run(serve())
     finally:
         running.close()
+
+
+def _stamp_of(folder: LinkFolder) -> tuple[tuple[int, int] | None, ...]:
+    """Return when certificate and key were written; a replaced file has another number."""
+
+    def one(path: Path) -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    return one(folder / "server.crt"), one(folder / "server.key")
 
 
 def _allow_descriptors() -> None:

@@ -37,6 +37,11 @@ class Meter:
         self._waited = 0.0
         self._heard: dict[str, float] = {}
 
+    def set_silos(self, silos: tuple[str, ...]) -> None:
+        """Set the names, where the membership has changed."""
+        with self._lock:
+            self._silos = silos
+
     def count_message(self, outcome: str) -> None:
         """Count a silo's message by what became of it."""
         with self._lock:

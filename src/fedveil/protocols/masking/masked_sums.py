@@ -15,8 +15,7 @@ from jaxtyping import Float64, Int64
 
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.exchanges import Exchanges, ExchangeStep
-from fedveil.protocols.masking.recoverable_aggregation import check_threshold
-from fedveil.protocols.masking.recovery_messages import (
+from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -25,6 +24,7 @@ from fedveil.protocols.masking.recovery_messages import (
     ShareBundle,
     SignedSurvivors,
     Survivors,
+    check_threshold,
 )
 from fedveil.protocols.masking.recovery_server import RecoverableServer
 from fedveil.protocols.masking.recovery_silo import RecoverableSilo

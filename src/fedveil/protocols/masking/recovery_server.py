@@ -12,9 +12,10 @@ from fedveil.crypto.key_agreement import AgreementKey, RoundId, derive
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import Share, combine, consistent, odd_one_out
 from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.masking.recoverable_aggregation import SEED_PURPOSE, Phase, check_threshold
-from fedveil.protocols.masking.recovery_messages import (
+from fedveil.protocols.masking.recoverable_aggregation import (
+    SEED_PURPOSE,
     AgreedSurvivors,
+    Phase,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
@@ -22,6 +23,7 @@ from fedveil.protocols.masking.recovery_messages import (
     ShareBundle,
     SignedSurvivors,
     Survivors,
+    check_threshold,
 )
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
 from fedveil.protocols.messages import SERVER, Envelope, MaskedVector, Message, RoundStart

@@ -18,12 +18,8 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     SEAL_PURPOSE,
     SEED_PURPOSE,
     SHARE_PURPOSE,
-    Phase,
-    check_threshold,
-    list_of,
-)
-from fedveil.protocols.masking.recovery_messages import (
     AgreedSurvivors,
+    Phase,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
@@ -31,6 +27,8 @@ from fedveil.protocols.masking.recovery_messages import (
     ShareBundle,
     SignedSurvivors,
     Survivors,
+    check_threshold,
+    list_of,
 )
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan, Units
 from fedveil.protocols.messages import Envelope, MaskedVector, Message, RoundStart

@@ -21,7 +21,7 @@ from fedveil.protocols.field_codecs import (
     wire_field,
 )
 from fedveil.protocols.messages import Message, message
-from fedveil.protocols.weighting.inputs import SEED_BYTES
+from fedveil.protocols.weighting.private_weighting import SEED_BYTES
 from fedveil.protocols.wire import Reader, Writer
 
 _MOST: Final = 1 << 19

@@ -70,6 +70,9 @@ def in_threads(function: Callable[..., _T], *columns: Iterable[Any]) -> list[_T]
     return [made[place] for place in range(len(rows))]
 
 
+# --- weights ------------------------------------------------------------------------------------------------
+
+
 MaskKeys = Sequence[tuple[bytes, bool]]
 """Keys of pairwise masks, each with True if this silo adds the mask and its peer subtracts it."""
 

@@ -14,7 +14,6 @@ from fedveil.protocols.exchanges import Exchanges, ExchangeStep, Shape
 from fedveil.protocols.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protocols.protocol import ClientContext, ClientInputs, ClientProtocol, ServerProtocol
 from fedveil.protocols.weighting.ciphers import Cipher
-from fedveil.protocols.weighting.inputs import WeightedInputs
 from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -27,6 +26,7 @@ from fedveil.protocols.weighting.messages import (
     WeightingKey,
 )
 from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
+from fedveil.protocols.weighting.private_weighting import WeightedInputs
 from fedveil.protocols.weighting.server import WeightingServer
 from fedveil.protocols.weighting.silo import WeightingSilo
 

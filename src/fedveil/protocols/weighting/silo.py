@@ -20,7 +20,6 @@ from fedveil.protocols.errors import OwnRecordsError, ProtocolError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, Message, OwnMask, RevealRequest
 from fedveil.protocols.parties import KeyedSilo
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.weighting.inputs import SEED_BYTES, WeightedInputs
 from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -33,7 +32,14 @@ from fedveil.protocols.weighting.messages import (
     WeightingKey,
 )
 from fedveil.protocols.weighting.plan import WeightingPlan
-from fedveil.protocols.weighting.private_weighting import Contributions, Evaluator, Phase, transfer_context
+from fedveil.protocols.weighting.private_weighting import (
+    SEED_BYTES,
+    Contributions,
+    Evaluator,
+    Phase,
+    WeightedInputs,
+    transfer_context,
+)
 
 KEY_PURPOSE = "private weighting"
 _SEED, _HISTOGRAM = "private weighting: blinding seed", "private weighting: histogram mask"

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedveil.data.columns import ColumnTable, read_columns
 from fedveil.data.records import Population
 from fedveil.data.schema import Label, Schema
+from fedveil.data.tables import files_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json, reading
 from fedveil.run.config.declared_tables import DeclaredTables
@@ -164,7 +165,8 @@ def attach_scores(
         outputs: (t, k) float64 outputs for the held-out records; NaN if the model diverged.
     """
     assert experiment.data.table is not None
-    table = read_columns(asked.schema_, experiment.data.table.files, groups_of(asked))
+    files = files_of(population, experiment.data.table.files)
+    table = read_columns(asked.schema_, files, groups_of(asked))
     return with_outputs(asked, table, population, outputs)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from fedveil.data.columns import ColumnTable, read_columns
+from fedveil.data.memory_tables import TableFile
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import RunFolder
@@ -66,12 +68,16 @@ class PreparedReleases(ABC):
         return len(self.series.releases)
 
 
-def read_records(prepared: PreparedReleases) -> ColumnTable:
+def read_records(prepared: PreparedReleases, files: Sequence[TableFile] | None = None) -> ColumnTable:
     """Return the records of all silos, in the columns that the releases read.
+
+    Args:
+        prepared: the releases.
+        files: the tables; None: the files that the document names.
 
     Raises:
         DataError: the tables are missing or do not fit the schema.
     """
     table = prepared.document.data.table
     assert table is not None, "TableDocument asks for it"
-    return read_columns(prepared.declared.schema, table.files, prepared.release(()).step.columns)
+    return read_columns(prepared.declared.schema, files or table.files, prepared.release(()).step.columns)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.data.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.data.records import Population
+from fedveil.data.tables import files_of
 from fedveil.methods.method import training_bound
 from fedveil.run.setup import Prepared
 from fedveil.statistics.preprocessing import LENGTH
@@ -27,7 +28,8 @@ def training_records(prepared: Prepared, made: int) -> ColumnTable:
     if planned.releases[made].of_model:
         return lengths_of_updates(prepared, prepared.task.initial())
     assert table is not None, "Experiment asks for it"
-    found = read_columns(planned.wanted.schema_, table.files, planned.releases[made].step.columns)
+    files = files_of(population, table.files)
+    found = read_columns(planned.wanted.schema_, files, planned.releases[made].step.columns)
     if population.test_rows is None:
         return found
     return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))

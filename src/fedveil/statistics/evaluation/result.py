@@ -138,6 +138,9 @@ class Classes(Evaluator):
         )
 
 
+# --- evaluation ---------------------------------------------------------------------------------------------
+
+
 FILE: Final = "evaluation.json"
 
 EVALUATING: Final = "checkpoint/evaluation.json"

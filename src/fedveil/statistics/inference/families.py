@@ -338,10 +338,15 @@ class PiecewiseExponential(Family):
     (M, x sum M) is convex, so its largest value is at a corner: max(2, |z|^2). An event at a point of the grid is one
     of the interval before it; what is after the grid's end counts as censored there.
 
+    With late entry a record is followed from its entry on, and its cumulative hazard begins there at 0. The entry is
+    known before anything of the record counts, so the martingale from the entry on still has mean zero among those
+    who had no event before it. The hazards of the intervals are in the same simplex, so every bound stays the same.
+
     Attributes:
         grid: g_0 < ... < g_J, times.
         rate: a public guess at events per unit of time, to start from.
         hazard: c, at most 1.
+        entry: column of the time at which a record came under observation; None: all are from the beginning.
     """
 
     name: ClassVar[str] = "survival"
@@ -355,6 +360,7 @@ class PiecewiseExponential(Family):
     grid: tuple[float, ...]
     rate: float
     hazard: float = 0.6
+    entry: str | None = None
 
     @property
     def leading(self) -> tuple[str, ...]:
@@ -376,7 +382,7 @@ class PiecewiseExponential(Family):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.time, self.event
+        return (self.time, self.event, *(() if self.entry is None else (self.entry,)))
 
     def score_norm(self, bound: float) -> float:
         """max(sqrt 2, B)."""
@@ -401,23 +407,32 @@ class PiecewiseExponential(Family):
         return math.log(self.rate)
 
     def target(self, table: ColumnTable) -> Known:
-        """Return time and event."""
+        """Return time, event, and the entry if one is declared.
+
+        A record whose entry is missing, negative, or not before its time is left out, like one without a time.
+        """
         time, event = table.numbers(self.time), table.places(self.event)
         known = (time.state == State.VALID) & (event.state == State.VALID)
-        return np.stack((time.values, event.values.astype(np.float64)), axis=1), known
+        found = [time.values, event.values.astype(np.float64)]
+        if self.entry is not None:
+            entry = table.numbers(self.entry)
+            known &= (entry.state == State.VALID) & (entry.values >= 0) & (entry.values < time.values)
+            found.append(np.where(known, entry.values, 0.0))
+        return np.stack(found, axis=1), known
 
     def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
         """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
         grid, size = np.array(self.grid), len(self.leading)
-        time, happened = target.T
+        time, happened = target.T[:2]
+        entry = target[:, 2] if target.shape[1] > 2 else np.full(len(time), -np.inf)
+        begin = np.maximum(grid[:-1], entry[:, None])
+        exposed = np.clip(time[:, None] - begin, 0, np.maximum(grid[1:] - begin, 0))
         predictor = theta[:size] + predictor_of(covariates, theta[size:])[:, None]
-        hazards = np.clip(time[:, None] - grid[:-1], 0, np.diff(grid)) * np.exp(
-            np.clip(predictor, -REACH, REACH)
-        )
+        hazards = exposed * np.exp(np.clip(predictor, -REACH, REACH))
         until = np.cumsum(hazards, axis=1)
         before = np.concatenate((np.zeros((len(time), 1)), until[:, :-1]), axis=1)
         followed = np.clip(self.hazard - before, 0, hazards)
-        counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > grid[0]) & (time <= grid[-1])
+        counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > begin[:, 0]) & (time <= grid[-1])
         martingale = -followed
         place = np.clip(np.searchsorted(grid, time, side="left") - 1, 0, size - 1)
         martingale[np.arange(len(time)), place] += counted

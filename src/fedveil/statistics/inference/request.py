@@ -223,7 +223,9 @@ class SurvivalInference(_Asked):
                 "inference.family: the schema's target is no survival time (target.kind = 'survival')"
             )
         rate = self.rate or 0.5 / (self.grid[-1] - self.grid[0])
-        return PiecewiseExponential(target.time, target.event, self.grid, rate, self.hazard)
+        return PiecewiseExponential(
+            target.time, target.event, self.grid, rate, self.hazard, entry=target.entry
+        )
 
 
 Inference = Annotated[

@@ -90,6 +90,9 @@ def schedule(family: Family) -> tuple[Part, ...]:
     return _EXPONENTIAL if family.exponential else _STEADY
 
 
+# --- regression ---------------------------------------------------------------------------------------------
+
+
 _LEAST_BOUND: Final = 1.5
 FILE: Final = "inference.json"
 TOO_FEW: Final = (

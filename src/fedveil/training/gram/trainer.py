@@ -157,6 +157,9 @@ def _write_gradient(
         bias_gradient.copy_(slopes.sum(-1))
 
 
+# --- trainer ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class GramTrainer(PartitionedTrainer):
     """Trainer of linear models in the span of their records.

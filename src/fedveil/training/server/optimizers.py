@@ -97,6 +97,9 @@ def _sine_of_quarters(v: float) -> float:
     return value * v
 
 
+# --- optimisers ---------------------------------------------------------------------------------------------
+
+
 State: TypeAlias = Mapping[str, Tensor]
 """The state of an optimiser between rounds: tensors by name, on the CPU; saved with every checkpoint."""
 

@@ -74,6 +74,10 @@ class MailboxClient:
         response = self._request("GET", MEMBERS_PATH)
         return None if response is None else json.loads(response.content)
 
+    def set_members(self, members: Members) -> None:
+        """Set who may fetch messages; the mailbox is told in the next request."""
+        self._members, self._mailbox = members, ""
+
     def introduce(self) -> bool:
         """Introduce the members to the mailbox and offer all current messages; return whether it is there."""
         try:

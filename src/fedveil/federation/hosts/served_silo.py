@@ -1,0 +1,106 @@
+"""A silo that goes on under a membership that its operator accepts while it is served.
+
+Claim: a served silo uses a membership only if the founder whom its charter names sealed it, it has a larger serial
+number than the one before and all its revocations, and it names this silo's keys. Where it only adds silos, the silo
+goes on under the membership before until the coordinator proposes a session under the new one, so that no run ends.
+Where it revokes, replaces or removes a key, the silo goes on under it at once, and leaves the session that is open.
+Where ``membership.toml`` is none of these, the silo joins no session.
+
+Conditions: whoever can write to the silo's folder is its operator, who typed in the fingerprint (``silo accept``), and
+the folder has its ledger, which refuses a smaller serial number at every start. Enforced by :meth:`ServedSilo.receive`,
+:func:`~fedveil.federation.hosts.key_process.open_silo`, and :meth:`Membership.check_follows`.
+``tests/test_renewed_membership.py`` tries a foreign seal, an older membership, a lost revocation and another key.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from fedveil.errors import FedveilError
+from fedveil.federation.hosts.folders import MembershipFile, SiloFolder
+from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.silo import SiloParty
+from fedveil.protocols.errors import ProtocolError
+
+_log: Final = logging.getLogger("fedveil.silo")
+
+
+class ServedSilo:
+    """The silo of a folder, opened again where its membership has changed; see the module.
+
+    :meth:`receive` is called by one thread, the other methods by any.
+
+    Args:
+        folder: the silo's.
+
+    Raises:
+        FedveilError: whatever is wrong with keys, policy, schema or table.
+    """
+
+    def __init__(self, folder: SiloFolder) -> None:
+        self._folder = folder
+        self._file = MembershipFile(folder)
+        self._party: SiloParty | None = open_silo(folder)
+        self._newest, self._told = self._party.membership, ""
+
+    def receive(self, data: bytes) -> bytes:
+        """Read a message of the coordinator and return the answer, as :meth:`SiloParty.receive` does."""
+        self._read_membership()
+        party = self._open_party()
+        newest, present = self._newest, party.membership
+        if newest.digest != present.digest and (
+            not newest.extends(present) or party.proposed_membership(data) == newest.digest
+        ):
+            party = self._renew(party)
+        return party.receive(data)
+
+    def in_progress_message(self, data: bytes) -> bytes:
+        """Return a keep-alive that answers a message."""
+        return self._open_party().in_progress_message(data)
+
+    def longest(self, beginning: bytes) -> int:
+        """Return the size limit in bytes of a message with this beginning."""
+        return self._open_party().longest(beginning)
+
+    def close(self) -> None:
+        """Close the ledger; closing twice is harmless."""
+        if self._party is not None:
+            self._party.close()
+
+    def _open_party(self) -> SiloParty:
+        if self._party is None:
+            raise ProtocolError("the silo cannot be opened under its newest membership; its own log says why")
+        return self._party
+
+    def _read_membership(self) -> None:
+        """Note the newest membership, if the file has changed; one that is not to be used ends no session."""
+        try:
+            found = self._file.read_if_changed(self._newest)
+        except FedveilError as error:
+            # The party itself refuses sessions for as long as the file is not right.
+            if (said := str(error)) != self._told:
+                _log.error("the changed membership is not used: %s", said)
+                self._told = said
+            return
+        if found is not None:
+            self._newest = found
+        if self._party is None:
+            self._party = self._reopened()
+
+    def _renew(self, party: SiloParty) -> SiloParty:
+        """Open the silo under the newest membership; the one before is closed first, because it has the ledger."""
+        party.close()
+        self._party = None
+        self._party = self._reopened()
+        return self._open_party()
+
+    def _reopened(self) -> SiloParty | None:
+        self._folder = self._folder.again()
+        try:
+            opened = open_silo(self._folder)
+        except FedveilError as error:
+            _log.error("the silo cannot be opened under membership %d: %s", self._newest.serial, error)
+            return None
+        _log.info("goes on under membership %d", opened.membership.serial)
+        return opened
