@@ -131,7 +131,6 @@ def test_a_bridged_silo_has_one_process_and_a_socket_for_a_group(tmp_path: Path)
     before = tree(os.getpid())
     service = SiloService(folder)
     try:
-        assert service.network is None
         assert tree(os.getpid()) == before
         assert (guard.stat().st_mode & 0o777, guard.stat().st_gid) == (0o660, group.gr_gid)
         assert {path.stat().st_mode & 0o077 for path in (folder.path, folder / "run")} == {0}
