@@ -37,7 +37,7 @@ from fedveil.run.setup import prepare
 TABLE: Final = "tables"
 COMMAND: Final = "fedveil bench tables"
 FOLDER: Final = Path("results")
-SEEDS: Final = range(40, 45)
+SEEDS: Final = range(40, 56)
 """Seeds of the benchmark; they chose nothing."""
 EPSILONS: Final = (1.0, 2.0, 5.0)
 SILOS: Final = 4
@@ -165,8 +165,8 @@ RECOMMENDED: Final[dict[str, Any]] = {
 MODELS: Final[dict[str, dict[str, Any]]] = {
     "recipe U": RECOMMENDED,
     "newton": {
-        "rounds": 10,
-        "model": {"name": "linear", "loss": "binary_cross_entropy"},
+        "rounds": 12,
+        "model": {"name": "whitened-linear", "loss": "binary_cross_entropy"},
         "method": {"name": "newton"},
     },
     "boosted-trees": {

@@ -215,7 +215,8 @@ def _of_methods() -> list[Case]:
         stream = {"correlated": {"period": period, "bands": bands}}
         add("uldp-avg", f"{bands} bands of {period}", method={**NOISY, **stream}, rounds=2)
     for name, keys in SUMS.items():
-        around = {"model": {"name": "boosted-trees"}, "rounds": 2} if name == "boosted-trees" else {}
+        own_model = "boosted-trees" if name == "boosted-trees" else "whitened-linear"
+        around = {"model": {"name": own_model}, "rounds": 2}
         numbers, target = {"noise_multiplier": 2.0}, {"privacy": {"epsilon": 3.0}}
         add(name, method=numbers | keys, **around)
         add(name, "without noise", method={"noise_multiplier": 0}, **around)
@@ -258,6 +259,7 @@ def _of_methods() -> list[Case]:
         more = {"step": 0.5} if name.endswith("sdq") else {}
         noisy(name, clients, **more)
         add(name, "by norm", method={"noise_multiplier": 5.0, "scale": "norm", **more}, **clients)
+    add("fl-gaussian", "rounded", method={**NOISY, "step": 0.5}, **clients)
     for lattice in ("Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"):
         add("cepam-gaussian", lattice, method={**NOISY, "lattice": lattice}, **clients)
         add("uldp-avg", f"lrsuq {lattice}", method=NOISY, channel={"name": "lrsuq", "lattice": lattice})

@@ -128,7 +128,9 @@ def asked(**changes: Any) -> Experiment:
         "boosted-trees",
     ):  # no clip, no local steps, no rate
         del base["server"], base["local"], base["method"]["clip"]
-        base["model"]["name"] = "linear" if changes["method"]["name"] == "newton" else "boosted-trees"
+        base["model"]["name"] = (
+            "whitened-linear" if changes["method"]["name"] == "newton" else "boosted-trees"
+        )
     if changes.get("method", {}).get("name") in ("uldp-sgd", "uldp-sgd-w"):
         del base["local"]
     return parse(merge(base, changes), "test")

@@ -16,6 +16,7 @@ from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import prepare
 from fedveil.run.simulation import SimulatedParties, play_round
 from tests.federation_world import World, asked, population
+from tests.source import parsed
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(fedveil.__file__).parent
@@ -49,6 +50,13 @@ def test_what_a_page_names_of_a_file_is_in_it(page: Path) -> None:
         place = SOURCE / file if (SOURCE / file).is_file() else ROOT / file
         defined = set(re.findall(r"^\s*(?:def |class )?(\w+)\b", place.read_text(), re.MULTILINE))
         assert {name.rpartition(".")[2] for name in re.findall(r"[\w.]+", names)} <= defined, file
+
+
+def test_every_stop_of_the_code_tour_is_where_the_tour_says() -> None:
+    stops = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "code-tour.md").read_text())
+    assert len(stops) > 20
+    defined = {file: {getattr(one, "name", "") for one in parsed(SOURCE / file).body} for file, _ in stops}
+    assert [(file, name) for file, name in stops if name not in defined[file]] == []
 
 
 def test_every_package_is_on_the_page() -> None:

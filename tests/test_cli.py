@@ -53,7 +53,7 @@ def test_run_report_resume_compare_one_after_the_other(toml: Path) -> None:
     assert "tiny round 2/2" in text
     assert "Adding or removing one user" in text
     folder = toml.parent / "runs" / "tiny"
-    assert (folder / "report.html").stat().st_size > 100_000
+    assert "Adding or removing one user" in (folder / "report.html").read_text()
     (folder / "report.html").unlink()
     assert as_json("report", str(folder))["report"].endswith("report.html")
     resumed = as_json("resume", str(folder))

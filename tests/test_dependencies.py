@@ -45,6 +45,7 @@ OPTIONAL = set[str]().union(
             "dask",
             "excel",
             "federation",
+            "figures",
             "flower",
             "images",
             "nvflare",

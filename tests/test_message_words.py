@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from fedveil.data.records import empty_groups
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
+from fedveil.methods.client_messages import ClientMessages, Numbers, Rounded
 from fedveil.methods.derive import derive
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.layered_shares import LayeredShares
-from fedveil.methods.message_encoding import Sender
+from fedveil.methods.message_encoding import CodedMessage, Sender
 from fedveil.methods.method import sum_noise_std
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
@@ -39,6 +40,8 @@ from fedveil.protocols.driver import LocalDriver
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import MaskedVector
+from fedveil.quantization.errors import ChannelError, MessageError
+from fedveil.quantization.integers import decode_integers, encode_integers
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.setup import Prepared, prepare
@@ -304,6 +307,97 @@ def test_a_coalition_is_promised_what_it_was_promised() -> None:
     steps = channel.share_std(SILOS) / rounded.channel.step
     assert after.grid_loss == pytest.approx(before.grid_loss + rounding_loss(steps, SILOS))
     assert sum_noise_std(rounded, SILOS) > sum_noise_std(exact, SILOS)
+
+
+# --- clients' messages ---------------------------------------------------------------------------------------------
+
+
+def rounded_clients(step: float | None = 0.5, clients: int = 20) -> ClientMessages:
+    return ClientMessages(
+        senders=clients,
+        noise="gaussian",
+        noise_multiplier=0.7,
+        bound=1.0,
+        form=Numbers() if step is None else Rounded(step=step),
+    )
+
+
+def test_a_client_s_message_is_its_noisy_update_rounded_in_three_bits_a_parameter() -> None:
+    update = np.floor(np.random.default_rng(5).normal(0, 0.005, 20_000) / CLIP.grid) * CLIP.grid
+    channel, at = rounded_clients(), sender(20, 3)
+    sent = channel.send(update, at)
+    exact = rounded_clients(None).send(update, at).numbers
+    found = channel.decode(sent.coded, senders=20, length=len(update))
+    step = 5 * 2.0**-4  # the largest 4, 5, 6 or 7 times a power of two that is not above 0.35
+    assert np.array_equal(found, np.floor(exact / step + 0.5) * step)
+    assert 3.0 < 8 * sent.cost.bytes / len(update) < 3.3
+    assert sent.coded.key == bytes(32)
+
+
+def test_rounded_clients_are_promised_what_they_were_without_a_dither_that_is_not_covered() -> None:
+    exact, short = rounded_clients(None), rounded_clients()
+    method = METHOD_CASES["fl-gaussian"](0.7)
+    public = PublicFacts(n_silos=method.channel.senders, n_users=method.channel.senders, dimension=4)
+    bound = method.channel.bound
+    found = [
+        derive(dataclasses.replace(method, channel=dataclasses.replace(method.channel, form=form)), public)
+        for form in (Numbers(), Rounded(step=0.5))
+    ]
+    assert bound is not None
+    for role in (Role.READER, Role.SERVER, Role.SILO):
+        assert found[0].event_for(role) == found[1].event_for(role)
+    assert 0 < found[1].grid_loss - found[0].grid_loss <= rounding_loss(2.0, method.channel.senders)
+    assert short.uncovered_facts(None) == exact.uncovered_facts(None)
+    assert short.noise_std(20, 20) == pytest.approx(math.sqrt(20 * (0.49 + (5 / 16) ** 2 / 12)))
+
+
+@given(st.binary(max_size=60), st.integers(1, 40))
+@settings(max_examples=80, deadline=None)
+def test_bytes_of_a_stranger_are_numbers_or_a_typed_error(data: bytes, length: int) -> None:
+    message = CodedMessage(key=bytes(32), message=data)
+    try:
+        found = rounded_clients().decode(message, senders=20, length=length)
+    except ChannelError:
+        return
+    assert found.shape == (length,)
+    assert np.isfinite(found).all()
+
+
+def test_integers_survive_their_bytes_whatever_their_size() -> None:
+    random = np.random.default_rng(6)
+    for size in (1, 7, 70_000):
+        values = np.concatenate([random.integers(-4, 5, size), [2**50, -(2**50), 0]])
+        assert np.array_equal(decode_integers(encode_integers(values), len(values)), values)
+    with pytest.raises(MessageError):
+        decode_integers(encode_integers(np.array([1, 2, 3])), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"form": Rounded(step=0.5), "noise": None, "noise_multiplier": 0.0}, "after Gaussian noise"),
+        ({"form": Rounded(step=0.5), "noise": "laplace"}, "after Gaussian noise"),
+        ({"form": Rounded(step=0.5), "noise_multiplier": 0.0}, "after Gaussian noise"),
+        ({"form": Rounded(step=0.5), "bound": None}, "after Gaussian noise"),
+    ],
+)
+def test_clients_messages_are_not_rounded_without_their_noise(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CompositionError, match=reason):
+        dataclasses.replace(rounded_clients(), **changes)
+
+
+@pytest.mark.parametrize("step", [0.51, 0.0, -1.0, math.nan, math.inf])
+def test_a_step_of_more_than_half_the_noise_is_refused(step: float) -> None:
+    with pytest.raises(CompositionError, match="rounding after the noise needs a step"):
+        Rounded(step=step)
+
+
+def test_rounded_noise_of_clients_does_not_fall() -> None:
+    assert not rounded_clients().supports_noise_decay
+    method = METHOD_CASES["fl-gaussian"](0.7)
+    channel = dataclasses.replace(method.channel, form=Rounded(step=0.5))
+    with pytest.raises(CompositionError, match="noise_decay"):
+        dataclasses.replace(method, channel=channel, noise_decay=0.9)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

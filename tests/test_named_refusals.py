@@ -120,6 +120,11 @@ NAMED: dict[str, dict[str, str]] = {
         "but more people have records": TABLE_SURPLUS,
     },
     "data/draft.py": {"": DRAFT},
+    "data/frame_tables.py": {
+        "its columns have different numbers of records": ARGUMENT,
+        "is no column of numbers, text or dates with one entry a record": ARGUMENT,
+        "has two columns of one name": ARGUMENT,
+    },
     "data/input_arrays.py": {
         "their pandas indexes differ": INDEX,
         "one row a record is needed": NOBODY,
@@ -182,6 +187,7 @@ NAMED: dict[str, dict[str, str]] = {
         "": CELL,
     },
     "data/tables.py": {
+        "is none of the tables": SCHEMA,
         "but more users have records": TABLE_SURPLUS,
         "is not of silo": TABLE_ID,
         "users are listed": SCHEMA,

@@ -110,6 +110,8 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
     }
     if method in ("uldp-sgd", "uldp-sgd-w", "newton", "boosted-trees"):
         del asked["local"]
+    if method == "newton":
+        asked["model"]["name"] = "whitened-linear"
     if method == "boosted-trees":
         asked |= {"model": {"name": "boosted-trees"}, "rounds": 2}
     if setting == "oblivious":

@@ -37,15 +37,14 @@ from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.training.losses import load_loss
-from fedveil.training.models import build_model
-from fedveil.training.newton import LinearFamily, LocalNewton
-from fedveil.training.newton_steps import NewtonSteps
+from fedveil.training.newton import LinearFamily, LocalNewton, WhitenedLinear
+from fedveil.training.newton_steps import NewtonSteps, whitening
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.denoise import JamesStein
 from fedveil.training.server.optimizers import ServerSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob
-from tests.federation_world import World, asked, in_one_process, population
+from tests.federation_world import TESTING, World, asked, in_one_process, population
 from tests.runs import Silent, files, same_model
 
 INPUTS, SILOS = 4, 3
@@ -66,9 +65,11 @@ def family(kind: str, length: float = 1.7) -> LinearFamily:
 
 def task(kind: str) -> Task:
     loss, _, outputs = KINDS[kind]
-    model = build_model(
-        "linear", input_shape=(INPUTS,), n_outputs=outputs, randomness=ExperimentRandomness(0)
-    )
+    model = WhitenedLinear(INPUTS, outputs)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.normal_(std=0.5, generator=generator)
     return Task(model=model, loss=load_loss(loss))
 
 
@@ -99,10 +100,16 @@ def job_of(kind: str, held: Records, model: torch.Tensor, weights: Weights = Wei
     return TrainJob(model, cohort, everybody, found, Clip(norm=1.0), ExperimentRandomness(0), ("round", 1))
 
 
-def sums(kind: str, held: Records, number: int, weights: Weights = Weights.UNIFORM) -> np.ndarray:
-    """The sums of all silos in a round, at a model that is not zero."""
+def sums(
+    kind: str,
+    held: Records,
+    number: int,
+    weights: Weights = Weights.UNIFORM,
+    start: torch.Tensor | None = None,
+) -> np.ndarray:
+    """The sums of all silos in a round, in a basis and at coefficients that are not those of the start."""
     described = task(kind)
-    model = described.initial()
+    model = described.initial() if start is None else start
     trainer = RecordSumsTrainer(task=described, local=LocalNewton(family=family(kind))).at_round(number)
     return trainer.sums(job_of(kind, held, model, weights)).total.numpy()
 
@@ -110,22 +117,18 @@ def sums(kind: str, held: Records, number: int, weights: Weights = Weights.UNIFO
 def one_vector(kind: str, x: np.ndarray, y: Any, theta: np.ndarray, number: int) -> np.ndarray:
     """The oracle: the vector of one record, number by number."""
     bounds = family(kind)
-    outputs, z = KINDS[kind][2], [*(float(one) for one in x), 1.0]
-    length = math.sqrt(sum(one * one for one in z))
-    weight = min(1.0, bounds.record_length / length) ** 2
-    if number == 1:
+    outputs, width, extended = KINDS[kind][2], INPUTS + 1, [*(float(one) for one in x), 1.0]
+    z = [sum(theta[i * width + j] * extended[j] for j in range(width)) for i in range(width)]
+    longest = bounds.record_length if number == 1 else 1.0
+    weight = min(1.0, longest / math.sqrt(sum(one * one for one in z))) ** 2
+    if number <= 2:
         upper = []
         for i, first in enumerate(z):
             for j in range(i, len(z)):
-                upper.append(
-                    weight * first * z[j] * (1 if i == j else math.sqrt(2)) / bounds.record_length**2
-                )
+                upper.append(weight * first * z[j] * (1 if i == j else math.sqrt(2)) / longest**2)
         return np.array([0.0] * (outputs * len(z)) + upper)
-    slopes, intercepts = theta[: outputs * INPUTS].reshape(outputs, INPUTS), theta[outputs * INPUTS :]
-    f = [
-        sum(float(w) * one for w, one in zip(slopes[k], x, strict=True)) + intercepts[k]
-        for k in range(outputs)
-    ]
+    slopes = theta[width * width :].reshape(outputs, width)
+    f = [sum(float(w) * one for w, one in zip(slopes[k], z, strict=True)) for k in range(outputs)]
     if kind == "logistic":
         residual = [float(y) - 1 / (1 + math.exp(-f[0]))]
     elif kind == "softmax":
@@ -135,13 +138,13 @@ def one_vector(kind: str, x: np.ndarray, y: Any, theta: np.ndarray, number: int)
         residual = [float(y) - f[0]]
     bound = bounds.residual_norm(outputs)
     short = min(1.0, bound / math.sqrt(sum(one * one for one in residual)))
-    pulled = [weight * short * one / (bounds.record_length * bound) for one in residual]
+    pulled = [weight * short * one / bound for one in residual]
     moments = [0.0] * (len(z) * (len(z) + 1) // 2)
-    return np.array([r * one for r in pulled for one in x] + pulled + moments)
+    return np.array([r * one for r in pulled for one in z] + moments)
 
 
 @every_kind
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_sums_are_those_of_the_plain_loop(kind: str, number: int) -> None:
     held, theta = records(kind), task(kind).initial().double().numpy()
     expected = np.zeros((SILOS, LocalNewton(family=family(kind)).message_length(len(theta))))
@@ -157,7 +160,7 @@ def test_sums_are_those_of_the_plain_loop(kind: str, number: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
-    number=st.sampled_from([1, 2, 7]),
+    number=st.sampled_from([1, 2, 3, 7]),
     scale=st.sampled_from([1e-30, 0.01, 1.0, 50.0, 1e18]),
     seed=st.integers(0, 10**6),
     weights=st.sampled_from([Weights.UNIFORM, Weights.EQUAL, Weights.BY_RECORDS, Weights.MAIN]),
@@ -180,23 +183,21 @@ def test_a_user_in_every_silo_moves_a_sum_by_1_at_most(
 
 
 @every_kind
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_the_longest_records_reach_the_bound(kind: str, number: int) -> None:
-    """Noise is not larger than one user needs: a record that the model gets wrong moves the sum by almost 1."""
-    held = records(kind, n=1, users=1)
-    wrong = held.targets if KINDS[kind][1] is None else held.targets * 0 + (KINDS[kind][1] or 0) - 1
-    held = replace(
-        held,
-        features=np.full((1, INPUTS), -math.sqrt((1.7**2 - 1) / INPUTS), dtype=np.float32),
-        targets=wrong,
-    )
+    """Noise is not larger than one user needs: a record as long as B, at the start, moves the sum by almost 1."""
+    held, outputs, width = records(kind, n=1, users=1), KINDS[kind][2], INPUTS + 1
+    longest = 1.7 if number == 1 else 1.0
+    x = math.sqrt(((longest / 0.4) ** 2 - 1) / INPUTS)
+    held = replace(held, features=np.full((1, INPUTS), x, dtype=np.float32))
     if KINDS[kind][1] is None:
         held = replace(held, targets=np.full(1, 1e6, dtype=np.float32))
-    assert np.linalg.norm(sums(kind, held, number, Weights.MAIN)) > (0.5 if kind == "softmax" else 0.999)
+    start = torch.cat((0.4 * torch.eye(width).flatten(), torch.zeros(outputs * width)))
+    assert np.linalg.norm(sums(kind, held, number, Weights.MAIN, start)) > 0.999
 
 
 @every_kind
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_contribution_is_the_same_whoever_else_is_there(kind: str, number: int) -> None:
     held = records(kind, n=300, users=60)
     rest = held.select(np.flatnonzero(held.user != 7))
@@ -217,7 +218,7 @@ def test_a_contribution_of_many_records_is_summed_in_blocks_of_its_own() -> None
             for name in ("features", "targets", "silo", "user")
         }
     )
-    for number in (1, 2):
+    for number in (1, 2, 3):
         assert np.array_equal(
             sums("logistic", both, number), sums("logistic", held, number) + sums("logistic", shifted, number)
         )
@@ -229,37 +230,66 @@ def test_a_record_that_is_not_finite_takes_its_contribution_out() -> None:
     wrong[held.user == 2] = np.inf
     rest = held.select(np.flatnonzero(held.user != 2))
     object.__setattr__(held, "targets", wrong)  # Records refuse it
-    assert np.array_equal(sums("linear", held, 2), sums("linear", rest, 2))
+    assert np.array_equal(sums("linear", held, 3), sums("linear", rest, 3))
+
+
+def test_a_basis_makes_second_moments_equal_where_they_exceed_the_noise() -> None:
+    rng = np.random.default_rng(0)
+    rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    moments = rotation @ np.diag([2.0, 0.5, 1e-3]) @ rotation.T
+    found, squared = whitening(moments, 0.1)
+    floor = 0.1 * math.sqrt(3)
+    inside = np.linalg.eigvalsh(found @ moments @ found.T) * squared
+    assert sorted(inside) == pytest.approx([1e-3 / floor, 1.0, 1.0])
+    # The mean square of a length is the trace; 1.3 of its root is 1 in the basis.
+    assert np.trace(found @ moments @ found.T) == pytest.approx(1 / 1.3**2)
+    # Noise alone may be released, too, and then no direction has a length that records cannot have.
+    nothing, least = whitening(np.diag([-1.0, -2.0, -3.0]), 0.1)
+    assert nothing == pytest.approx(np.eye(3) / math.sqrt(floor * least))
+    assert least == pytest.approx(1.3**2 * 0.1)
+    assert np.isfinite(whitening(np.zeros((3, 3)), 0.0)[0]).all()
 
 
 @every_kind
 def test_the_servers_step_is_that_of_the_formula(kind: str) -> None:
-    bounds, d = family(kind), task(kind).dimension
+    bounds, d = replace(family(kind), center=0.7), task(kind).dimension
     outputs, width = KINDS[kind][2], INPUTS + 1
     rng = np.random.default_rng(3)
     server = NewtonSteps(family=bounds, ridge=0.7).at_noise(0.01)
-    length = d + width * (width + 1) // 2
-    first, second = rng.normal(size=length), rng.normal(size=length)
-    zero, state = server.step(torch.ones(d), torch.from_numpy(first), server.init(torch.ones(d)))
-    assert not zero.any()
-    theta = rng.normal(size=d).astype(np.float32)
-    after, _ = server.step(torch.from_numpy(theta), torch.from_numpy(second), state)
-    moments = np.zeros((width, width))
-    place = d
-    for i in range(width):
-        for j in range(i, width):
-            moments[i, j] = moments[j, i] = (
-                first[place] * bounds.record_length**2 / (1 if i == j else math.sqrt(2))
-            )
-            place += 1
-    values, vectors = np.linalg.eigh(moments)
-    slope, norm = bounds.slope(outputs), bounds.record_length * bounds.residual_norm(outputs)
-    floor = 0.7 * (slope * 0.01 * bounds.record_length**2 * math.sqrt(width) + 0.01 * norm)
-    inverse = vectors @ np.diag(1 / np.maximum(slope * values, floor)) @ vectors.T
-    for k in range(outputs):
-        places = [*range(k * INPUTS, (k + 1) * INPUTS), outputs * INPUTS + k]
-        expected = theta[places] + inverse @ (second[places] * norm)
-        assert after.numpy()[places] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    basis = rng.normal(size=(width, width))
+    start = np.concatenate((basis.ravel(), rng.normal(size=outputs * width))).astype(np.float32)
+    x = rng.normal(size=(6, width - 1)).astype(np.float32)
+    model, state = torch.from_numpy(start), server.init(torch.from_numpy(start))
+    squared = math.nan
+    for number in (1, 2):
+        released = rng.normal(size=outputs * width + width * (width + 1) // 2)
+        longest = bounds.record_length if number == 1 else 1.0
+        moments = np.zeros((width, width))
+        place = outputs * width
+        for i in range(width):
+            for j in range(i, width):
+                entry = released[place] * longest**2 / (1 if i == j else math.sqrt(2))
+                moments[i, j] = moments[j, i] = entry
+                place += 1
+        moved, squared = whitening(moments, 0.01 * longest**2)
+        expected = moved @ model[: width * width].numpy().reshape(width, width)
+        model, state = server.step(model, torch.from_numpy(released), state)
+        assert model[: width * width].numpy().reshape(width, width) == pytest.approx(
+            expected, rel=1e-4, abs=1e-6
+        )
+        shown = task(kind).model
+        torch.nn.utils.vector_to_parameters(model, shown.parameters())
+        assert shown(torch.from_numpy(x)).detach().numpy() == pytest.approx(0.7, abs=1e-3)
+    released = rng.normal(size=len(released)) * 0.1
+    after, _ = server.step(model, torch.from_numpy(released), state)
+    slope, norm = bounds.slope(outputs), bounds.residual_norm(outputs)
+    rate = 1 / max(slope / squared, 2 * 0.7 * slope * 0.01)
+    moves = (after - model).numpy()
+    assert not moves[: width * width].any()
+    assert moves[width * width :] == pytest.approx(
+        released[: outputs * width] * norm * rate, rel=1e-3, abs=1e-4
+    )
+    assert d == len(after)
 
 
 def people(n: int = 400, seed: int = 2, **changes: Any) -> Population:
@@ -283,7 +313,7 @@ def test_without_noise_the_steps_end_at_the_regression(tmp_path: Path) -> None:
     held = people()
     free = fv.newton(noise_multiplier=0.0, record_length=3.0, residual=2.0)
     found = fv.train(
-        "linear",
+        "whitened-linear",
         held,
         method=free,
         rounds=30,
@@ -295,12 +325,15 @@ def test_without_noise_the_steps_end_at_the_regression(tmp_path: Path) -> None:
     of_record = np.zeros(len(users))
     for pair in range(len(groups)):
         of_record[groups.members(pair)] = weights[pair] / groups.size[pair]
+    # A record longer than B = 1 in the basis weighs less, whatever its label.
+    basis = found.model.basis.detach().double().numpy()
+    z = np.concatenate((users.features, np.ones((len(users), 1))), axis=1) @ basis.T
+    of_record *= np.minimum(1.0, 1 / (z * z).sum(axis=1))
     exact = LogisticRegression(C=1e9, tol=1e-10, max_iter=1000).fit(
         users.features, users.targets, sample_weight=of_record
     )
-    layer = next(one for one in found.model.modules() if isinstance(one, torch.nn.Linear))
+    slopes, intercepts = (one.detach().numpy() for one in found.model.coefficients())
     # Two outputs: the log-odds are their difference.
-    slopes, intercepts = layer.weight.detach().numpy(), layer.bias.detach().numpy()
     assert slopes[1] - slopes[0] == pytest.approx(exact.coef_[0], abs=2e-3)
     assert intercepts[1] - intercepts[0] == pytest.approx(exact.intercept_[0], abs=2e-3)
 
@@ -340,11 +373,17 @@ def test_newton_steps_of_updates_are_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "more", "error", "reason"),
     [
-        ("mlp", {}, ModelError, "one linear layer"),
-        (torch.nn.Linear(3, 1, bias=False), {}, ModelError, "with an intercept"),
-        ("linear", {"loss": "focal"}, ModelError, "focal has no Newton step"),
-        ("linear", {"server": fv.Sgd(1.0)}, CompositionError, "ServerSgd steps by the mean of updates"),
-        ("linear", {"settings": {"trainer": {"processes": 2}}}, ConfigError, "processes"),
+        ("mlp", {}, ModelError, "whitened-linear"),
+        (torch.nn.Linear(3, 1), {}, ModelError, "whitened-linear"),
+        (WhitenedLinear(4, 1), {}, ModelError, "shape|whitened-linear|features"),
+        ("whitened-linear", {"loss": "focal"}, ModelError, "focal has no Newton step"),
+        (
+            "whitened-linear",
+            {"server": fv.Sgd(1.0)},
+            CompositionError,
+            "ServerSgd steps by the mean of updates",
+        ),
+        ("whitened-linear", {"settings": {"trainer": {"processes": 2}}}, ConfigError, "processes"),
     ],
 )
 def test_what_newton_cannot_train_is_refused_before_a_charge(
@@ -359,9 +398,11 @@ def test_a_number_to_predict_needs_a_public_bound(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     numbers: dict[str, Any] = {"task": "regression", "classes": None, "targets": rng.uniform(0, 8, 400)}
     with pytest.raises(ConfigError, match="newton: the residuals of a number to predict need a public bound"):
-        fv.train("linear", people(**numbers), method=fv.newton(), epsilon=2, rounds=3, folder=tmp_path)
+        fv.train(
+            "whitened-linear", people(**numbers), method=fv.newton(), epsilon=2, rounds=3, folder=tmp_path
+        )
     declared = people(**numbers, target_range=(0.0, 8.0))
-    found = fv.train("linear", declared, method=fv.newton(), epsilon=20, rounds=8, folder=tmp_path)
+    found = fv.train("whitened-linear", declared, method=fv.newton(), epsilon=20, rounds=8, folder=tmp_path)
     assert found.predict(np.zeros((1, 3), dtype=np.float32))[0] == pytest.approx(4.0, abs=1.0)
 
 
@@ -383,13 +424,16 @@ def test_the_length_of_a_record_follows_from_the_schema() -> None:
 
 
 def newton_of(**changes: Any) -> Any:
+    """Return the experiment, with messages that masks round as little as no masks do."""
     method = {"name": "newton", "clip": None, "noise_multiplier": 3.0, "power": 1.0}
-    return asked(**{"local": None, "method": method, **changes})
+    channel = {"name": "additive", "word_bits": 64}
+    return asked(**{"local": None, "method": method, "channel": channel, **changes})
 
 
 @pytest.mark.parametrize("protection", ["none", "secure-aggregation"])
 def test_between_institutions_it_is_the_run_in_one_process(protection: str, tmp_path: Path) -> None:
-    world = World(tmp_path, newton_of(protection={"name": protection}), population())
+    policy = TESTING.model_copy(update={"models": ("whitened-linear",)})
+    world = World(tmp_path, newton_of(protection={"name": protection}), population(), policy)
     world.play()
     world.assert_as_in_one_process()
 
@@ -436,7 +480,7 @@ def test_more_budget_gives_a_better_model(tmp_path: Path) -> None:
     found = []
     for epsilon in (0.05, 8.0):
         trained = fv.train(
-            "linear",
+            "whitened-linear",
             people(n=1200),
             method=fv.newton(),
             epsilon=epsilon,

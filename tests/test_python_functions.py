@@ -184,7 +184,10 @@ def test_a_wrong_request_is_refused_before_anything_is_charged(
     hospitals: fv.Population, tmp_path: Path
 ) -> None:
     for call, told in (
-        (lambda: fv.stats(people(), REQUEST, epsilon=1.0, folder=tmp_path), "records in memory declare none"),
+        (
+            lambda: fv.stats(people(), REQUEST, epsilon=1.0, folder=tmp_path),
+            "bounds and categories are needed",
+        ),
         (lambda: fv.stats(hospitals, {"release": {}}, epsilon=1.0, folder=tmp_path), "statistics.release"),
         (lambda: fv.stats(hospitals, REQUEST, epsilon=-1.0, folder=tmp_path), "epsilon"),
         (lambda: fv.infer(hospitals, "~ height", family="logistic", epsilon=1.0), "'height' is no feature"),

@@ -400,9 +400,9 @@ TABLE = TableFacts(
         ({"n_users": 3750}, "boosted-trees", "7,500 reaches 7,500"),
         ({"scaled": False}, "newton", "no schema scales the features"),
         ({"classes": 3}, "newton", "3 classes"),
-        ({"classes": 5}, None, "up to 4 classes"),
+        ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
-        ({"task": "regression", "classes": None, "bounded": True}, "boosted-trees", "reaches"),
+        ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
         ({"task": "survival", "classes": None}, None, "survival has no Newton step"),
     ],
 )
@@ -411,8 +411,9 @@ def test_public_facts_choose_the_model_of_a_table(
 ) -> None:
     found = RECOMMENDED.table_model(replace(TABLE, **changes))
     assert found.method == method
-    assert found.model == ("boosted-trees" if method == "boosted-trees" else "linear")
-    assert found.rounds == {"newton": 10, "boosted-trees": 31, None: 30}[method]
+    models = {"newton": "whitened-linear", "boosted-trees": "boosted-trees", None: "linear"}
+    assert found.model == models[method]
+    assert found.rounds == {"newton": 12, "boosted-trees": 31, None: 30}[method]
     assert reason in found.reason
 
 

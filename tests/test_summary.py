@@ -57,7 +57,11 @@ def test_the_bound_of_epsilon_alone_stands_where_the_event_has_no_number() -> No
 def test_the_share_of_right_guesses_is_rounded_up(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     run = load_run(folder)
-    for multiplier, verb, share in ((20.0, "hides well", 51), (1.0, "hides well", 70), (0.5, "hides", 85)):
+    for multiplier, verb, share in (
+        (20.0, "hides well", 51),
+        (1.0, "hides", 70),
+        (0.5, "only partly hides", 85),
+    ):
         said = summarise(replace(run, statement=gaussian(multiplier, 1)))
         assert f"This model {verb} whether" in said.claim
         exact = 100 * float(ndtr(0.5 / multiplier))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,8 @@ from fedveil.data.records import Population
 from fedveil.files import as_path
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.report.document import refuse_no_page, write_document
-from fedveil.report.page import write_report
+from fedveil.report.figure_files import write_figures
+from fedveil.report.page import run_plots, write_report
 from fedveil.report.run_data import load_run
 from fedveil.report.summary import RunSummary, summarise
 from fedveil.run.advice import advice_of
@@ -268,6 +269,19 @@ class Result:
             about=about,
         )
         return write_bundle(as_path(path, "save"), source)
+
+    def figures(self, folder: str | Path, *, formats: Sequence[str] = ("svg", "pdf", "csv")) -> list[Path]:
+        """Write the plots of the report into a folder, without those of private diagnostics.
+
+        Args:
+            folder: is created if it is missing.
+            formats: some of "svg", "pdf" (needs Matplotlib: ``fedveil[figures]``) and "csv".
+
+        Raises:
+            ConfigError: an unknown format, no plot, or no Matplotlib.
+            RunFolderError: a file cannot be written.
+        """
+        return write_figures(run_plots(load_run(self.folder)), as_path(folder, "figures"), formats)
 
     def report(
         self,

@@ -19,8 +19,9 @@ from fedveil.privacy.joint_cost import JointCost, joint_cost
 from fedveil.privacy.statement import show_epsilon, show_lower_bound
 from fedveil.report.compare import Comparison
 from fedveil.report.compare import compare as compare_folders
+from fedveil.report.figure_files import write_figures
 from fedveil.report.page import write_report
-from fedveil.report.tradeoff import write_tradeoff
+from fedveil.report.tradeoff import tradeoff_plots, write_tradeoff
 from fedveil.run.audit import Audit
 from fedveil.run.audit import audit as attack
 
@@ -65,6 +66,17 @@ class ComparisonFrame(Frame):
         """
         page = as_path(path, "write")
         return self.comparison.write(page) if against is None else write_tradeoff(self.folders, against, page)
+
+    def figures(
+        self,
+        folder: str | Path,
+        *,
+        against: str | None = None,
+        formats: Sequence[str] = ("svg", "pdf", "csv"),
+    ) -> list[Path]:
+        """Write the plots of :meth:`write` into a folder; arguments and errors as those of ``Result.figures``."""
+        plots = self.comparison.plots if against is None else tradeoff_plots(self.folders, against)
+        return write_figures(plots, as_path(folder, "figures"), formats)
 
 
 def compare(*runs: Run) -> ComparisonFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from fedveil.config_keys import whole_argument
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError
 from fedveil.files import as_path
-from fedveil.report.tradeoff import write_tradeoff
+from fedveil.report.figure_files import write_figures
+from fedveil.report.tradeoff import tradeoff_plots, write_tradeoff
 from fedveil.run.config.experiment import merge
 from fedveil.run.setup import Prepared
 from fedveil.run.sweep import Point, check_joint_accountant, joint_cost_of_points
@@ -48,6 +49,13 @@ class SweepFrame(Frame):
         """
         folders = [self.folder / row["run"] for row in self.rows]
         return write_tradeoff(folders, key, as_path(path, "write"), spent=self.spent["told"])
+
+    def figures(
+        self, folder: str | Path, key: str, *, formats: Sequence[str] = ("svg", "pdf", "csv")
+    ) -> list[Path]:
+        """Write the plots of :meth:`write` into a folder; arguments and errors as those of ``Result.figures``."""
+        plots = tradeoff_plots([self.folder / row["run"] for row in self.rows], key)
+        return write_figures(plots, as_path(folder, "figures"), formats)
 
 
 def sweep(

@@ -193,6 +193,20 @@ def check_command(
     reached.check()
 
 
+@federation.command("status")
+def status_command(
+    page: Annotated[Path, typer.Option("--html", metavar="FILE", help="the page to write")],
+    home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained page: silos, runs, what each cost against each role, refusals, certificates."""
+    from fedveil.cli.federation_page import write_federation_page
+    from fedveil.federation.hosts.folders import CoordinatorFolder
+
+    made = write_federation_page(CoordinatorFolder(home), page)
+    print_result(as_json, {"page": made}, f"page: {made}")
+
+
 @federation.command("run")
 def run_command(
     experiment: Annotated[

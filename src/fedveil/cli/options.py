@@ -61,6 +61,16 @@ def print_result(as_json: bool, document: Mapping[str, Any], *told: object) -> N
     print_json(document) if as_json else OUT.print(*told, sep="\n")
 
 
+Figures = Annotated[
+    Path | None,
+    typer.Option("--figures", metavar="FOLDER", help="also write every plot as a file into a folder"),
+]
+FigureFormats = Annotated[
+    str,
+    typer.Option("--figure-formats", help="some of svg, pdf (needs Matplotlib: fedveil[figures]) and csv"),
+]
+
+
 def print_frame(found: Frame, as_json: bool) -> None:
     """Print a result of the Python interface as one JSON object, or as a table with its sentences."""
     if as_json:

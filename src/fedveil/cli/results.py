@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, print_frame, print_result
+from fedveil.cli.options import OUT, FigureFormats, Figures, Json, print_frame, print_result
 
 
 def report_command(
@@ -19,13 +19,27 @@ def report_command(
     with_spectrum: Annotated[
         bool, typer.Option("--with-spectrum", help="show how far the model moved, by frequency")
     ] = False,
+    figures: Figures = None,
+    figure_formats: FigureFormats = "svg,csv",
     as_json: Json = False,
 ) -> None:
-    """Write a run's self-contained report again."""
-    from fedveil.report.page import write_report
+    """Write a run's self-contained report again, and its plots as files."""
+    from fedveil.report.figure_files import write_figures
+    from fedveil.report.page import run_plots, write_report
+    from fedveil.report.run_data import load_run
 
     path = write_report(folder, without_privacy=without_privacy, with_spectrum=with_spectrum)
-    print_result(as_json, {"report": path}, f"report: {path}")
+    written = (
+        []
+        if figures is None
+        else write_figures(run_plots(load_run(folder)), figures, figure_formats.split(","))
+    )
+    print_result(
+        as_json,
+        {"report": path, "figures": written},
+        f"report: {path}",
+        *(f"figure: {one}" for one in written),
+    )
 
 
 def compare_command(
@@ -34,12 +48,16 @@ def compare_command(
     against: Annotated[
         str | None, typer.Option(help="a key: draw results and costs against it, with the Pareto front")
     ] = None,
+    figures: Figures = None,
+    figure_formats: FigureFormats = "svg,csv",
     as_json: Json = False,
 ) -> None:
     """Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves."""
     from fedveil.api.run_folders import compare
 
     found = compare(*folders)
+    if figures is not None:
+        found.figures(figures, against=against, formats=figure_formats.split(","))
     if against is not None:
         written = found.write(page, against=against)
         print_result(as_json, {"page": written}, f"comparison: {written}")

@@ -25,7 +25,12 @@ from fedveil.training.newton import LinearFamily
 from fedveil.training.tree_steps import TreeSteps
 from fedveil.training.trees import ROUNDS, LocalTrees
 
-Rate = Annotated[Positive, Field(description="step of a round, over the mean of its 32 trees")]
+Rate = Annotated[
+    Positive | None,
+    Field(
+        description="step of a round, over the mean of its 32 trees; default: 3 of classes, 1/2 of a number to predict"
+    ),
+]
 
 
 def boosted_trees(
@@ -35,7 +40,7 @@ def boosted_trees(
     target_range: TargetRange,
     noise_multiplier: Noise,
     residual: Residual = None,
-    rate: Rate = 3.0,
+    rate: Rate = None,
     power: WeightPower = "main",
     colluding_silos: Colluding = 0,
     rounds: Rounds = None,
@@ -58,6 +63,7 @@ def boosted_trees(
         classes=classes,
         record_length=1.0,
         residual=residual_of("boosted-trees", residual, classes, target_range),
+        center=0.0 if target_range is None else sum(target_range) / 2,
     )
     return Method(
         name="boosted-trees",
@@ -68,5 +74,6 @@ def boosted_trees(
         weights=Weights.by_power(power),
         # |S| shares of variance sigma^2 / |S| add up to sigma^2, as in Algorithm 3 of ULDP-FL with C = 1.
         channel=GaussianShares(noise_multiplier=noise_multiplier, scale=1.0, colluding_silos=colluding_silos),
-        server=TreeSteps(family=family, rate=rate),
+        # A number's residuals do not shrink as probabilities saturate: the mean of a round's trees is a whole step.
+        server=TreeSteps(family=family, rate=(0.5 if classes is None else 3.0) if rate is None else rate),
     )

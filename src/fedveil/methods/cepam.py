@@ -29,9 +29,10 @@ from fedveil.methods.client_messages import (
     Layered,
     NoiseName,
     Numbers,
+    Rounded,
 )
 from fedveil.methods.contributions import ClientContribution
-from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, Scale, Step, Users
+from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, RoundingStep, Scale, Step, Users
 from fedveil.methods.method import Method
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
@@ -83,9 +84,13 @@ class _Noisy:
 
 
 @variant_of(_Noisy)
-def fl_gaussian(clients: _Noisy) -> Method:
-    """FL+Gaussian: updates of l2 norm at most C with noise N(0, (noise_multiplier s)^2 I), as numbers."""
-    return clients.sending("fl-gaussian", "gaussian", Numbers())
+def fl_gaussian(clients: _Noisy, *, step: RoundingStep = None) -> Method:
+    """FL+Gaussian: updates of l2 norm at most C with noise N(0, (noise_multiplier s)^2 I), as numbers or rounded.
+
+    Rounded after their noise and range-coded, messages have about 3 bits a parameter at ``step`` 1/2, and neither
+    dithers nor keys. The server's guarantee is that of the noise of one message.
+    """
+    return clients.sending("fl-gaussian", "gaussian", Numbers() if step is None else Rounded(step=step))
 
 
 @variant_of(_Noisy)

@@ -1,12 +1,13 @@
 """Send every client's update as a message of its own: with noise, compressed, or both at once (CEPAM).
 
-A message holds a client's bounded update plus noise, in one of three forms:
+A message holds a client's bounded update plus noise, in one of four forms:
 
 ==========  =====================================================================================================
 form        decoded by the server
 ==========  =====================================================================================================
 Numbers     update + noise, at 4 bytes a parameter
 Dithered    update + noise + the error of a subtractively dithered quantiser (SDQ), uniform on its step
+Rounded     update + noise, rounded to a grid of at most half the noise's standard deviation; no dither, no key
 Layered     update + noise, the noise being the error of a layered quantiser (LRSUQ, docs/theory/lrsuq.md)
 ==========  =====================================================================================================
 
@@ -44,9 +45,11 @@ from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarant
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
 from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
 from fedveil.privacy.noise.law import finest_grid, grid_law, is_finest
+from fedveil.privacy.noise.rounding import LEAST_STEPS, round_to_grid, rounding_loss
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.quantization.codec import Codec
 from fedveil.quantization.errors import ChannelError
+from fedveil.quantization.integers import decode_integers, encode_integers
 from fedveil.quantization.lattices import Z1
 from fedveil.quantization.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.quantization.quantizers import LayeredQuantizer
@@ -95,12 +98,35 @@ class Layered:
     lattice: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rounded:
+    """Form that rounds the update, its Gaussian noise included, to a grid (docs/theory/round-after-noise.md).
+
+    Attributes:
+        step: largest step of the grid, in units of the noise's standard deviation; at most 1/2.
+    """
+
+    carries: ClassVar[str] = (
+        "drawn exactly, on a grid, and added before the message is rounded to a coarser grid"
+    )
+
+    step: float
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        if not (is_number(self.step) and 1e-6 <= self.step <= 1 / LEAST_STEPS):
+            raise CompositionError(
+                f"step = {self.step}: rounding after the noise needs a step from 1e-6 to {1 / LEAST_STEPS:g} standard "
+                "deviations of one message's noise"
+            )
+
+
 NORM_REASON: Final = (
     "updates are not bounded, and the noise is scaled by the norm of the private update, which is sent unencrypted "
     "(method.scale = 'norm', as published)"
 )
 
-Form: TypeAlias = Numbers | Dithered | Layered
+Form: TypeAlias = Numbers | Dithered | Rounded | Layered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +163,12 @@ class ClientMessages(Channel):
             )
         if self.noise is None and self.noise_multiplier:
             raise CompositionError(f"noise_multiplier = {self.noise_multiplier} without a law of noise")
+        measured = self.noise == "gaussian" and self.noise_multiplier > 0 and self.bound is not None
+        if isinstance(self.form, Rounded) and not measured:
+            raise CompositionError(
+                "messages are rounded after Gaussian noise that is measured in a public bound alone; give a "
+                "noise_multiplier above 0 and a clip, or remove the step"
+            )
         if isinstance(self.form, Layered):
             if self.noise is None or self.noise_multiplier == 0:
                 raise CompositionError(
@@ -170,7 +202,8 @@ class ClientMessages(Channel):
 
     @property
     def supports_noise_decay(self) -> bool:
-        return self.noise == "gaussian"
+        # The step is 4 to 7 times a power of two, so that its ratio to decaying noise would move by up to a quarter.
+        return self.noise == "gaussian" and not isinstance(self.form, Rounded)
 
     def scaled_noise(self, factor: float) -> ClientMessages:
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
@@ -251,7 +284,9 @@ class ClientMessages(Channel):
         law = self.additive(self.bound, sensitivity.bound.grid)
         if isinstance(law, DiscreteGaussian):
             # The sum carries one grid error per message; only one message's Laplace noise is claimed.
-            return 2 * self.senders * law.log_ratio_to_gaussian
+            fine = 2 * self.senders * law.log_ratio_to_gaussian
+            coarse = self._rounding_step(self.form) if isinstance(self.form, Rounded) else 0.0
+            return fine + (rounding_loss(law.std / coarse, self.senders) if coarse else 0.0)
         return 2 * law.log_ratio_to_laplace
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
@@ -317,6 +352,8 @@ class ClientMessages(Channel):
         variance = 2 * scale**2 if self.noise == "laplace" else scale**2
         if isinstance(self.form, Dithered):
             variance += self._step(self.bound, self.form) ** 2 / 12
+        if isinstance(self.form, Rounded):
+            variance += self._rounding_step(self.form) ** 2 / 12
         return math.sqrt(self.senders * variance)
 
     def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
@@ -335,11 +372,19 @@ class ClientMessages(Channel):
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=0), values=total, coded=nothing)
         if isinstance(self.form, Layered):
             return encode_layered(total, at, self._law(scale), self.form.lattice, own)
-        noisy, source = total, at.source("channel")
+        noisy, source, fine = total, at.source("channel"), at.grid
         if self.noisy and scale > 0:
             at_most = None if self.bound is None else at.grid
             # The exact noise is added before quantisation, so the guarantee does not rest on the quantiser's dither.
-            noisy = total + self.additive(scale, at_most).sample((size,), source)
+            law = self.additive(scale, at_most)
+            noisy, fine = total + law.sample((size,), source), law.grid
+        if isinstance(self.form, Rounded):
+            step = self._rounding_step(self.form)
+            steps = (round_to_grid(noisy, fine, step) / step).astype(np.int64)
+            message = encode_integers(steps)
+            # No key: whoever reads the bytes reads the numbers and their noise.
+            open_code = CodedMessage(key=bytes(32), message=message)
+            return EncodedMessage(cost=MessageCost(parameters=size, bytes=len(message)), coded=open_code)
         if isinstance(self.form, Numbers):
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
         sent, coded = encode_quantized(self._codec(scale, self.form), noisy, at, source)
@@ -364,6 +409,8 @@ class ClientMessages(Channel):
             )
         if scale == 0:
             return np.zeros(length)
+        if isinstance(self.form, Rounded):
+            return decode_integers(coded.message, length) * self._rounding_step(self.form)
         return self._codec(scale, self.form).decode(coded.message, KeyedStreams(coded.key), length=length)
 
     def additive(self, scale: float, grid: float | None) -> DiscreteGaussian | DiscreteLaplace:
@@ -390,6 +437,11 @@ class ClientMessages(Channel):
         # SDQ is a layered quantiser with a single layer: a uniform error on one cell of step · Z.
         cell = CellLaw(inner_radius=self._step(scale, form) / 2)
         return Codec(quantizer=LayeredQuantizer(law=cell, lattice=Z1))
+
+    def _rounding_step(self, form: Rounded) -> float:
+        """Return the coarse grid: the largest 4, 5, 6 or 7 times a power of two that is not above ``form.step``."""
+        mantissa, exponent = math.frexp(form.step * self.message_std(self.senders))
+        return math.ldexp(math.floor(8 * mantissa), exponent - 3)
 
     def _step(self, scale: float, form: Dithered) -> float:
         """Return the step of SDQ, in the unit of the update."""

@@ -149,6 +149,15 @@ Lattice = Annotated[
     Literal["Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"],
     Field(description="lattice of the quantiser; none sends each block in the cheapest way"),
 ]
+RoundingStep = Annotated[
+    float | None,
+    Field(
+        ge=1e-6,
+        le=0.5,
+        description="largest step of the grid to which messages are rounded after their noise, in units of the noise's "
+        "std ([how](../theory/round-after-noise.md)); none sends numbers",
+    ),
+]
 Step = Annotated[
     float,
     Field(

@@ -1,7 +1,7 @@
 """Compose ``newton``: linear models by Newton steps on noisy sums of scores and curvatures, at user level.
 
-Round 1 releases sum_su w_su H_su and every later round sum_su w_su psi_su (:mod:`fedveil.training.newton`), each with
-N(0, sigma^2) on every number. A user's weights sum to at most 1 and every contribution has l2 norm at most 1, so a
+Rounds 1 and 2 release sum_su w_su H_su and every later round sum_su w_su psi_su (:mod:`fedveil.training.newton`), each
+with N(0, sigma^2) on every number. A user's weights sum to at most 1 and every contribution has l2 norm at most 1, so a
 round is one Gaussian mechanism of multiplier sigma, as in ULDP-AVG. docs/theory/newton.md.
 """
 
@@ -72,10 +72,10 @@ def newton(
     power: WeightPower = "main",
     colluding_silos: Colluding = 0,
 ) -> Method:
-    """Newton steps for a linear model: one round of curvature, then rounds of scores.
+    """Newton steps for a linear model: two rounds of curvature, then rounds of scores.
 
     Guarantee: in each round, readers of the models see one user through a Gaussian mechanism of multiplier sigma.
-    Linear, logistic and softmax regression; the model needs one linear layer with an intercept. 10 rounds suffice.
+    Linear, logistic and softmax regression; the model is ``whitened-linear``. 12 rounds suffice.
 
     Raises:
         CompositionError: a number to predict without declared bounds, and no ``residual``.
@@ -85,6 +85,7 @@ def newton(
         classes=classes,
         record_length=expected_length(schema, inputs) if record_length is None else record_length,
         residual=residual_of("newton", residual, classes, target_range),
+        center=0.0 if target_range is None else sum(target_range) / 2,
     )
     return Method(
         name="newton",

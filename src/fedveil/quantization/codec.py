@@ -215,7 +215,7 @@ def _rows(x: Float64[np.ndarray, " m"], dimension: int) -> Float64[np.ndarray, "
     return (np.append(x, np.zeros(missing)) if missing else x).reshape(-1, dimension)
 
 
-def _spread_code(x: Float64[np.ndarray, " m"], scale: float) -> int:
+def spread_code(x: Float64[np.ndarray, " m"], scale: float) -> int:
     """Return the root mean square in units of the noise's scale, as the upper half of a float32.
 
     The mantissa then has 8 significant bits.
@@ -224,7 +224,12 @@ def _spread_code(x: Float64[np.ndarray, " m"], scale: float) -> int:
     return int((spread.view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16))
 
 
-def _spread(code: int) -> float:
+def read_spread(code: int) -> float:
+    """Return the root mean square that :func:`spread_code` encoded.
+
+    Raises:
+        MessageError: a code that no sender writes.
+    """
     spread = float(np.array([code << 16], dtype=np.uint32).view(np.float32)[0])
     if not 2.0**-21 <= spread <= 2.0**32:
         raise MessageError("the message gives a block a spread that no sender writes")
@@ -245,7 +250,7 @@ def _plan(x: Float64[np.ndarray, " m"], quantizer: LayeredQuantizer) -> int:
     """Choose the coding of a block: the lattice, the scalar quantiser, or log2 D of the orbits."""
     if not isinstance(quantizer.law, GaussianLaw):
         return _LATTICE
-    ratio = _spread(_spread_code(x, quantizer.law.scale))
+    ratio = read_spread(spread_code(x, quantizer.law.scale))
     order = choose_order(ratio, len(x))
     if order is not None:
         return order
@@ -257,13 +262,13 @@ def _encode_block(
 ) -> tuple[int, int, int]:
     """Write a block; return the checksum so far, and the numbers of rejected and accepted draws."""
     quantizer, scalar = place.quantizer, _scalar(place.quantizer)
-    code = _spread_code(x, quantizer.law.scale)
+    code = spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
         selection = select(x, place.with_quantizer(scalar), plan, search)
         if selection.worthwhile:
             writer.field(plan, _PLAN_BITS)
             writer.field(code, 16)
-            checksum = write_selection(writer, selection, scalar, _spread(code), checksum)
+            checksum = write_selection(writer, selection, scalar, read_spread(code), checksum)
             return checksum, int(selection.draws.sum()), len(selection.draws)
         # Most rows send their trial anyway. A trial that is not sent has the law of the accepted candidate (docstring
         # of `orbits`), so a block of these trials alone has the same noise law. A second trial would not have it.
@@ -277,7 +282,7 @@ def _encode_block(
     grid = quantizer.lattice
     if quantizer.rejects:
         writer.attempts(quantized.attempts, grid.acceptance)
-    ratio = _spread(code) * quantizer.law.scale / quantized.scales
+    ratio = read_spread(code) * quantizer.law.scale / quantized.scales
     write_points(writer, quantized.points, quantized.dithers, ratio, grid)
     rejected = int(quantized.attempts.sum())
     return _symbols_checksum(quantized.points, checksum), rejected, len(quantized.attempts)
@@ -288,7 +293,7 @@ def _decode_block(
 ) -> tuple[Float64[np.ndarray, " m"], int]:
     quantizer, streams, block = place.quantizer, place.streams, place.number
     plan = reader.field(_PLAN_BITS)
-    spread = _spread(reader.field(16))
+    spread = read_spread(reader.field(16))
     if plan > _LATTICE and not isinstance(quantizer.law, GaussianLaw):
         raise MessageError("the message sends a block in a way that its noise law does not allow")
     if plan >= MIN_ORDER:

@@ -78,6 +78,11 @@ def report_sections(run: RunData, with_spectrum: bool = False) -> list[Section]:
     return [section for make in made if (section := make(run)) is not None]
 
 
+def run_plots(run: RunData) -> list[Plot]:
+    """Return the plots of a run's report, without those of private diagnostics."""
+    return [plot for section in report_sections(run) if not section.private for plot in section.plots]
+
+
 def statement_section(run: RunData) -> Section | None:
     """Return the section of the privacy statement: its sentences, then its fields."""
     statement = run.statement

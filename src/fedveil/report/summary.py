@@ -25,9 +25,9 @@ from fedveil.run.advice import advice
 
 Tone = Literal["good", "weak", "none"]
 
-_LEVELS: Final = ((0.75, "hides well"), (0.9, "hides"), (0.99, "only partly hides"), (1.0, "hardly hides"))
+_LEVELS: Final = ((0.6, "hides well"), (0.75, "hides"), (0.9, "only partly hides"), (1.0, "hardly hides"))
 """Largest accuracy of an attacker for each verb; docs/how-to/read-the-report.md has the table."""
-_WEAK: Final = 0.9
+_WEAK: Final = 0.75
 _UNITS: Final[Mapping[str, tuple[str, str]]] = {
     "record": ("record", "A person with several records is protected less."),
     "client": ("client", "A client counts with all its records."),

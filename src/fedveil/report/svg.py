@@ -205,7 +205,7 @@ def _entries(plot: Plot, width: float) -> list[tuple[int, float, Series]]:
     found: list[tuple[int, float, Series]] = []
     row, x = 0, 8.0
     for series in named:
-        needed = 34 + _LETTER * min(len(series.name), _LONGEST_ENTRY)
+        needed = 42 + _LETTER * min(len(series.name), _LONGEST_ENTRY)
         if x + needed > width and x > 8:
             row, x = row + 1, 8.0
         found.append((row, x, series))

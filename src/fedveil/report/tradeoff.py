@@ -140,6 +140,16 @@ def fronts(runs: Sequence[Traded], key: str) -> tuple[Plot, ...]:
     )
 
 
+def tradeoff_plots(folders: Sequence[Path], key: str) -> tuple[Plot, ...]:
+    """Return all plots of a swept key.
+
+    Raises:
+        RunFolderError: as :func:`tradeoff_point`.
+    """
+    runs = [tradeoff_point(folder, key) for folder in dict.fromkeys(folders)]
+    return (*curves(runs, key), *fronts(runs, key))
+
+
 def _measures(runs: Sequence[Traded]) -> tuple[list[str], list[str]]:
     """Return the names of the metrics, and of the costs that were counted."""
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))

@@ -4,6 +4,8 @@
 name           network                                                       parameters
 =============  ============================================================  =======================
 linear         affine: linear, logistic, softmax or Cox regression           14 Heart, 40 TcgaBrca
+whitened-      a linear model in a basis that the method newton finds        (p + 1)(p + 1 + k)
+ linear
 boosted-trees  960 oblivious trees of depth 3; grown by the method of the    7,680 + 15 a feature
                same name
 mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                 25,450 (MNIST)
@@ -36,6 +38,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
 from fedveil.training.copying import unwrap
 from fedveil.training.import_path import import_object
+from fedveil.training.newton import whitened_linear
 from fedveil.training.trees import boosted_trees
 from fedveil.training.validation import validate_behaviour, validate_layers
 
@@ -347,6 +350,7 @@ def lstm_10(input_shape: Shape, n_outputs: int) -> nn.Module:
 
 MODELS: dict[str, ModelFactory] = {
     "linear": linear,
+    "whitened-linear": whitened_linear,
     "boosted-trees": boosted_trees,
     "mlp": mlp,
     "mlp_32_16": mlp_32_16,

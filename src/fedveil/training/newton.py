@@ -1,13 +1,16 @@
 """Newton steps for linear models: the bounded score and curvature of every record.
 
-With record r = (x, y), z = (x, 1), a linear predictor f = theta z, the mean m(f) of y and B, c public:
+The model is f = theta z with z = W (x, 1) and a public basis W that it holds beside theta. With record r = (x, y), the
+mean m(f) of y, and B, c public:
 
     a = min(1, B / |z|)^2                weight of a long record
     psi = a clip(y - m(f), c) z'         score; |psi| <= B c
     H = a z z'                           second moments; ||H||_F <= B^2
 
-because a |z| <= B and a |z|^2 <= B^2 for every z. The curvature of the loss at any theta is at most s H, s the largest
-slope of m. A contribution is the mean over its records of one vector that holds both parts, scaled to l2 norm at most 1
+because a |z| <= B and a |z|^2 <= B^2 for every z. Rounds 1 and 2 release H and set the basis, in which later rounds
+release psi: directions in which records differ little get lengths like the others, and less noise
+(:mod:`fedveil.training.newton_steps`). B of the first round is declared; a basis that was set has B = 1. A contribution
+is the mean over its records of one vector that holds both parts, scaled to l2 norm at most 1
 (:mod:`fedveil.statistics.inference.scores`). A user's weights over the silos sum to at most 1, so one user, with all
 records in all silos, changes the sum by at most 1. docs/theory/newton.md.
 
@@ -19,8 +22,8 @@ softmax, K      e^f_k / sum_j e^f_j   sqrt(1 - 1/K)       1/2
 linear          f                     declared            1
 ==============  ====================  ==================  ===========
 
-c by rule is the length of a residual at theta = 0. Later residuals are shorter, but for records that the model gets
-wrong, whose pull it limits.
+s is the largest slope of m. c by rule is the length of a residual at theta = 0. Later residuals are shorter, but for
+records that the model gets wrong, whose pull it limits.
 """
 
 from __future__ import annotations
@@ -30,19 +33,55 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 from scipy.special import expit
+from torch import Tensor, nn
 
 from fedveil.errors import ModelError
 from fedveil.statistics.inference.scores import ScoreCode, Shares, triangle
-from fedveil.training.gram.layout import linear_layer
 from fedveil.training.losses import BinaryCrossEntropy, CrossEntropy, SquaredError
 from fedveil.training.record_sums import RecordBatch, RecordSums, RecordVectors
 from fedveil.training.task import Task
 
 SUMS: Final = "scores and curvatures"
 """Kind of the sums, for the server's step."""
+MOMENT_ROUNDS: Final = 2
+"""Rounds that release second moments and set the basis; all later rounds release scores."""
 _LOSSES: Final = (BinaryCrossEntropy, CrossEntropy, SquaredError)
+
+
+class WhitenedLinear(nn.Module):
+    """Linear model of (x, 1) in a basis: f = weight basis (x, 1).
+
+    Attributes:
+        basis: (d, d) rows of the basis, d = p + 1; the unit matrix at the start.
+        weight: (k, d) coefficients in the basis; the method newton replaces those of the start.
+
+    Args:
+        inputs: p.
+        outputs: k.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.basis = nn.Parameter(torch.eye(inputs + 1))
+        self.weight = nn.Parameter(torch.empty(outputs, inputs + 1).uniform_(-0.1, 0.1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return (n, k) outputs for (n, ...) features."""
+        weight, bias = self.coefficients()
+        return nn.functional.linear(features.flatten(1), weight, bias)
+
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """Return the (k, p) coefficients of the features, and the (k,) intercepts."""
+        whole = self.weight @ self.basis
+        return whole[:, :-1], whole[:, -1]
+
+
+def whitened_linear(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
+    """Build a linear model in a basis, of the flattened features."""
+    return WhitenedLinear(math.prod(input_shape), n_outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +91,16 @@ class LinearFamily:
     Attributes:
         inputs: p, the number of features.
         classes: K; None for a number to predict.
-        record_length: B.
+        record_length: B of the first round.
         residual: c; of classes None for the rule.
+        center: prediction before the first step: of a number to predict the middle of its declared range.
     """
 
     inputs: int
     classes: int | None
     record_length: float
     residual: float | None
+    center: float = 0.0
 
     @property
     def width(self) -> int:
@@ -68,7 +109,7 @@ class LinearFamily:
 
     def outputs(self, dimension: int) -> int:
         """Return the number of outputs of a model of ``dimension`` parameters."""
-        return dimension // self.width
+        return dimension // self.width - self.width
 
     def residual_norm(self, outputs: int) -> float:
         """Return c, the bound of the l2 norm of a residual."""
@@ -83,17 +124,28 @@ class LinearFamily:
             return 1.0
         return 0.25 if outputs == 1 else 0.5
 
+    def length(self, round_number: int) -> float:
+        """Return B of a round."""
+        return self.record_length if round_number == 1 else 1.0
+
     def code(self, dimension: int, round_number: int) -> ScoreCode:
-        """Return the layout of the vectors of a round: curvatures in the first, scores in all others."""
-        outputs = self.outputs(dimension)
-        first = round_number == 1
+        """Return the layout of the vectors of a round: curvatures in the first two, scores in all others."""
+        outputs, length = self.outputs(dimension), self.length(round_number)
+        moments = round_number <= MOMENT_ROUNDS
         return ScoreCode(
             scores=outputs * self.width,
             width=self.width,
-            score_norm=self.record_length * self.residual_norm(outputs),
-            curvature_norm=self.record_length**2,
-            shares=Shares(gradient=0.0 if first else 1.0, curvature=1.0 if first else 0.0),
+            score_norm=length * self.residual_norm(outputs),
+            curvature_norm=length**2,
+            shares=Shares(gradient=0.0 if moments else 1.0, curvature=1.0 if moments else 0.0),
         )
+
+    def split(
+        self, model: Float64[np.ndarray, " d"]
+    ) -> tuple[Float64[np.ndarray, "w w"], Float64[np.ndarray, "k w"]]:
+        """Return the basis and the coefficients in a model's vector, as views."""
+        n = self.width
+        return model[: n * n].reshape(n, n), model[n * n :].reshape(-1, n)
 
     def means(self, predictors: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "n k"]:
         """Return m(f) of n records."""
@@ -143,13 +195,13 @@ class LocalNewton(RecordSums):
 
 
 class _NewtonVectors(RecordVectors):
-    """Vectors of records, in the layout of a model's parameters: weights output by output, then all intercepts."""
+    """Vectors of records: the triangle of moments after room for scores, or scores output by output."""
 
     def __init__(self, family: LinearFamily, dimension: int, round_number: int) -> None:
         self._family, self._code = family, family.code(dimension, round_number)
-        self._outputs, self._first = family.outputs(dimension), round_number == 1
+        self._moments, self._squared = round_number <= MOMENT_ROUNDS, family.length(round_number) ** 2
         self.length = self._code.length
-        self.width = self.length if self._first else self._code.scores
+        self.width = self.length if self._moments else self._code.scores
 
     def sums(self, start: Float64[np.ndarray, " d"], batch: RecordBatch) -> Float64[np.ndarray, "m width"]:
         rows = self._rows(start, batch.features, batch.targets)
@@ -159,32 +211,28 @@ class _NewtonVectors(RecordVectors):
         self, start: Float64[np.ndarray, " d"], features: Float64[np.ndarray, "n p"], targets: np.ndarray
     ) -> Float64[np.ndarray, "n width"]:
         """Return the vectors of n records."""
-        n, family, code = len(features), self._family, self._code
-        squared = 1.0 + (features * features).sum(axis=1)
-        weight = np.minimum(1.0, family.record_length**2 / squared)
-        if self._first:
-            z = np.concatenate((features, np.ones((n, 1))), axis=1)
-            moments = triangle(z[:, :, None] * z[:, None, :]) * weight[:, None]
-            return code.encode(np.zeros((n, code.scores)), moments)
-        inputs, outputs = family.inputs, self._outputs
-        slopes, intercepts = start[: outputs * inputs].reshape(outputs, inputs), start[outputs * inputs :]
+        n, (basis, slopes) = len(features), self._family.split(start)
         # A matrix product may round a row by its neighbours; products and sums by row do not.
-        predictors = np.stack([(features * one).sum(axis=1) for one in slopes], axis=1) + intercepts
-        residual = family.residuals(predictors, targets) * weight[:, None]
-        of_slopes = (residual[:, :, None] * features[:, None, :]).reshape(n, -1)
-        return np.concatenate((of_slopes, residual), axis=1) * code.scales[0]
+        z = np.stack([(features * row[:-1]).sum(axis=1) + row[-1] for row in basis], axis=1)
+        weight = np.minimum(1.0, self._squared / np.maximum((z * z).sum(axis=1), 1e-300))
+        if self._moments:
+            moments = triangle(z[:, :, None] * z[:, None, :]) * weight[:, None]
+            return self._code.encode(np.zeros((n, self._code.scores)), moments)
+        predictors = np.stack([(z * one).sum(axis=1) for one in slopes], axis=1)
+        residual = self._family.residuals(predictors, targets) * weight[:, None]
+        return np.asarray((residual[:, :, None] * z[:, None, :]).reshape(n, -1) * self._code.scales[0])
 
 
 def check_linear(task: Task, family: LinearFamily) -> None:
-    """Check that a task is a linear model with an intercept and one of the losses of this module.
+    """Check that a task is a linear model in a basis, with one of the losses of this module.
 
     Raises:
         ModelError: names what is needed.
     """
-    layer = linear_layer(task.model)
-    if layer is None or layer.bias is None or layer.in_features != family.inputs:
+    model = task.model
+    if not isinstance(model, WhitenedLinear) or len(model.basis) != family.width:
         raise ModelError(
-            "method newton: it steps models of one linear layer with an intercept (model.name = 'linear'); take "
+            "method newton: it steps its own form of a linear model; take model.name = 'whitened-linear', or "
             "uldp-avg-w for other models"
         )
     if type(task.loss) not in _LOSSES:

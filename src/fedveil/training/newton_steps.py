@@ -1,22 +1,28 @@
-"""The server's Newton steps: theta <- theta + A g, from released scores g and released second moments.
+"""The server's Newton steps: a basis from released second moments, then theta <- theta + A g from released scores g.
 
-With n = |z|, s H the bound of the curvature (:mod:`fedveil.training.newton`), released with noise of standard deviation
-sd_H on a diagonal entry, and scores released with noise of standard deviation sd_g:
+Moments H, released in the basis W with noise of standard deviation sd_H on a diagonal entry, give the next basis
 
-    A = V diag(1 / max(s h_i, ridge (s sd_H sqrt(n) + sd_g))) V',     H = V diag(h) V'.
+    W <- (1 / L) V diag(max(h_i, sd_H sqrt(n)))^(-1/2) V' W,     H = V diag(h) V',     L^2 = 1.3^2 sum h_i / max(h_i, .)
 
-The first term of the floor is the order of the largest eigenvalue of the noise in s H, below which an eigenvalue says
-nothing. The second keeps a step along a direction with little evidence shorter than about 1 / ridge. As s H bounds the
-curvature everywhere, no step overshoots for want of noise, and A needs one release. Several outputs share H.
+with n = |z|. sd_H sqrt(n) is the order of the largest eigenvalue of the noise, below which an eigenvalue says nothing.
+In the new basis the second moments are at most about 1 / L^2 in every direction, and L is 1.3 times the root of the
+mean square of a record's length, which B = 1 then bounds. Two rounds of moments see what one does not: the second
+is released in a basis in which the noise is short.
 
+The curvature of the loss is at most s H (:mod:`fedveil.training.newton`), so the step needs no further release:
+
+    A = 1 / max(s / L^2, 2 ridge s sd_g / c)
+
+with sd_g the noise of scores. The second term keeps a step that is noise alone shorter than about c / (2 s ridge).
 All of it is post-processing of released sums (Dwork and Roth 2014, Proposition 2.1).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -24,21 +30,27 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from fedveil.config_keys import Positive
-from fedveil.training.newton import SUMS, LinearFamily
+from fedveil.statistics.inference.scores import ScoreSums
+from fedveil.training.newton import MOMENT_ROUNDS, SUMS, LinearFamily
 from fedveil.training.server.optimizers import Model, Optimizer, State
 
-_SINGULAR = 1e-10
+_SINGULAR: Final = 1e-10
+_LONGER: Final = 1.3
+"""B over the root of the mean square of a record's length."""
+_LEAST: Final = 0.1
+"""Least mean square of a length: noise may make what was released smaller, or negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonSteps(Optimizer):
-    """Steps of a linear model from released scores and curvatures.
+    """Steps of a linear model from released curvatures and scores.
 
-    The first round releases the curvature and sets the model to 0. Every later round releases scores at the model.
+    The first two rounds release curvatures, set the basis and predict the family's center. Every later round releases
+    scores at the model.
 
     Attributes:
         family: the public bounds of scores and curvatures.
-        ridge: factor of the floor.
+        ridge: factor of the noise in a step.
         noise_std: standard deviation of the noise on every number of the mean.
     """
 
@@ -54,40 +66,49 @@ class NewtonSteps(Optimizer):
     def refuses(self, method: Any) -> Iterable[str]:
         yield from super().refuses(method)
         if not method.noise_known:
-            yield "Newton steps weigh eigenvalues against the noise, whose size is not known here"
+            yield "Newton steps weigh curvature against the noise, whose size is not known here"
 
     def init(self, model: Model) -> State:
-        """Return the state before the first round: the number of rounds, and the inverse A, not known yet."""
-        width = self.family.width
+        """Return the state before the first round: the number of rounds, and L^2, not known yet."""
         return {
             "newton.round": torch.zeros((), dtype=torch.int64),
-            "newton.inverse": torch.zeros(width, width, dtype=torch.float64),
+            "newton.length": torch.zeros((), dtype=torch.float64),
         }
 
     def step(self, model: Model, mean: Float64[Tensor, " length"], state: State) -> tuple[Model, State]:
         """Return the next model and state; ``mean`` is (length,) the mean of the round's vectors."""
         number, family = int(state["newton.round"]) + 1, self.family
-        code, outputs = family.code(len(model), number), family.outputs(len(model))
+        code = family.code(len(model), number)
         found = code.decode(mean.cpu().numpy(), self.noise_std)
-        counted = {**state, "newton.round": torch.tensor(number)}
-        if number == 1:
-            inverse = self._inverse(found.curvature, found.curvature_sd, outputs)
-            return torch.zeros_like(model), {**counted, "newton.inverse": torch.from_numpy(inverse)}
-        inputs, inverse = family.inputs, state["newton.inverse"].numpy()
-        slopes, intercepts = np.split(found.gradient, [outputs * inputs])
-        scores = np.concatenate((slopes.reshape(outputs, inputs), intercepts[:, None]), axis=1)
-        moves = scores @ inverse
-        move = np.concatenate((moves[:, :inputs].reshape(-1), moves[:, inputs]))
-        after = model.double().cpu() + torch.from_numpy(move)
-        return after.float().to(model.device), counted
+        after = model.cpu().double().numpy().copy()
+        basis, slopes = family.split(after)
+        squared = state["newton.length"]
+        if number <= MOMENT_ROUNDS:
+            moved, length = whitening(found.curvature, found.curvature_sd)
+            basis[:] = moved @ basis
+            # Coefficients whose prediction is the center, whatever the features.
+            slopes[:] = np.linalg.solve(basis.T, np.eye(family.width)[-1]) * family.center
+            squared = torch.tensor(length, dtype=torch.float64)
+        else:
+            slopes += found.gradient.reshape(slopes.shape) / self._steepness(slopes, float(squared), found)
+        stepped = torch.from_numpy(after).float().to(model.device)
+        return stepped, {"newton.round": torch.tensor(number), "newton.length": squared}
 
-    def _inverse(self, moments: np.ndarray, sd: float, outputs: int) -> np.ndarray:
-        """Return A, given the released second moments and the standard deviation of their noise."""
-        family, slope = self.family, self.family.slope(outputs)
-        values, vectors = np.linalg.eigh(moments)
-        of_scores = family.code(outputs * family.width, 2)
-        floor = self.ridge * (slope * sd * np.sqrt(family.width) + self.noise_std / of_scores.scales[0])
-        steep = np.maximum(
-            slope * values, max(floor, _SINGULAR * slope * float(values.max(initial=0.0)), 1e-300)
-        )
-        return np.asarray((vectors / steep) @ vectors.T)
+    def _steepness(self, slopes: np.ndarray, squared: float, found: ScoreSums) -> float:
+        """Return 1 / A."""
+        slope, norm = self.family.slope(len(slopes)), self.family.residual_norm(len(slopes))
+        return max(slope / squared, 2 * self.ridge * slope * found.gradient_sd / norm)
+
+
+def whitening(moments: Float64[np.ndarray, "n n"], sd: float) -> tuple[Float64[np.ndarray, "n n"], float]:
+    """Return the map to a basis in which released second moments are at most 1 / L^2 in every direction, and L^2.
+
+    Args:
+        moments: (n, n) released second moments.
+        sd: standard deviation of the noise on a diagonal entry.
+    """
+    values, vectors = np.linalg.eigh(moments)
+    floor = max(sd * math.sqrt(len(moments)), _SINGULAR * float(values.max(initial=0.0)), 1e-300)
+    kept = np.maximum(values, floor)
+    squared = _LONGER**2 * max(_LEAST, float((values / kept).sum()))
+    return (vectors / np.sqrt(kept)) @ vectors.T / math.sqrt(squared), squared

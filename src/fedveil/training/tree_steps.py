@@ -57,8 +57,10 @@ class TreeSteps(Optimizer):
         if number == 1:
             counts = released[: layout.inputs * CELLS].reshape(layout.inputs, CELLS)
             layout.cuts(after)[:] = quantile_cuts(counts)
+            # The trees of the last round hold the center until they grow: residuals begin there.
+            layout.leaves(after)[-1] = self.family.center / TREES
         else:
-            layout.leaves(after)[number - 2] = self._leaves(released[: layout.sent], layout)
+            layout.leaves(after)[number - 2] += self._leaves(released[: layout.sent], layout)
         found = torch.from_numpy(after).float().to(model.device)
         return found, {**state, "trees.round": torch.tensor(number)}
 

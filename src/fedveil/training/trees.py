@@ -186,7 +186,7 @@ class LocalTrees(RecordSums):
         layout = TreeLayout.from_dimension(self.family.inputs, task.dimension)
         if self.round_number == 1:
             return _FeatureHistograms(layout)
-        grown = Predictions(model, layout, {} if kept is None else kept)
+        grown = Predictions(model, layout, {} if kept is None else kept, self.family.center)
         return _LeafHistograms(self.family, layout, grown, self.round_number - 2)
 
 
@@ -240,11 +240,14 @@ class Predictions:
         model: its structure is read.
         layout: places in the model's vector.
         kept: predictions by record, the number of rounds in each, and the model of which they are; updated in place.
+        center: prediction before the first tree.
     """
 
-    def __init__(self, model: BoostedTrees, layout: TreeLayout, kept: dict[str, Any]) -> None:
+    def __init__(
+        self, model: BoostedTrees, layout: TreeLayout, kept: dict[str, Any], center: float = 0.0
+    ) -> None:
         self._feature, self._rank = model.feature.cpu().numpy(), model.rank.cpu().numpy()
-        self._layout, self._kept = layout, kept
+        self._layout, self._kept, self._center = layout, kept, center
 
     def cells(
         self, number: int, start: Float64[np.ndarray, " d"], features: Float64[np.ndarray, "n p"]
@@ -297,7 +300,7 @@ class Predictions:
         if held >= records:
             return
         size = max(records, 2 * held)
-        rounds, predicted = np.zeros(size, dtype=np.int64), np.zeros((size, outputs))
+        rounds, predicted = np.zeros(size, dtype=np.int64), np.full((size, outputs), self._center)
         if held:
             rounds[:held], predicted[:held] = kept["rounds"], kept["predicted"]
         kept.update(rounds=rounds, predicted=predicted)

@@ -37,7 +37,7 @@ from fedveil.errors import ConfigError
 from fedveil.training.losses import Loss
 
 BY_RULE: Final = "by-rule"
-MOST_CLASSES: Final = 4
+MOST_CLASSES: Final = 10
 """Number of classes up to which Newton steps are chosen."""
 TREES_FROM: Final = 7_500
 """Users times epsilon from which on boosted trees are chosen for a table of few columns."""
@@ -172,7 +172,9 @@ class Recommended:
         if (facts.classes or 2) > MOST_CLASSES:
             return replace(linear, reason=f"Newton steps were compared on up to {MOST_CLASSES} classes")
         evidence, needed = facts.n_users * facts.epsilon, max(TREES_FROM, TREES_FROM_A_COLUMN * facts.columns)
-        newton = TableModel(model="linear", method="newton", rounds=10, reason="")
+        newton = TableModel(model="whitened-linear", method="newton", rounds=12, reason="")
+        if facts.task == "regression":
+            return replace(newton, reason="trees lost against it where a number was predicted")
         if not facts.scaled:
             return replace(newton, reason="no schema scales the features to [-1, 1], as trees need")
         if (facts.classes or 2) > 2:

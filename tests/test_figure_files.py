@@ -1,0 +1,106 @@
+"""Figures as files: the numbers of the plots and nothing private."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree
+
+import pytest
+
+from fedveil.api.run_folders import compare
+from fedveil.errors import ConfigError
+from fedveil.report.drawing import Axis, Mark, Plot, Series
+from fedveil.report.figure_files import write_figures
+from fedveil.report.page import run_plots
+from fedveil.report.run_data import load_run
+from tests.commands import as_json
+from tests.report_folders import metric_rows, write_run
+
+
+def plot(name: str = "line", *, log: bool = False) -> Plot:
+    """A plot with a series of every mark."""
+    series = tuple(
+        Series(name=f"{name} {mark}", mark=mark, x=(1.0, 2.0), y=(2.0, 4.0), low=(1.0, 3.0), high=(3.0, 5.0))
+        for mark in get_args(Mark)
+    )
+    return Plot(
+        title=name,
+        alt=name,
+        caption=name,
+        x=Axis(title="round", log=log),
+        y=Axis(title="accuracy"),
+        series=series,
+    )
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_every_mark_is_written_in_every_format(tmp_path: Path, log: bool) -> None:
+    pytest.importorskip("matplotlib")
+    svg, pdf, table = write_figures([plot(log=log)], tmp_path)
+    assert [path.name for path in (svg, pdf, table)] == ["01-line.svg", "01-line.pdf", "01-line.csv"]
+    assert len(list(ElementTree.parse(svg).iter())) > 20
+    assert pdf.read_bytes().startswith(b"%PDF")
+    header, *rows = csv.reader(table.read_text().splitlines())
+    assert header == ["series", "round", "accuracy", "low", "high", "label"]
+    assert rows[0] == ["line line", "1.0", "2.0", "1.0", "3.0", ""]
+    assert len(rows) == 2 * len(get_args(Mark))
+    before = pdf.read_bytes()
+    write_figures([plot(log=log)], tmp_path)
+    assert pdf.read_bytes() == before
+
+
+def test_names_are_data_in_every_format(tmp_path: Path) -> None:
+    """No formula of a spreadsheet, no mathematics of Matplotlib, no path."""
+    pytest.importorskip("matplotlib")
+    for name in ("=HYPERLINK(1)", "@x", "$\\frac{", "../../up", "<script>"):
+        written = write_figures([plot(name)], tmp_path / "figures")
+        assert all(path.parent == tmp_path / "figures" for path in written)
+        rows = list(csv.reader(written[2].read_text().splitlines()))
+        assert not any(cell[:1] in ("=", "+", "-", "@") for row in rows for cell in row)
+
+
+def test_wrong_formats_and_nothing_to_draw_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="format must be one of svg, pdf, csv, not 'png'"):
+        write_figures([plot()], tmp_path / "none", ["png"])
+    with pytest.raises(ConfigError, match="no plot to write"):
+        write_figures([], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_pdf_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from tests.test_figure_files import plot; from fedveil.report.figure_files import write_figures\n"
+        f"write_figures([plot()], __import__('pathlib').Path({str(tmp_path / 'none')!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "install fedveil[figures], or choose the formats svg and csv" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_figures_of_a_run_hold_its_metrics_and_no_private_diagnostics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=4)
+    titles = [one.title for one in run_plots(load_run(folder))]
+    assert titles == [
+        "Test accuracy",
+        "Test loss",
+        "Privacy spent",
+        "What privacy bought: accuracy against ε",
+    ]
+    told = as_json("report", folder, "--figures", tmp_path / "out")
+    assert len(told["figures"]) == 8
+    rows = list(csv.reader((tmp_path / "out" / "01-test-accuracy.csv").read_text().splitlines()))
+    accuracy = [row["test"]["accuracy"] for row in metric_rows(rounds=4)]  # type: ignore[index]
+    assert [float(row[2]) for row in rows[1:]] == accuracy
+
+
+def test_figures_of_a_comparison(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, name=name, rounds=2) for name in ("one", "two")]
+    found = compare(*runs).figures(tmp_path / "out", formats=("csv",))
+    assert len(found) == 4
+    as_json("compare", *runs, "--figures", tmp_path / "more", "--figure-formats", "svg")
+    assert len(list((tmp_path / "more").iterdir())) == 4
