@@ -40,7 +40,7 @@ from fedveil.federation.audit.run_record import TERMS, read_terms
 from fedveil.federation.canonical_document import canonical, read_canonical
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transport.frames import pack_frames, unpack_frames
-from fedveil.federation.transport.https.endpoints import SiloEndpoint, by_silo_number
+from fedveil.federation.transport.https.endpoints import SiloEndpoint, by_silo_name
 from fedveil.federation.transport.https.http_server import ClosedByPeerError, Connection, Limits
 from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.methods.message_encoding import CodedMessage
@@ -162,7 +162,7 @@ class Requests:
     """Reads bytes as a mailbox reads a connection: whatever they are, it answers in HTTP or closes."""
 
     good = tuple(
-        (line + "\r\nHost: x\r\nSilo: 1\r\n" + more).encode()
+        (line + "\r\nHost: x\r\nSilo: b\r\n" + more).encode()
         for line, more in (
             (
                 "GET /v1/message HTTP/1.1",
@@ -177,7 +177,7 @@ class Requests:
         self._runner = asyncio.Runner()
         self._limits = Limits(poll_seconds=0.0)
         mailbox = self._runner.run(_mailbox())
-        self._endpoint = SiloEndpoint(mailbox, by_silo_number(mailbox), self._limits)
+        self._endpoint = SiloEndpoint(mailbox, by_silo_name(mailbox), self._limits)
 
     def close(self) -> None:
         self._runner.close()

@@ -48,6 +48,7 @@ OPTIONAL = set[str]().union(
             "figures",
             "flower",
             "images",
+            "nvflare",
             "observers",
             "onnx",
             "parsl",

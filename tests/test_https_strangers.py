@@ -213,7 +213,7 @@ def test_another_method_is_another_route(place: Place, method: str) -> None:
 def test_the_headers_of_proxies_and_bridges_are_not_read_at_the_port(place: Place) -> None:
     escaped = (place.silo(1) / "client.crt").read_text().replace("\n", "%0A").replace("+", "%2B")
     with client(place, "silo-0") as member:
-        forged = {"X-Client-Certificate": escaped, "Silo": "1"}
+        forged = {"X-Client-Certificate": escaped, "Silo": "silo-1"}
         assert member.get(MESSAGE_PATH, headers=forged).content == b"for silo 0"
 
 
@@ -228,7 +228,16 @@ def test_at_the_proxys_socket_a_certificate_of_no_member_is_refused(
             assert proxy.get(MESSAGE_PATH, headers={"X-Client-Certificate": escaped}).status_code == status
         assert proxy.get(MESSAGE_PATH).status_code == 403
         assert proxy.get(MESSAGE_PATH, headers={"X-Client-Certificate": "%00"}).status_code == 403
-        assert proxy.get(MESSAGE_PATH, headers={"Silo": "1"}).status_code == 403
+        assert proxy.get(MESSAGE_PATH, headers={"Silo": "silo-1"}).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["silo-9", "1", "", "no member"])
+@pytest.mark.usefixtures("coordinator")
+def test_at_the_bridges_socket_the_name_of_no_silo_is_refused(served: ServedMailbox, name: str) -> None:
+    transport = httpx.HTTPTransport(uds=address(served.run / BRIDGE))
+    with httpx.Client(base_url="http://link", transport=transport) as bridge:
+        assert bridge.get(MESSAGE_PATH, headers={"Silo": name}).status_code == 403
+        assert bridge.get(MESSAGE_PATH, headers={"Silo": "silo-1"}).status_code == 200
 
 
 def test_the_sockets_of_the_link_are_its_owners_alone(served: ServedMailbox) -> None:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from fedveil.federation.hosts.sockets import BRIDGE, PROXY, address
+from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.sockets import BRIDGE, PROXY, address, listen
+from fedveil.federation.transport.bridge.relay import Bridge, ask_key_process
 from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
 from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError, Transport
 from fedveil.protocols.errors import ProtocolError
+from tests.bridges import flower_deployment, nvflare_simulator
 from tests.federation_world import World, asked, population
 from tests.mailboxes import Place, ServedMailbox, SiloThread, make_place
 
@@ -41,6 +46,9 @@ class Carried:
     Args:
         place: keys and folders.
     """
+
+    seconds = SECONDS
+    give_up_after = 0.3
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -81,23 +89,18 @@ class Carried:
         self.served.stop()
 
 
-class CarriedBySocket(Carried):
-    """Silos behind a Unix socket of the link, as a proxy or a bridge is."""
-
-    socket = BRIDGE
-
-    def headers(self, silo: int) -> dict[str, str]:
-        return {"Silo": str(silo)}
+class CarriedByProxy(Carried):
+    """A proxy that ends TLS names the certificate that it has verified."""
 
     def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
         """Ask, answer, bring; begin anew after whatever goes wrong."""
+        certificate = (self.place.silo(silo) / "client.crt").read_text()
+        headers = {"X-Client-Certificate": certificate.replace("\n", "%0A").replace("+", "%2B")}
         tag = ""
         while not is_ending():
             with contextlib.suppress(httpx.HTTPError, OSError):
-                transport = httpx.HTTPTransport(uds=address(self.served.run / self.socket))
-                with httpx.Client(
-                    base_url="http://link", transport=transport, headers=self.headers(silo)
-                ) as link:
+                transport = httpx.HTTPTransport(uds=address(self.served.run / PROXY))
+                with httpx.Client(base_url="http://link", transport=transport, headers=headers) as link:
                     while not is_ending():
                         given = link.get(MESSAGE_PATH, headers={"If-None-Match": tag}).raise_for_status()
                         if given.status_code == 204:
@@ -113,17 +116,73 @@ class CarriedBySocket(Carried):
             time.sleep(0.02)
 
 
-class CarriedByProxy(CarriedBySocket):
-    """A proxy that ends TLS names the certificate that it has verified."""
+class CarriedByBridge(Carried):
+    """A bridge at the link's host, and key processes at sockets; the system between the two hands bytes over."""
 
-    socket = PROXY
+    def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
+        """Carry one silo's messages; a bridge is ended as its process is."""
+        with served_answers(self.place.silo(silo) / "guard", self._answers[silo]) as path:
+            bridge = Bridge(str(self.served.run / BRIDGE), pause=0.02)
+            bridge.add(self.place.members.names[silo], partial(ask_key_process, path))
+            while not is_ending():
+                time.sleep(0.01)
+            bridge.close()
 
-    def headers(self, silo: int) -> dict[str, str]:
-        certificate = (self.place.silo(silo) / "client.crt").read_text()
-        return {"X-Client-Certificate": certificate.replace("\n", "%0A").replace("+", "%2B")}
+
+@contextlib.contextmanager
+def served_answers(path: Path, answer: AnswerMessage) -> Iterator[str]:
+    """Answer at a Unix socket as a key process does, in its frames."""
+    listening = listen(path)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                message = receive_frame(connection)
+                try:
+                    given = b"\0", answer(message)
+                except NoAnswerError as error:
+                    given = b"\1", str(error).encode()
+                connection.sendall(given[0])
+                send_frame(connection, given[1])
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield str(path)
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
 
 
-CARRIERS = {"https": Carried, "proxy": CarriedByProxy, "bridge": CarriedBySocket}
+class CarriedBySystem(Carried):
+    """A bridge in another system's processes, which run from one test to the next; key processes at sockets."""
+
+    seconds = 300.0
+    give_up_after = 30.0
+
+    def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
+        """Answer at the socket of the silo's key process."""
+        name = self.place.members.names[silo]
+        with served_answers(self.place.folder / "sockets" / name, self._answers[silo]):
+            while not is_ending():
+                time.sleep(0.01)
+
+
+CARRIERS = {
+    "https": Carried,
+    "proxy": CarriedByProxy,
+    "bridge": CarriedByBridge,
+    "nvflare": CarriedBySystem,
+    "flower": CarriedBySystem,
+}
+SYSTEMS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Path]]] = {
+    "nvflare": nvflare_simulator,
+    "flower": flower_deployment,
+}
+PARAMETERS = [pytest.param(name, marks=pytest.mark.slow if name in SYSTEMS else ()) for name in CARRIERS]
 
 
 @pytest.fixture(scope="module")
@@ -131,19 +190,34 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return make_place(tmp_path_factory.mktemp("carriers"), SILOS)
 
 
-@pytest.fixture(params=CARRIERS)
-def carried(request: pytest.FixtureRequest, place: Place) -> Iterator[Carried]:
-    made = CARRIERS[request.param](place)
+@pytest.fixture(scope="module", params=PARAMETERS)
+def carrier(request: pytest.FixtureRequest, place: Place) -> Iterator[str]:
+    """Name of a carrier; the system that it needs runs."""
+    name = request.param
+    with contextlib.ExitStack() as ending:
+        if name in SYSTEMS:
+            (folder := place.folder / name).mkdir()
+            (sockets := place.folder / "sockets").mkdir(exist_ok=True)
+            bridge = place.folder / "link" / "run" / BRIDGE
+            ending.enter_context(SYSTEMS[name](folder, bridge, sockets, place.members.names))
+        yield name
+
+
+@pytest.fixture
+def carried(carrier: str, place: Place, request: pytest.FixtureRequest) -> Iterator[Carried]:
+    if carrier == "flower" and "bit_for_bit" not in request.node.name:
+        pytest.skip("an exchange by Flower takes 10 s or minutes, and may be repeated: a run alone is played")
+    made = CARRIERS[carrier](place)
     yield made
     made.close()
 
 
-def collect(transport: Transport, silos: set[int], seconds: float = SECONDS) -> dict[int, bytes]:
+def collect(carried: Carried, silos: set[int]) -> dict[int, bytes]:
     """The first answer of each of some silos."""
     found: dict[int, bytes] = {}
-    until = time.monotonic() + seconds
+    until = time.monotonic() + carried.seconds
     while silos - found.keys() and time.monotonic() < until:
-        for received in transport.collect(0.5):
+        for received in carried.coordinator.collect(0.5):
             found.setdefault(received.silo, received.message)
     assert silos <= found.keys(), f"{silos - found.keys()} did not answer"
     return found
@@ -166,13 +240,13 @@ def test_a_message_and_its_answer_arrive_unchanged(carried: Carried, size: int) 
     message = os.urandom(min(size, 1 << 20)) * max(1, size >> 20)
     carried.start_silo(0, echo)
     carried.coordinator.offer({0: message})
-    assert collect(carried.coordinator, {0})[0] == message
+    assert collect(carried, {0})[0] == message
 
 
 def test_an_empty_answer_arrives(carried: Carried) -> None:
     carried.start_silo(1, lambda message: b"")
     carried.coordinator.offer({1: b"anything"})
-    assert collect(carried.coordinator, {1}) == {1: b""}
+    assert collect(carried, {1}) == {1: b""}
 
 
 def test_each_silo_gets_its_own_message(carried: Carried) -> None:
@@ -188,9 +262,7 @@ def test_each_silo_gets_its_own_message(carried: Carried) -> None:
     for silo in range(SILOS):
         carried.start_silo(silo, answer(silo))
     carried.coordinator.offer({silo: b"to %d" % silo for silo in range(SILOS)})
-    assert collect(carried.coordinator, set(range(SILOS))) == {
-        silo: b"from %d" % silo for silo in range(SILOS)
-    }
+    assert collect(carried, set(range(SILOS))) == {silo: b"from %d" % silo for silo in range(SILOS)}
     assert seen == {(silo, b"to %d" % silo): 1 for silo in range(SILOS)}
 
 
@@ -203,7 +275,7 @@ def test_only_the_current_message_is_delivered(carried: Carried) -> None:
         seen.append(message)
         if message == b"first":
             begun.set()
-            assert go_on.wait(SECONDS)
+            assert go_on.wait(carried.seconds)
         return message
 
     coordinator = carried.coordinator
@@ -211,10 +283,10 @@ def test_only_the_current_message_is_delivered(carried: Carried) -> None:
     coordinator.offer({0: b"first"}, {1})
     carried.start_silo(0, slowly)
     carried.start_silo(1, slowly)
-    assert begun.wait(SECONDS)
+    assert begun.wait(carried.seconds)
     coordinator.offer({0: b"second"})
     go_on.set()
-    found = [received.message for received in coordinator.collect(SECONDS)]
+    found = [received.message for received in coordinator.collect(carried.seconds)]
     assert found == [b"second"]
     assert coordinator.collect(0.2) == []
     assert seen == [b"first", b"second"]
@@ -230,7 +302,7 @@ def test_what_is_offered_again_is_asked_again(carried: Carried) -> None:
     carried.start_silo(2, answer)
     for number in (1, 2, 3):
         carried.coordinator.offer({2: b"the same"})
-        assert collect(carried.coordinator, {2}) == {2: b"%d" % number}
+        assert collect(carried, {2}) == {2: b"%d" % number}
     assert carried.coordinator.collect(0.2) == []
 
 
@@ -244,7 +316,7 @@ def test_a_silo_whose_key_process_gives_no_answer_asks_again(carried: Carried) -
 
     carried.start_silo(0, answer)
     carried.coordinator.offer({0: b"patience"})
-    assert collect(carried.coordinator, {0}) == {0: b"patience"}
+    assert collect(carried, {0}) == {0: b"patience"}
     assert not failing
 
 
@@ -258,7 +330,7 @@ def test_a_message_outlives_the_end_of_any_part_at_any_moment(
     def answer(message: bytes) -> bytes:
         begun.set()
         if moment == "while it is answered":
-            go_on.wait(SECONDS)
+            go_on.wait(carried.seconds)
         return b"answer to " + message
 
     def restart() -> None:
@@ -275,10 +347,10 @@ def test_a_message_outlives_the_end_of_any_part_at_any_moment(
         restart()
     carried.coordinator.offer({0: b"message"})
     if moment != "before":
-        assert begun.wait(SECONDS)
+        assert begun.wait(carried.seconds)
         restart()
     go_on.set()
-    assert collect(carried.coordinator, {0}) == {0: b"answer to message"}
+    assert collect(carried, {0}) == {0: b"answer to message"}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -299,7 +371,7 @@ def test_every_message_is_answered_whatever_is_ended_in_between(carried: Carried
         else:
             carried.restart_coordinator()
             carried.coordinator.offer(current)
-    missing, until = set(current), time.monotonic() + SECONDS
+    missing, until = set(current), time.monotonic() + carried.seconds
     while missing and time.monotonic() < until:
         for received in carried.coordinator.collect(0.5):
             if received.message == current[received.silo]:
@@ -386,7 +458,9 @@ def test_a_silo_that_vanishes_is_waited_for_and_ends_the_run_with_its_name(
         for silo in range(SILOS - 1):
             carried.start_silo(silo, answers_of(world, silo, lock))
         name = world.membership.silos[SILOS - 1]
-        assert play(world, carried, give_up_after=0.3) == (name,)
-        assert f"silo {name} has not answered for 0.3 s" in (world.outcome.stopped or "")
+        assert play(world, carried, give_up_after=carried.give_up_after) == (name,)
+        assert f"silo {name} has not answered for {carried.give_up_after:g} s" in (
+            world.outcome.stopped or ""
+        )
     finally:
         world.close()

@@ -163,7 +163,9 @@ COMMANDS: Final = {
         "health:health_command",
         "Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause.",
     ),
-    "deploy": Command("operations:deploy", "Write files for service managers, containers and proxies."),
+    "deploy": Command(
+        "operations:deploy", "Write files for service managers, containers, proxies, Flower, NVFlare."
+    ),
     "coordinator": Command(
         "coordinator:coordinator",
         "Join a federation as its coordinator, accept its membership, serve.",

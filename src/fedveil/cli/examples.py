@@ -60,6 +60,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "status": ("fedveil status north",),
     "health": ("fedveil health north",),
+    "deploy flower": ("fedveil deploy flower app --bridge /srv/fedveil/coordinator/link/run/bridge",),
+    "deploy nvflare": (
+        "fedveil deploy nvflare job --bridge /srv/fedveil/coordinator/link/run/bridge --silo site-1=north",
+    ),
     "deploy write": ("fedveil deploy write units --memory 4G",),
     "coordinator join": (
         "fedveil coordinator join coordinator --charter charter.toml --listen 0.0.0.0:9443",

@@ -10,16 +10,12 @@ import typer
 
 from fedveil.cli.options import OUT, Json, group, read_address
 from fedveil.console import print_json, transposed_table
+from fedveil.errors import ConfigError
 from fedveil.federation.hosts.metrics_server import ask_party
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
-deploy = group("Write files for service managers, containers and proxies.")
-
-
-@deploy.callback()
-def _group() -> None:
-    """Keep ``write`` a command of its own."""
+deploy = group("Write files for service managers, containers, proxies, Flower, NVFlare.")
 
 
 def status_command(
@@ -75,4 +71,44 @@ def write_command(
     host, link = read_address("--behind", behind)
     hosting = Hosting(host=host, port=port, link=link, memory=memory, program=program, image=image)
     for path in write_deployment(folder, hosting):
+        OUT.print(str(path))
+
+
+_Bridge = Annotated[Path, typer.Option("--bridge", metavar="SOCKET", help="the link's socket run/bridge")]
+_App = Annotated[Path, typer.Argument(metavar="DIR", help="folder, created if it is missing")]
+
+
+@deploy.command("flower")
+def flower_command(folder: _App, bridge: _Bridge) -> None:
+    """Write a Flower app that carries the messages of a federation between its link and Flower's nodes."""
+    from fedveil.federation.hosts.deployment import write_flower_app
+
+    for path in write_flower_app(folder, bridge):
+        OUT.print(str(path))
+
+
+@deploy.command("nvflare")
+def nvflare_command(
+    folder: _App,
+    bridge: _Bridge,
+    silo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE=SILO", help="a site of NVFlare and its silo; none: all sites, by their names"
+        ),
+    ] = None,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="send no code: fedveil is installed where NVFlare runs")
+    ] = False,
+) -> None:
+    """Write an NVFlare job that carries the messages of a federation between its link and NVFlare's sites."""
+    from fedveil.federation.hosts.deployment import write_nvflare_job
+
+    silos = dict[str, str]()
+    for pair in silo or ():
+        site, _, name = pair.partition("=")
+        if not site or not name:
+            raise ConfigError(f"--silo {pair}: SITE=SILO is needed, such as site-1=north")
+        silos[site] = name
+    for path in write_nvflare_job(folder, bridge, silos, installed=installed):
         OUT.print(str(path))

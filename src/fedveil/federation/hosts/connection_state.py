@@ -52,6 +52,34 @@ class SiloConnection:
         return found | ({"cause": trouble} if trouble else {})
 
 
+class BridgeConnection:
+    """The last message that a bridge brought to a silo; any thread may use it.
+
+    Between runs a bridge brings none, so silence is no fault, and whether the bridge is there cannot be told here.
+
+    Args:
+        clock: seconds; never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._contact: float | None = None
+
+    def note_contact(self) -> None:
+        """Note that a message of the coordinator's was answered."""
+        self._contact = self._clock()
+
+    def trouble(self) -> str:
+        """Return nothing: see above."""
+        return ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is told of the connection."""
+        contact = self._contact
+        ago = None if contact is None else round(self._clock() - contact, 1)
+        return {"carrier": "bridge", "last_contact_seconds": ago}
+
+
 class LinkConnection:
     """The coordinator's connection to its link, and the silos' to the link; any thread may use it.
 

@@ -1,6 +1,6 @@
-"""Files for an operator's service manager, containers and proxy, from the templates that this package carries.
+"""Files for an operator's service manager, containers and proxy, and apps that bridge messages over Flower or NVFlare.
 
-Placeholders are ``@NAME@``; every one is filled, with a value that is checked, or nothing is written.
+Placeholders of templates are ``@NAME@``; every one is filled, with a value that is checked, or nothing is written.
 
 Claim: a container is built of the wheels that lie beside its Dockerfile when it is written, and of a base image by its
 digest: no package is asked of an index by its name, which anybody could register there. ``requirements.txt`` has every
@@ -9,11 +9,15 @@ wheel's SHA-256, and pip installs no other (``--no-index --require-hashes``).
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
+
+import tomlkit
 
 from fedveil import __version__
 from fedveil.data.catalogue.files import digest_of
@@ -31,6 +35,12 @@ SERVICES: Final = (
 CONTAINERS: Final = ("Dockerfile", "compose.yaml")
 REQUIREMENTS: Final = "requirements.txt"
 PACKAGES: Final = "packages"
+BRIDGE_PACKAGE: Final = "fedveil_bridge"
+"""Package of a bridge's modules in an app or a job."""
+
+_BRIDGE_MODULE: Final = "fedveil.federation.transport.bridge"
+_BRIDGE: Final = "/srv/fedveil/coordinator/link/run/bridge"
+_IDLE_SECONDS: Final = 3600.0
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
 _PLACEHOLDER: Final = re.compile(r"@([A-Z]+)@")
 _VALUES: Final = {
@@ -95,12 +105,103 @@ def write_deployment(folder: Path, hosting: Hosting) -> tuple[Path, ...]:
     made = {folder / name: _filled(name, values) for name in (*SERVICES, *containers)}
     if containers:
         made[folder / REQUIREMENTS] = _locked(folder / PACKAGES)
+    return _write_new(made)
+
+
+def write_flower_app(folder: Path, bridge: Path) -> tuple[Path, ...]:
+    """Write a Flower app that carries messages: ``flwr run`` sends it to a SuperLink.
+
+    Args:
+        folder: made if it is missing; files in it are not overwritten.
+        bridge: the link's socket ``run/bridge`` on the SuperLink's host.
+
+    Raises:
+        ConfigError: the socket's path is not whole, or a file exists.
+    """
+    project = {
+        "project": {
+            "name": BRIDGE_PACKAGE.replace("_", "-"),
+            "version": __version__,
+            "license": "Apache-2.0",
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedveil",
+                    "components": {
+                        "serverapp": f"{BRIDGE_PACKAGE}.flower:server",
+                        "clientapp": f"{BRIDGE_PACKAGE}.flower:client",
+                    },
+                    "config": {"bridge": _whole(bridge), "idle-seconds": _IDLE_SECONDS},
+                }
+            }
+        },
+    }
+    made = {folder / "pyproject.toml": tomlkit.dumps(project)}
+    return _write_new(made | _bridge_modules(folder / BRIDGE_PACKAGE, "flower"))
+
+
+def write_nvflare_job(
+    folder: Path, bridge: Path, silos: Mapping[str, str], *, installed: bool
+) -> tuple[Path, ...]:
+    """Write an NVFlare job that carries messages: ``nvflare job submit`` sends it to a server.
+
+    Args:
+        folder: made if it is missing; files in it are not overwritten.
+        bridge: the link's socket ``run/bridge`` on the server's host.
+        silos: names of silos by NVFlare's names of their sites; the job goes to these. None: to all sites, each with
+            the silo of its own name.
+        installed: whether fedveil is installed where NVFlare runs; else the job has the bridge's code, which sites
+            accept from those who may send custom code.
+
+    Raises:
+        ConfigError: the socket's path is not whole, or a file exists.
+    """
+    package = _BRIDGE_MODULE if installed else BRIDGE_PACKAGE
+    arguments = {"bridge": _whole(bridge), "silos": dict(silos), "idle_seconds": _IDLE_SECONDS}
+    sites = ["server", *silos] if silos else ["@ALL"]
+    site = {"tasks": ["none"], "executor": {"path": f"{package}.nvflare.SiteBridge", "args": {}}}
+    server = {"id": "bridge", "path": f"{package}.nvflare.ServerBridge", "args": arguments}
+    documents = {
+        "meta.json": {
+            "name": "fedveil-bridge",
+            "resource_spec": {},
+            "min_clients": 1,
+            "deploy_map": {"app": sites},
+        },
+        "app/config/config_fed_server.json": {"format_version": 2, "workflows": [server], "components": []},
+        "app/config/config_fed_client.json": {"format_version": 2, "executors": [site], "components": []},
+    }
+    made = {folder / name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
+    custom = {} if installed else _bridge_modules(folder / "app" / "custom" / BRIDGE_PACKAGE, "nvflare")
+    return _write_new(made | custom)
+
+
+def _whole(path: Path) -> str:
+    if not path.is_absolute():
+        raise ConfigError(
+            f"--bridge {path}: the whole path of the link's socket is needed, such as {_BRIDGE}"
+        )
+    return str(path)
+
+
+def _bridge_modules(folder: Path, system: str) -> dict[Path, str]:
+    """Return the modules of a bridge, which import no other of this package, by their paths in an app."""
+    names = ("__init__", "relay", system)
+    source = files(_BRIDGE_MODULE)
+    return {
+        folder / f"{name}.py": source.joinpath(f"{name}.py").read_text(encoding="utf-8") for name in names
+    }
+
+
+def _write_new(made: Mapping[Path, str]) -> tuple[Path, ...]:
+    """Write files, none of which may exist."""
     for path in made:
         if path.exists():
             raise ConfigError(f"{path}: exists already; it is yours to change, and is not overwritten")
     for path, text in made.items():
         with writing(path, ConfigError):
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     return tuple(made)
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
 from fedveil.data.schema import FileFormat, Schema, read_schema
@@ -25,7 +25,8 @@ from fedveil.federation.enrollment.certificates import (
     node_key_digest,
 )
 from fedveil.federation.hosts.link_folder import LinkFolder
-from fedveil.federation.hosts.settings import Settings
+from fedveil.federation.hosts.settings import Settings, group_number
+from fedveil.federation.hosts.sockets import KEY_PROCESS
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.files import read_content
@@ -71,7 +72,10 @@ class SiloSettings(Settings):
         users: the list of all users' ids, where the schema names one by its digest; none: ids are numbers from 0.
         main_silos: a file of each user's main silo, agreed among the silos, for runs that name it by its digest.
         metrics: a loopback address and port where collectors find figures, beside the socket ``run/metrics``.
-        carrier: the transport that brings messages: ``https``, the built-in one.
+        carrier: what brings messages: ``https``, a process of this silo's own; or ``bridge``, a process of Flower or
+            NVFlare on this host that opens ``socket``.
+        socket: the key process's socket; with ``group`` outside the silo's folder, which no other user may enter.
+        group: of the users of this host who may open the socket, with ``carrier = "bridge"``; none: the owner alone.
     """
 
     name: str
@@ -81,7 +85,18 @@ class SiloSettings(Settings):
     users: Path | None = None
     main_silos: Path | None = None
     metrics: str | None = None
-    carrier: Literal["https"] = "https"
+    carrier: Literal["https", "bridge"] = "https"
+    socket: Path = Path("run") / KEY_PROCESS
+    group: str | None = None
+
+    @model_validator(mode="after")
+    def _check_group(self) -> Self:
+        if self.group is not None and not (self.carrier == "bridge" and self.socket.is_absolute()):
+            raise ValueError(
+                'group: needs carrier = "bridge" and a whole path as socket, outside the silo\'s folder, such as '
+                '"/srv/fedveil-sockets/north"'
+            )
+        return self
 
 
 class _Folder(ABC):
@@ -261,6 +276,21 @@ class SiloFolder(_Folder):
     def settings(self) -> SiloSettings:
         """What ``silo.toml`` says."""
         return SiloSettings.read(self / "silo.toml")
+
+    @property
+    def group(self) -> int | None:
+        """The number of the group that may open the key process's socket.
+
+        Raises:
+            ConfigError: this host has no such group, or the socket is in the silo's folder.
+        """
+        settings = self.settings
+        if settings.group is not None and settings.socket.is_relative_to(self.path):
+            raise ConfigError(
+                f"{self / 'silo.toml'}: socket: in the silo's folder, which the group {settings.group} must not enter; "
+                "name a path outside it"
+            )
+        return group_number(self.settings.group, self / "silo.toml")
 
     def check_own_keys(self) -> None:
         """Check that the membership has this silo's identity key.

@@ -93,22 +93,35 @@ class Answering(Protocol):
 
 
 class KeyProcess:
-    """Serves one silo on a Unix socket that only its user can open.
+    """Serves one silo on a Unix socket that only its user can open, or a group for a bridge.
 
     Messages are read one after another by a thread of their own. Whoever asks is answered within ``sign_of_life``
     seconds: by the answer, or by the word that the silo is at work; the same question asked again then gets the answer.
 
     Args:
-        party: the silo.
+        party: the silo; closed if the socket cannot be opened.
         path: of the socket; a stale one is replaced.
         sign_of_life: seconds after which a question is not kept waiting any longer.
+        group: number of the group that may open the socket; None: the owner alone.
+        note_contact: called when a message of the coordinator's was answered.
     """
 
-    def __init__(self, party: Answering, path: Path, sign_of_life: float = SIGN_OF_LIFE) -> None:
-        self._party, self._sign_of_life = party, sign_of_life
+    def __init__(
+        self,
+        party: Answering,
+        path: Path,
+        sign_of_life: float = SIGN_OF_LIFE,
+        group: int | None = None,
+        note_contact: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._party, self._sign_of_life, self._note_contact = party, sign_of_life, note_contact
         self._letters: SimpleQueue[_Reading] = SimpleQueue()
         self._reading: _Reading | None = None
-        self._socket = listen(path)
+        try:
+            self._socket = listen(path, group)
+        except BaseException:
+            party.close()
+            raise
         threading.Thread(target=self._read_all, daemon=True).start()
 
     def serve(self) -> None:
@@ -135,6 +148,8 @@ class KeyProcess:
     def _answer(self, connection: socket.socket) -> None:
         message = receive_frame(connection, self._party.longest)
         status, answer = self._answer_to(message, time.monotonic() + self._sign_of_life)
+        if status == 0:
+            self._note_contact()
         connection.sendall(bytes([status]))
         send_frame(connection, answer)
 

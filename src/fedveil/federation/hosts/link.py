@@ -32,7 +32,7 @@ from fedveil.federation.transport.https.endpoints import (
     SiloEndpoint,
     by_certificate,
     by_proxy_header,
-    by_silo_number,
+    by_silo_name,
 )
 from fedveil.federation.transport.https.http_server import HttpServer, Limits
 from fedveil.federation.transport.https.key_digests import KeyDigests
@@ -111,7 +111,7 @@ class Link:
             {LINK: CoordinatorEndpoint(self.mailbox)}
             | ({PROXY: SiloEndpoint(self.mailbox, by_proxy_header, limits)} if settings.proxy else {})
             | (
-                {BRIDGE: SiloEndpoint(self.mailbox, by_silo_number(self.mailbox), limits)}
+                {BRIDGE: SiloEndpoint(self.mailbox, by_silo_name(self.mailbox), limits)}
                 if settings.bridge
                 else {}
             )

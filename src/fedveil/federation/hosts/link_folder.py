@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import logging
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,7 +10,7 @@ from pydantic import Field
 
 from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.certificates import days_left
-from fedveil.federation.hosts.settings import Settings
+from fedveil.federation.hosts.settings import Settings, group_number
 
 _SOON: Final = 30.0
 _log = logging.getLogger("fedveil.link")
@@ -85,8 +84,4 @@ class LinkFolder:
         Raises:
             ConfigError: this host has no such group.
         """
-        name = self.settings.group
-        try:
-            return None if name is None else grp.getgrnam(name).gr_gid
-        except KeyError:
-            raise ConfigError(f"{self / 'link.toml'}: group: this host has no group '{name}'") from None
+        return group_number(self.settings.group, self / "link.toml")

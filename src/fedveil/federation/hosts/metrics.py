@@ -101,8 +101,8 @@ def as_metrics(status: Mapping[str, Any]) -> str:
     if "spent_ratio" in status and status["spent_ratio"] is None:  # no epsilon is enough: above every limit
         figures["fedveil_budget_spent_ratio"] = "+Inf"
     connection = status.get("connection", {})
-    if connection:
-        figures["fedveil_connected"] = int(bool(connection.get("link", connection.get("connected", False))))
+    if (connected := connection.get("link", connection.get("connected"))) is not None:
+        figures["fedveil_connected"] = int(connected)
     for name, value in figures.items():
         if value is not None:
             lines += [f"# TYPE {name} gauge", _sample(name, value)]

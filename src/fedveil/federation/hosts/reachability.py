@@ -50,6 +50,9 @@ def try_coordinator(folder: SiloFolder) -> Reachability:
     Raises:
         ConfigError: a certificate or key of the silo itself is missing, or not valid at this clock.
     """
+    if folder.settings.carrier == "bridge":
+        told = "made by a bridge, whose own log says whether messages pass"
+        return Reachability({"connection": told}, "")
     check_client_certificate(folder.path)
     server = folder.settings.coordinator
     host = server.rpartition(":")[0].strip("[]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 from pathlib import Path
 from typing import Self
 
@@ -24,3 +25,15 @@ class Settings(DocumentTable):
         """Write a settings file, whole or not at all; what the disk refuses is a :class:`ConfigError` that names it."""
         with writing(path, ConfigError):
             replace_file(path, tomlkit.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
+
+
+def group_number(name: str | None, path: Path) -> int | None:
+    """Return the number of a group of this host; None if a settings file names none.
+
+    Raises:
+        ConfigError: this host has no such group.
+    """
+    try:
+        return None if name is None else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"{path}: group: this host has no group '{name}'") from None

@@ -6,18 +6,19 @@ import contextlib
 import logging
 import resource
 import threading
+from pathlib import Path
 from typing import Final
 
 from fedveil.errors import FedveilError
 from fedveil.federation.enrollment.certificates import check_client_certificate
 from fedveil.federation.hosts.child_process import ChildProcess
-from fedveil.federation.hosts.connection_state import SiloConnection
+from fedveil.federation.hosts.connection_state import BridgeConnection, SiloConnection
 from fedveil.federation.hosts.folders import MembershipFile, SiloFolder
 from fedveil.federation.hosts.key_process import KeyProcess
 from fedveil.federation.hosts.metrics import as_metrics
 from fedveil.federation.hosts.metrics_server import MetricsServer
 from fedveil.federation.hosts.served_silo import ServedSilo
-from fedveil.federation.hosts.sockets import KEY_PROCESS, RunningFolder
+from fedveil.federation.hosts.sockets import RunningFolder
 from fedveil.federation.hosts.status import party_status
 
 _AGAIN_SECONDS: Final = 5.0
@@ -33,21 +34,26 @@ def limit_memory(folder: SiloFolder) -> None:
 
 
 class SiloService:
-    """A silo that is served: the key process answers on a socket, and the network process carries messages to it.
+    """A silo that is served: the key process answers on a socket, to which messages are carried.
+
+    With ``carrier = "https"`` the silo's own network process carries them; with ``"bridge"`` a process of Flower or
+    NVFlare does, which this one neither starts nor knows.
 
     Args:
         folder: the silo's.
 
     Raises:
         ConfigError: the client certificate is missing, of another key or not valid at this clock, or the membership
-            names no server key.
+            names no server key; or this host has no group of the name in ``silo.toml``.
         CryptoError: the node key is missing, or others can read it.
     """
 
     def __init__(self, folder: SiloFolder) -> None:
-        self._silo = folder
-        self._settings = self._network_settings()
-        self._connection = SiloConnection()
+        self._silo, group = folder, folder.group
+        is_bridged = folder.settings.carrier == "bridge"
+        self._settings = {} if is_bridged else self._network_settings()
+        self._reports, bridged = SiloConnection(), BridgeConnection()
+        self._connection = bridged if is_bridged else self._reports
         self._membership = MembershipFile(folder)
         self._newest = folder.membership
         self._stopping, self._lock = threading.Event(), threading.Lock()
@@ -56,11 +62,14 @@ class SiloService:
         with contextlib.ExitStack() as begun:
             self._running = RunningFolder(folder.path)
             begun.callback(self._running.close)
-            key_process = KeyProcess(ServedSilo(folder), self._running / KEY_PROCESS)
+            key_process = KeyProcess(
+                ServedSilo(folder), self._key_socket, group=group, note_contact=bridged.note_contact
+            )
             begun.callback(key_process.close)
             threading.Thread(target=key_process.serve, daemon=True).start()
-            self.network = self._start()
-            begun.callback(lambda: self.network.stop())  # the one that runs then
+            if not is_bridged:
+                self.network = self._start()
+                begun.callback(lambda: self.network.stop())  # the one that runs then
             page = MetricsServer(
                 self._running,
                 folder.settings.metrics,
@@ -70,8 +79,12 @@ class SiloService:
             )
             begun.callback(page.close)
             self._begun = begun.pop_all()
-        for work in (self._keep_network, self._watch_membership):
+        for work in () if is_bridged else (self._keep_network, self._watch_membership):
             threading.Thread(target=work, daemon=True).start()
+
+    @property
+    def _key_socket(self) -> Path:
+        return self._silo.path / self._silo.settings.socket
 
     def wait(self) -> None:
         """Wait until :meth:`stop`.
@@ -96,7 +109,7 @@ class SiloService:
             if self._stopping.is_set():
                 return
             if not self._is_renewed:
-                self._connection.note_end(code)
+                self._reports.note_end(code)
                 _log.warning("the network process ended with exit code %d; it is started again", code)
                 self._stopping.wait(_AGAIN_SECONDS)
             self._is_renewed = False
@@ -137,12 +150,12 @@ class SiloService:
             "folder": str(folder.path),
             "party": str(folder.path),
             "coordinator": folder.settings.coordinator,
-            "key_process": str(folder / "run" / KEY_PROCESS),
+            "key_process": str(self._key_socket),
             "server_key": folder.server_key,
             "largest": folder.policy.max_message_bytes,
         }
 
     def _start(self) -> ChildProcess:
         return ChildProcess(
-            "fedveil.federation.transport.https.silo_client", self._settings, self._connection.note_report
+            "fedveil.federation.transport.https.silo_client", self._settings, self._reports.note_report
         )

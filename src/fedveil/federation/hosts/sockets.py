@@ -52,7 +52,15 @@ def address(path: Path) -> str:
 
 
 def listen(path: Path, group: int | None = None) -> socket.socket:
-    """Return a listening socket with mode 0600, or 0660 for a group; a stale one at the path is replaced."""
+    """Return a listening socket with mode 0600, or 0660 for a group; a stale one at the path is replaced.
+
+    Raises:
+        ConfigError: there is no such folder, or a file that is no socket.
+    """
+    if path.exists() and not path.is_socket():
+        raise ConfigError(f"{path}: a file that is no socket; a socket is to be made there")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent}: no such folder; the socket {path.name} is to be made there")
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

@@ -36,7 +36,6 @@ from fedveil.federation.transport.https.key_digests import KeyDigests, key_diges
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
 from fedveil.federation.transport.https.routes import ANSWER_PATH, MAILBOX_HEADER, MESSAGE_PATH, TAG_HEADER
 
-_NUMBER_DIGITS: Final = 4
 _MEMBERS_BYTES: Final = 1 << 20
 _LONGEST_POLL: Final = 60.0
 _log = logging.getLogger("fedveil.link")
@@ -61,14 +60,14 @@ def by_proxy_header(request: Request) -> str:
         return ""
 
 
-def by_silo_number(mailbox: Mailbox) -> Identify:
-    """Identify a request by the number in its header ``Silo``: a bridge speaks for all silos."""
+def by_silo_name(mailbox: Mailbox) -> Identify:
+    """Identify a request by the name in its header ``Silo``: a bridge speaks for all silos."""
 
     def identify(request: Request) -> str:
-        number, members = request.header("Silo"), mailbox.members
-        written = number.isdecimal() and len(number) <= _NUMBER_DIGITS
-        known = members is not None and written and int(number) < len(members.keys)
-        return members.keys[int(number)] if members is not None and known else ""
+        members, name = mailbox.members, request.header("Silo")
+        return (
+            dict(zip(members.names, members.keys, strict=True)).get(name, "") if members is not None else ""
+        )
 
     return identify
 

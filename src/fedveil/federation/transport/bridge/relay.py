@@ -1,0 +1,177 @@
+"""The two ends of a bridge: from the mailbox of a federation, and to the key process of a silo.
+
+    coordinator's host   link, socket run/bridge  <->  Bridge           in a process of the other system
+    silo's host          ask_key_process          <->  key process      socket run/guard
+
+Claim: a bridge holds no key, no table and no state. It can lose, repeat, delay and read messages and can forge none:
+they are signed. What is lost is fetched again, because the mailbox keeps a silo's message until it is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+SendMessage = Callable[[bytes], bytes]
+"""Sends a message to a silo by the other system, and returns the silo's answer. Raises OSError if there is none."""
+
+_LENGTH: Final = struct.Struct(">Q")
+_POLL_SECONDS: Final = 60.0
+"""More than the mailbox keeps a request waiting."""
+
+_KEY_PROCESS_SECONDS: Final = 75.0
+"""More than the key process takes: after 30 seconds it answers that the silo is at work."""
+
+_PAUSE_SECONDS: Final = 2.0
+_log = logging.getLogger("fedveil.bridge")
+
+
+def ask_key_process(path: str, message: bytes) -> bytes:
+    """Hand a message to the key process of this host; return its answer.
+
+    Args:
+        path: of the key process's socket: ``run/guard`` in the silo's folder.
+        message: a signed message of the coordinator.
+
+    Raises:
+        OSError: the key process refused the message or is not there; the silo's own log says why.
+    """
+    with _connect(path, _KEY_PROCESS_SECONDS) as connection, connection.makefile("rb") as stream:
+        connection.sendall(_LENGTH.pack(len(message)))
+        connection.sendall(message)
+        beginning = stream.read(1 + _LENGTH.size)
+        if len(beginning) == 1 + _LENGTH.size:
+            (length,) = _LENGTH.unpack(beginning[1:])
+            answer = stream.read(length)
+            if len(answer) == length and beginning[0] == 0:
+                return answer
+    raise OSError("the silo's key process did not answer the message")
+
+
+class Bridge:
+    """Carries the messages of silos between a mailbox and another system, each silo's by a thread of its own.
+
+    Args:
+        path: of the link's socket ``run/bridge``.
+        pause: seconds between a failure and the next attempt.
+    """
+
+    def __init__(self, path: str, pause: float = _PAUSE_SECONDS) -> None:
+        self._path, self._pause = path, pause
+        self._ending = threading.Event()
+        self._connections: dict[str, _MailboxConnection] = {}
+        self._last = time.monotonic()
+
+    def add(self, silo: str, send: SendMessage) -> None:
+        """Begin to carry the messages of a silo, unless they are carried already.
+
+        Args:
+            silo: its name in the federation.
+            send: sends a message to it.
+        """
+        if silo not in self._connections:
+            self._connections[silo] = _MailboxConnection(self._path)
+            threading.Thread(target=self._serve, args=(silo, send), daemon=True).start()
+
+    def idle_seconds(self) -> float:
+        """Return for how long no message has passed."""
+        return time.monotonic() - self._last
+
+    def close(self) -> None:
+        """Stop: no message is fetched any more, and an answer that is under way is dropped."""
+        self._ending.set()
+        for connection in self._connections.values():
+            connection.end()
+
+    def _serve(self, silo: str, send: SendMessage) -> None:
+        tag, failed = "", False
+        while not self._ending.is_set():
+            try:
+                tag = self._exchange(silo, send, tag)
+                failed = False
+            except (OSError, http.client.HTTPException) as error:
+                if not (failed or self._ending.is_set()):
+                    _log.warning("silo %s: no exchange, trying again: %s", silo, error)
+                tag, failed = "", True  # the message is asked for again
+                self._connections[silo].close()
+                self._ending.wait(self._pause)
+
+    def _exchange(self, silo: str, send: SendMessage, tag: str) -> str:
+        """Fetch the current message, unless it is the one of the tag, and bring its answer; return its tag."""
+        mailbox = self._connections[silo]
+        status, new_tag, message = mailbox.request_whole(
+            "GET", "/v1/message", {"Silo": silo, "If-None-Match": tag}
+        )
+        if status == 204:
+            if mailbox.is_replaced:
+                raise OSError("another bridge or silo fetches these messages; is the silo served twice?")
+            return tag
+        if status != 200:
+            raise OSError(f"the mailbox answered {status}")
+        self._last = time.monotonic()
+        answer = send(message)
+        self._last = time.monotonic()
+        status, _, _ = mailbox.request_whole("POST", "/v1/answer", {"Silo": silo, "Answers": new_tag}, answer)
+        if status not in (
+            204,
+            409,
+            413,
+        ):  # taken; another message is current; too long, which asking again cannot mend
+            raise OSError(f"the mailbox answered {status}")
+        return new_tag
+
+
+class _MailboxConnection(http.client.HTTPConnection):
+    """HTTP over the Unix socket of a link.
+
+    Attributes:
+        is_replaced: whether the mailbox answered the last request because of a newer one of the same silo.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__("mailbox", timeout=_POLL_SECONDS)
+        self._path = path
+        self.is_replaced = False
+
+    def connect(self) -> None:
+        """Open the socket."""
+        self.sock = _connect(self._path, _POLL_SECONDS)
+
+    def end(self) -> None:
+        """Have a request of another thread fail at once."""
+        if (opened := self.sock) is not None:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+
+    def request_whole(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+    ) -> tuple[int, str, bytes]:
+        """Return status, tag and body of the answer."""
+        self.request(method, path, body, headers)
+        response = self.getresponse()
+        self.is_replaced = response.getheader("Replaced") is not None
+        return response.status, response.getheader("ETag", ""), response.read()
+
+
+def _connect(path: str, seconds: float) -> socket.socket:
+    """Connect to a Unix socket; its path may be longer than the 108 bytes that the kernel takes."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        opened.settimeout(seconds)
+        folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            opened.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+        finally:
+            os.close(folder)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
