@@ -115,7 +115,7 @@ class KeyProcess:
         note_contact: Callable[[], None] = lambda: None,
     ) -> None:
         self._party, self._sign_of_life, self._note_contact = party, sign_of_life, note_contact
-        self._letters: SimpleQueue[_Reading] = SimpleQueue()
+        self._messages: SimpleQueue[_Reading] = SimpleQueue()
         self._reading: _Reading | None = None
         try:
             self._socket = listen(path, group)
@@ -159,7 +159,7 @@ class KeyProcess:
             reading = self._reading
             if reading is None or reading.answer.done():
                 reading = self._reading = _Reading(message, Future())
-                self._letters.put(reading)
+                self._messages.put(reading)
             wait([reading.answer], max(0.0, until - time.monotonic()))
             if not reading.answer.done():
                 return _tried(self._party.in_progress_message, message)
@@ -168,7 +168,7 @@ class KeyProcess:
 
     def _read_all(self) -> None:
         while True:
-            reading = self._letters.get()
+            reading = self._messages.get()
             reading.answer.set_result(_tried(self._party.receive, reading.message))
 
 
