@@ -68,6 +68,8 @@ table = {table}    # CSV, Parquet or Excel; a relative path begins in this folde
 # main_silos = "main_silos.csv"    # each user's main silo, for runs that name such a file by its SHA-256
 # metrics = "127.0.0.1:9464"    # a loopback port for collectors of figures, beside the socket run/metrics
 carrier = "https"
+# socket = "/srv/fedveil-sockets/north"    # with carrier = "bridge": where NVFlare or Flower asks this silo
+# group = "nvflare"    # with carrier = "bridge": users of this host who may open the socket
 """
 _NO_LIST: Final = "# users: the schema names no list of users; their ids are numbers from 0"
 _LIST: Final = "users = {users}    # the list of all users' ids whose SHA-256 the schema names"
