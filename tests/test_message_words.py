@@ -194,6 +194,7 @@ def test_a_step_is_the_least_for_its_words_up_to_a_quarter(
     longest: float, std: float, senders: int, bits: int
 ) -> None:
     step = coarse_step(longest, std, senders, bits)
+    assert step is not None
     assert sum_bound(longest, std, senders, step) < 2 ** (bits - 1)
     assert math.frexp(step)[0] * 8 in (4, 5, 6, 7)
     assert sum_bound(longest, std, senders, 0.79 * step) > 2 ** (bits - 1) - 4
@@ -207,6 +208,16 @@ def test_a_sum_of_users_who_all_agree_and_of_the_largest_noise_has_room() -> Non
     assert limit < 2**15
     noise = 12 * math.sqrt(silos) * channel.share_std(silos)
     assert limit >= (users * CLIP.norm + noise) / channel.step + silos / 2
+
+
+def test_more_senders_than_short_words_have_room_for_take_longer_words() -> None:
+    senders = 70_000
+    found = shares(1000, senders, multiplier=500.0)
+    limit = found.largest_sum(senders, CLIP)
+    assert limit is not None
+    assert 2**15 <= limit < 2**23
+    with pytest.raises(CompositionError, match="no room for the rounding errors of 70000 messages"):
+        shares(1000, senders, multiplier=500.0, bits=16)
 
 
 def test_without_masks_without_noise_and_by_64_bits_nothing_is_rounded() -> None:

@@ -74,7 +74,7 @@ def _run_folders(home: CoordinatorFolder) -> list[Path]:
 
 
 class _Run:
-    """What the page tells of a run folder; a damaged one is told as such."""
+    """Row of the page for a run folder; the reason stands in it if the folder is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.name, self.rounds, self.epsilons = folder.name, "0", dict[str, str]()

@@ -311,7 +311,7 @@ class CoordinatorParty(Generic[EndingT]):
         """Ask the silos for nonces."""
         self._absent.readmit()
         self._ahead, self._number, self._session = {}, -1, new_nonce()
-        self._send({silo: [Hello()] for silo in self._present}, self._offer, knocks=True)
+        self._send({silo: [Hello()] for silo in self._present}, self._offer, hellos=True)
 
     def _offer(self, answers: Answers) -> None:
         """Propose the run to the silos that answered the `Hello`."""
@@ -448,13 +448,13 @@ class CoordinatorParty(Generic[EndingT]):
         self._send(parts, then)
 
     def _send(
-        self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None], *, knocks: bool = False
+        self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None], *, hellos: bool = False
     ) -> None:
         """Sign one message per silo and start the next exchange."""
         self._number += 1
         messages = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
-            session=self._session, number=self._number, messages=messages, then=then, hellos=knocks
+            session=self._session, number=self._number, messages=messages, then=then, hellos=hellos
         )
 
     def _sealed(self, silo: int, parts: list[SessionMessage]) -> bytes:

@@ -203,21 +203,22 @@ class Membership:
             )
 
     def extends(self, present: Membership) -> bool:
-        """Return whether all that this one changes is that silos were added behind those of another one.
+        """Return whether this one only adds silos behind those of another one, or is valid for longer.
 
         A run of the other one's silos can then go on to its end: no key that it uses was replaced or revoked, and no
-        silo has another number.
+        silo has another number. Every field that is not named here must be equal.
         """
         n = len(present.silos)
-        kept = (self.silos[:n], tuple(self.roster)[:n], self.nodes[:n], self.coordinator, self.server)
-        same = kept == (
-            present.silos,
-            tuple(present.roster),
-            present.nodes,
-            present.coordinator,
-            present.server,
+        kept = replace(
+            self,
+            silos=self.silos[:n],
+            roster=self.roster[:n],
+            nodes=self.nodes[:n],
+            serial=present.serial,
+            valid_until=present.valid_until,
+            seal=present.seal,
         )
-        return same and self.revoked == present.revoked and self.charter == present.charter
+        return kept == present and self.valid_until >= present.valid_until
 
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""

@@ -382,7 +382,7 @@ class ClientMessages(Channel):
             step = self._rounding_step(self.form)
             steps = (round_to_grid(noisy, fine, step) / step).astype(np.int64)
             message = encode_integers(steps)
-            # No key: whoever reads the bytes reads the numbers and their noise.
+            # No key: any reader of the bytes reads the numbers and their noise.
             open_code = CodedMessage(key=bytes(32), message=message)
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=len(message)), coded=open_code)
         if isinstance(self.form, Numbers):

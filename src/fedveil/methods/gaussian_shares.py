@@ -121,7 +121,8 @@ class GaussianShares(Channel):
             masked: whether messages are masked, so that "auto" rounds.
 
         Raises:
-            CompositionError: bits are asked of a class that defines its own noise or messages.
+            CompositionError: bits are asked of another package's class that defines its own noise or messages, or
+                words of these bits have no room for the rounding errors of so many senders.
         """
         own = redefined(self, "send", "law", "share_std", "claims", "grid_loss")
         if own and self.word_bits not in ("auto", 64):
@@ -135,8 +136,16 @@ class GaussianShares(Channel):
         longest, std = self._longest(n_senders, bound), self.share_std(n_senders)
         fine = self.message_grid_before_rounding(bound.grid, n_senders)
         for bits in (16, 24, 32) if self.word_bits == "auto" else (self.word_bits,):
+            coarse = coarse_step(longest, std, n_senders, bits)
+            if coarse is None and self.word_bits == "auto":
+                continue
+            if coarse is None:
+                raise CompositionError(
+                    f"word_bits = {bits}: words of so few bits have no room for the rounding errors of {n_senders} "
+                    "messages; take word_bits = 'auto'"
+                )
             # At least 8 fine steps, so that 5, 6 or 7 times a power of two is a multiple of the fine grid.
-            step = max(coarse_step(longest, std, n_senders, bits), 8 * fine)
+            step = max(coarse, 8 * fine)
             if std / step >= LEAST_STEPS or self.word_bits != "auto":
                 return replace(self, step=step)
         return replace(self, step=0.0)

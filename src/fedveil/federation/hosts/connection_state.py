@@ -44,7 +44,7 @@ class SiloConnection:
         return f"silent: no contact for {silent:.0f} s" if silent > CONTACT_SECONDS else ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what is told of the connection."""
+        """Return the state of the connection, for `status` and the metrics."""
         trouble = self.trouble()
         with self._lock:
             contact = None if self._contact is None else round(self._clock() - self._contact, 1)
@@ -74,7 +74,7 @@ class BridgeConnection:
         return ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what is told of the connection."""
+        """Return the state of the connection, for `status` and the metrics."""
         contact = self._contact
         ago = None if contact is None else round(self._clock() - contact, 1)
         return {"carrier": "bridge", "last_contact_seconds": ago}

@@ -55,7 +55,7 @@ class _Submitted:
     Attributes:
         path: the run folder, or a document of which the silos are only asked whether they would take part.
         is_document: whether it is such a document.
-        connection: to whoever waits.
+        connection: to the process that waits for the end.
     """
 
     path: Path

@@ -95,7 +95,7 @@ class Answering(Protocol):
 class KeyProcess:
     """Serves one silo on a Unix socket that only its user can open, or a group for a bridge.
 
-    Messages are read one after another by a thread of their own. Whoever asks is answered within ``sign_of_life``
+    Messages are read one after another by a thread of their own. A caller gets an answer within ``sign_of_life``
     seconds: by the answer, or by the word that the silo is at work; the same question asked again then gets the answer.
 
     Args:

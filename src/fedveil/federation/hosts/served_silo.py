@@ -1,12 +1,13 @@
 """A silo that goes on under a membership that its operator accepts while it is served.
 
 Claim: a served silo uses a membership only if the founder whom its charter names sealed it, it has a larger serial
-number than the one before and all its revocations, and it names this silo's keys. Where it only adds silos, the silo
-goes on under the membership before until the coordinator proposes a session under the new one, so that no run ends.
-Where it revokes, replaces or removes a key, the silo goes on under it at once, and leaves the session that is open.
+number than the one before and all its revocations, and it names this silo's keys. Where it only adds silos or
+is valid for longer, the silo goes on under the membership before until the coordinator proposes a session under the
+new one, so that no run ends. Where it changes anything else, such as a key that it revokes, the silo goes on under it
+at once, and leaves the session that is open.
 Where ``membership.toml`` is none of these, the silo joins no session.
 
-Conditions: whoever can write to the silo's folder is its operator, who typed in the fingerprint (``silo accept``), and
+Conditions: only the silo's operator can write to its folder, and typed in the fingerprint (``silo accept``), and
 the folder has its ledger, which refuses a smaller serial number at every start. Enforced by :meth:`ServedSilo.receive`,
 :func:`~fedveil.federation.hosts.key_process.open_silo`, and :meth:`Membership.check_follows`.
 ``tests/test_renewed_membership.py`` tries a foreign seal, an older membership, a lost revocation and another key.
@@ -42,7 +43,7 @@ class ServedSilo:
         self._folder = folder
         self._file = MembershipFile(folder)
         self._party: SiloParty | None = open_silo(folder)
-        self._newest, self._told = self._party.membership, ""
+        self._newest, self._reported = self._party.membership, ""
 
     def receive(self, data: bytes) -> bytes:
         """Read a message of the coordinator and return the answer, as :meth:`SiloParty.receive` does."""
@@ -79,9 +80,9 @@ class ServedSilo:
             found = self._file.read_if_changed(self._newest)
         except FedveilError as error:
             # The party itself refuses sessions for as long as the file is not right.
-            if (said := str(error)) != self._told:
-                _log.error("the changed membership is not used: %s", said)
-                self._told = said
+            if (reason := str(error)) != self._reported:
+                _log.error("the changed membership is not used: %s", reason)
+                self._reported = reason
             return
         if found is not None:
             self._newest = found

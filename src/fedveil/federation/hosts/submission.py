@@ -296,7 +296,7 @@ def watch(
     Args:
         again: the command that goes on with it, which the run folder follows.
         folder: the run folder.
-        observer: is told of rounds.
+        observer: receives the progress of rounds.
         experiment: of the run.
         submission: of the run.
 

@@ -84,21 +84,19 @@ def sum_bound(longest: float, std: float, senders: int, step: float) -> int:
     return math.ceil((longest + noise) / step + senders / 2)
 
 
-def coarse_step(longest: float, std: float, senders: int, bits: int) -> float:
+def coarse_step(longest: float, std: float, senders: int, bits: int) -> float | None:
     """Return the least step g for which words of ``bits`` bits hold every sum within :func:`sum_bound`.
 
     All arguments are public numbers, so the step depends on no record. It is 4, 5, 6 or 7 times a power of two: sums
-    of its multiples are exact in float64, and it is at most a quarter above what is needed.
-
-    Raises:
-        PrivacyError: rounding errors of so many senders alone do not fit.
+    of its multiples are exact in float64, and it is at most a quarter above what is needed. None if the rounding
+    errors of so many senders alone do not fit.
 
     >>> coarse_step(longest=1000.0, std=5 / 5**0.5, senders=5, bits=16)
     0.0390625
     """
     room = 2 ** (bits - 1) - 2 - senders / 2
     if room < 1:
-        raise PrivacyError(f"words of {bits} bits have no room for the rounding errors of {senders} messages")
+        return None
     needed = (longest + SUM_REACH * math.sqrt(senders) * std) / room
     mantissa, exponent = math.frexp(needed)
     return math.ldexp(math.ceil(8 * mantissa), exponent - 3)

@@ -1,6 +1,6 @@
 """A bridge inside a Flower app, by Flower's public API: a ServerApp and a ClientApp.
 
-Flower starts a process for each message at a silo, unless it is told otherwise, so an exchange takes seconds
+Flower starts a process for each message at a silo, unless it is configured otherwise, so an exchange takes seconds
 (docs/how-to/carry-messages-by-flower.md).
 """
 

@@ -75,7 +75,7 @@ class MailboxClient:
         return None if response is None else json.loads(response.content)
 
     def set_members(self, members: Members) -> None:
-        """Set who may fetch messages; the mailbox is told in the next request."""
+        """Set who may fetch messages; the next request passes it to the mailbox."""
         self._members, self._mailbox = members, ""
 
     def introduce(self) -> bool:
