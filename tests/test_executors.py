@@ -34,19 +34,16 @@ def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def sweep(folder: Path, executor: str) -> subprocess.Popen[str]:
-    (folder / "try.toml").write_text(experiment(rounds=ROUNDS).to_toml())
-    options = [
-        "--over",
-        "method.clip=0.5,1.0",
-        "--runs",
-        str(folder / "runs"),
-        "--executor",
-        executor,
-        "--json",
-    ]
+def sweep(
+    folder: Path, executor: str, over: str = "method.clip=0.5,1.0", rounds: int = ROUNDS
+) -> subprocess.Popen[str]:
+    """Sweep with noise of the system, so that the runs have an epsilon."""
+    (folder / "try.toml").write_text(experiment(rounds=rounds).to_toml())
+    options = ["--set", "privacy.insecure_seed=", "--over", over, "--runs", str(folder / "runs"), "--json"]
     command = [sys.executable, "-m", "fedveil", "sweep", str(folder / "try.toml"), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*command, "--executor", executor], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def charges(folder: Path) -> list[int]:
@@ -116,3 +113,14 @@ def test_a_scheduler_that_does_not_answer_is_named() -> None:
 def test_workers_that_would_share_a_process_are_refused(threads: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_threads(threads)
+
+
+def test_an_error_of_a_run_is_not_taken_for_one_of_a_worker(tmp_path: Path) -> None:
+    """Ray wraps what a task raises in an error of its own, as it does for a worker that died."""
+    pytest.importorskip("ray")
+    sweeping = sweep(tmp_path, "ray:local", "model.name=linear,no_such:model", rounds=1)
+    assert (
+        "fedveil: try-name_no_such_model: model no_such:model: module no_such cannot"
+        in sweeping.communicate(timeout=300)[1]
+    )
+    assert sweeping.returncode == 2

@@ -107,7 +107,12 @@ def dask_workers(address: str) -> Iterator[Workers]:
         ) from None
     with client:
         check_threads(client.nthreads())
-        lost = (distributed.KilledWorker, distributed.client.FutureCancelledError, OSError, *Workers.lost)
+        lost = (
+            distributed.KilledWorker,
+            distributed.client.FutureCancelledError,
+            distributed.comm.CommClosedError,
+            *Workers.lost,
+        )
         yield Workers(executor=client.get_executor(pure=False), lost=lost)
 
 
@@ -160,7 +165,15 @@ def ray_workers(address: str) -> Iterator[Workers]:
             "`ray start --head`"
         ) from None
     try:
-        yield Workers(executor=_RayExecutor(ray), lost=(ray.exceptions.RayError, *Workers.lost))
+        errors = ray.exceptions
+        # Not RayError itself, which errors of the task are, too.
+        lost = (
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.OutOfMemoryError,
+            errors.RaySystemError,
+        )
+        yield Workers(executor=_RayExecutor(ray), lost=(*lost, *Workers.lost))
     finally:
         ray.shutdown()
 
@@ -173,8 +186,20 @@ class _RayExecutor(Executor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         task = self._ray.remote(num_cpus=1)(fn)
-        found: Future[Any] = task.remote(*args, **kwargs).future()
+        found: Future[Any] = Future()
+        task.remote(*args, **kwargs).future().add_done_callback(lambda done: _pass_on(done, found))
         return found
+
+
+def _pass_on(done: Future[Any], found: Future[Any]) -> None:
+    """Pass the end of Ray's future on, with the error of the task itself instead of Ray's wrapping of it."""
+    if not found.set_running_or_notify_cancel():
+        return
+    error = done.exception()
+    if error is None:
+        found.set_result(done.result())
+    else:
+        found.set_exception(getattr(error, "cause", None) or error)
 
 
 def import_engine(module: str, extra: str) -> Any:
