@@ -79,7 +79,7 @@ class CoordinatorService:
         self._file, self._membership = MembershipFile(home), home.membership
         self._home, membership = home.under(self._membership), self._membership
         self._members = members_of(membership)
-        self._newest, self._told = membership, ""
+        self._newest, self._reported = membership, ""
         self._superseded, self._playing = threading.Event(), threading.Lock()
         self._monitoring = threading.Lock()
         home.check_own_keys()
@@ -159,9 +159,9 @@ class CoordinatorService:
                 finally:
                     self._playing.release()
         except FedveilError as error:
-            if (said := str(error)) != self._told:
-                _log.error("the changed membership is not used: %s", said)
-                self._told = said
+            if (reason := str(error)) != self._reported:
+                _log.error("the changed membership is not used: %s", reason)
+                self._reported = reason
 
     def _read_membership(self) -> None:
         """Note the newest membership that was accepted.
