@@ -63,17 +63,17 @@ def listen(path: Path, group: int | None = None) -> socket.socket:
         raise ConfigError(f"{path.parent}: no such folder; the socket {path.name} is to be made there")
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
     try:
+        # Linux gives a bound socket the mode of its descriptor. A umask is of the whole process: what other threads
+        # create meanwhile would get it, and two threads at once could leave it behind.
+        os.fchmod(listening.fileno(), 0o600)
         listening.bind(address(path))
         if group is not None:
             os.chown(path, -1, group)
-            path.chmod(0o660)
+        path.chmod(0o600 if group is None else 0o660)
     except BaseException:
         listening.close()
         raise
-    finally:
-        os.umask(before)
     listening.listen(64)
     return listening
 
