@@ -121,7 +121,7 @@ class CarriedByBridge(Carried):
 
     def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
         """Carry one silo's messages; a bridge is ended as its process is."""
-        with served_answers(self.place.silo(silo) / "guard", self._answers[silo]) as path:
+        with served_answers(self.place.silo(silo) / "guard", self._answers[silo], is_ending) as path:
             bridge = Bridge(str(self.served.run / BRIDGE), pause=0.02)
             bridge.add(self.place.members.names[silo], partial(ask_key_process, path))
             while not is_ending():
@@ -129,10 +129,17 @@ class CarriedByBridge(Carried):
             bridge.close()
 
 
+_opening = threading.Lock()
+
+
 @contextlib.contextmanager
-def served_answers(path: Path, answer: AnswerMessage) -> Iterator[str]:
+def served_answers(path: Path, answer: AnswerMessage, is_ending: Callable[[], bool]) -> Iterator[str]:
     """Answer at a Unix socket as a key process does, in its frames."""
-    listening = listen(path)
+    with _opening:  # one that was ended before it began must not take the socket's name from its successor
+        listening = None if is_ending() else listen(path)
+    if listening is None:
+        yield str(path)
+        return
 
     def serve() -> None:
         while True:
@@ -166,7 +173,7 @@ class CarriedBySystem(Carried):
     def serve(self, silo: int, is_ending: Callable[[], bool]) -> None:
         """Answer at the socket of the silo's key process."""
         name = self.place.members.names[silo]
-        with served_answers(self.place.folder / "sockets" / name, self._answers[silo]):
+        with served_answers(self.place.folder / "sockets" / name, self._answers[silo], is_ending):
             while not is_ending():
                 time.sleep(0.01)
 
