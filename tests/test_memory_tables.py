@@ -179,9 +179,7 @@ def test_bytes_that_are_no_text_make_their_own_cell_invalid(folder: Path, kind: 
         (folder / "binned.toml").write_text(f'invalid = "bin"\n{SCHEMA.replace(WARDS, WARDS + MISSING_WARD)}')
         found = fv.tables(folder / "binned.toml", given, test_share=1e-12).train.features
         assert found[:, 2:6].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]]
-        with pytest.raises(
-            DataError, match=r"record 4 .*'ward': the value is missing"
-        ):
+        with pytest.raises(DataError, match=r"record 4 .*'ward': the value is missing"):
             fv.tables(folder / "schema.toml", given)
         schema = parse_schema((folder / "schema.toml").read_bytes(), "schema")
         read = [MemoryTable(name="north", table=columns)] if suffix == "memory" else given
