@@ -100,14 +100,14 @@ def _laid(rows: list[dict[str, Any]], split: tuple[str, bool]) -> Iterator[str]:
     alone = [row for row in rows if _parts(row["case"], *split)[0] not in gridded]
     if alone:
         yield from _list(alone)
-    for number, (figures, own) in enumerate(grids.items()):
+    for number, (names, own) in enumerate(grids.items()):
         if number or alone:
             yield ""
-        goals = {figure: {subjects[subject][figure]["target"] for subject in own} for figure in figures}
+        goals = {figure: {subjects[subject][figure]["target"] for subject in own} for figure in names}
         one = {figure: next(iter(found)) if len(found) == 1 else None for figure, found in goals.items()}
-        heads = {figure: "" if one[figure] is None else f", goal {one[figure]:.4g}" for figure in figures}
-        wide = len(figures) > len(own)
-        columns, lines = (own, list(figures)) if wide else (list(figures), own)
+        heads = {figure: "" if one[figure] is None else f", goal {one[figure]:.4g}" for figure in names}
+        wide = len(names) > len(own)
+        columns, lines = (own, list(names)) if wide else (list(names), own)
         yield f"| | {' | '.join(column + heads.get(column, '') for column in columns)} |"
         yield f"|{' --- |' * (1 + len(columns))}"
         for line in lines:
