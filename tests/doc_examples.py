@@ -166,7 +166,6 @@ TRIED = {
     "docs/how-to/your-own-tables.md:6": "test_memory_tables does so with several kinds of frames",
     "docs/how-to/your-own-tables.md:7": "run beside tables of that schema by test_tables_are_read_as_the_page_says",
     "docs/reference/errors.md:0": "compared by test_messages_are_those_of_the_program",
-    "docs/reference/mutants.md:0": "read by test_mutants with the other changes of its file",
     "docs/tutorial/first-run.md:0": "test_fresh_clone runs it in a fresh clone",
     "docs/tutorial/first-run.md:1": DIGITS,
     "docs/tutorial/first-run.md:2": DIGITS,
