@@ -146,6 +146,7 @@ def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
     world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("same_orders")
 def test_mishaps_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither models nor what every silo's optimiser remembers."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
@@ -71,14 +70,12 @@ def test_wrong_formats_and_nothing_to_draw_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_pdf_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from tests.test_figure_files import plot; from fedveil.report.figure_files import write_figures\n"
-        f"write_figures([plot()], __import__('pathlib').Path({str(tmp_path / 'none')!r}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "install fedveil[figures], or choose the formats svg and csv" in done.stderr
+def test_pdf_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
+    with pytest.raises(ConfigError, match=r"install fedveil\[figures\], or choose the formats svg and csv"):
+        write_figures([plot()], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -244,6 +244,7 @@ def test_under_autocast_there_are_no_lists():
     assert not any(isinstance(one, ReplayedGradient) for one in (gradients.at_one, gradients.at_each))
 
 
+@pytest.mark.slow
 def test_tracing_reads_nobodys_records_and_leaves_none_behind():
     task, generator = TASKS["dropout"], torch.Generator().manual_seed(10)
     plain, seen = BatchedGradients(task, torch.device("cpu"), False).at_each._function, []
