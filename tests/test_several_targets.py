@@ -384,7 +384,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "several numbers of a regression": (lambda _: held("numbers", task="regression"), DataError, "task='multi-output'"),
     "classes of labels": (lambda _: held("labels", classes=[0, 1]), ConfigError, "classes belong to classification"),
     "a range of labels": (lambda _: held("labels", target_range=(0.0, 1.0)), ConfigError, "target_range belongs to"),
-    "a number outside": (lambda _: held("numbers", target_range=(0.0, 0.1)), DataError, "targets, row 0: .*target_range"),
+    "a number outside": (lambda _: held("numbers", target_range=(0.0, 0.1)), DataError, "row 0: .*target_range"),
     "a model of too few outputs": (
         lambda path: train(path, held("labels"), nn.Linear(3, 1)),
         ModelError,
