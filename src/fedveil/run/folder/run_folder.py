@@ -73,6 +73,9 @@ PREPROCESSED: Final = "preprocessing.json"
 SCHEMA: Final = "schema.toml"
 """Name of the refined schema in the folder of a run with [preprocessing]."""
 
+STATEMENT: Final = "privacy.json"
+"""Name of the privacy statement."""
+
 _CHECKPOINT: Final = "checkpoint/state.safetensors"
 _CHECKPOINT_VERSION: Final = 2
 _STATE: Final = "state."
