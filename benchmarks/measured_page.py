@@ -109,7 +109,7 @@ def _laid(rows: list[dict[str, Any]], split: tuple[str, bool]) -> Iterator[str]:
         wide = len(names) > len(own)
         columns, lines = (own, list(names)) if wide else (list(names), own)
         yield f"| | {' | '.join(column + heads.get(column, '') for column in columns)} |"
-        yield f"|{' --- |' * (1 + len(columns))}"
+        yield f"|{'---|' * (1 + len(columns))}"
         for line in lines:
             pairs = [(column, line) if wide else (line, column) for column in columns]
             cells = (_entry(subjects[subject][figure], one[figure]) for subject, figure in pairs)
@@ -136,7 +136,7 @@ def _list(rows: list[dict[str, Any]]) -> Iterator[str]:
     known = {name: any(row[name] is not None for row in rows) for name in ("ours", "peer", "ratio", "target")}
     names = [name for name, shown in known.items() if shown]
     yield f"| case | {' | '.join('goal' if name == 'target' else name for name in names)} |"
-    yield f"|{' --- |' * (1 + len(names))}"
+    yield f"|{'---|' * (1 + len(names))}"
     for row in rows:
         shown = ["" if row[name] is None else f"{row[name]:.4g}" for name in names]
         if row["met"] is False:

@@ -113,7 +113,7 @@ def _has(case: DataCase, column: str, epsilon: float | None) -> bool:
 def _table(results: Results) -> Iterator[str]:
     """Yield a row for every data set and epsilon, with a cell for every column that has been run."""
     yield f"| data | {' | '.join(COLUMNS)} | epsilon | rho |"
-    yield f"|{' --- |' * (len(COLUMNS) + 3)}"
+    yield f"|{'---|' * (len(COLUMNS) + 3)}"
     for case in DATA:
         own = [cell for cell in cells(quick=False) if cell.case == case and cell.column in COLUMNS]
         for epsilon in dict.fromkeys(cell.epsilon for cell in own):

@@ -32,6 +32,9 @@ def lay_out(table: Table, rows: Sequence[Line]) -> tuple[list[Line], str]:
         dropped |= {f"{name}, round {number}" for name in table.curved for number in table.rounds}
     if not table.bound:
         dropped.add("verdict")
+    for row in shown:
+        if ratio := row.pop("published noise / travel", ""):
+            row["noise / travel"] += f" ({ratio})"
     others = {row["cell"]: {k: v for k, v in row.items() if k not in dropped} for row in shown}
     for name in _names(others.values()):
         found = {other.get(name, "") for other in others.values()}

@@ -180,19 +180,26 @@ def _listed(cells: Sequence[str]) -> str:
 def _index(tables: Sequence[Table], found: dict[str, Results], name: str) -> str:
     lines = ["## Index", ""]
     for paper, items in index_items().items():
-        lines += [f"### {paper}", "", *_markdown([_item(item, tables, found, name) for item in items]), ""]
+        counted: set[str] = set()
+        rows = [_item(item, tables, found, name, counted) for item in items]
+        lines += [f"### {paper}", "", *_markdown(rows), ""]
     return "\n".join(lines)
 
 
-def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results], name: str) -> Line:
+def _item(
+    item: IndexItem, tables: Sequence[Table], found: dict[str, Results], name: str, counted: set[str]
+) -> Line:
     own = [table for table in tables if item.id in table.items]
     measured = [table for table in own if _shown(table, found)]
     row = {"item": item.title, "status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}
     if measured:
         row["status"] = _extent(own, measured, found) + (f"; {item.why}" if item.why else "")
-    return row | {
-        "tables and verdicts": "; ".join(_verdicts(one, measured, found, item, name) for one in own)
-    }
+    told = []
+    for table in own:
+        text = _verdicts(table, measured, found, item, name)
+        told.append(text.partition(": ")[0] if text in counted else text)
+        counted.add(text)
+    return row | {"tables and verdicts": "; ".join(told)}
 
 
 def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Results]) -> str:
@@ -263,7 +270,7 @@ def _bullets(texts: Iterable[str]) -> list[str]:
 
 def _markdown(rows: Sequence[Line]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     return lines + [
         f"| {' | '.join(row.get(name, '').replace('|', '&#124;') for name in names)} |" for row in rows
     ]

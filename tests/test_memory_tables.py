@@ -128,7 +128,7 @@ class _Odd:
 
 
 ODD: list[Any] = [
-    *(np.array([1, 2]), [1, 2], _Odd(), 1j, b"30", "\ud800", "\U0001f600", date(2020, 1, 1)),
+    *(np.array([1, 2]), torch.ones(2), [1, 2], _Odd(), 1j, b"30", "\ud800", "\U0001f600", date(2020, 1, 1)),
     *(10**400, -(10**5000), Decimal("1e400"), float("inf"), np.float32("inf")),
 ]
 MISSING: list[Any] = [
@@ -148,11 +148,10 @@ def test_no_object_in_a_cell_refuses_a_table_that_bins_invalid_cells(folder: Pat
     pandas = pytest.importorskip("pandas")
     missing = [*MISSING, pandas.NA, pandas.NaT]
     cell = [*ODD, *missing][place]
-    ages = np.array([30, None, np.float32(31.5), np.int64(32), Decimal("33.5")], dtype=object)
-    ages[1] = cell
+    ages = [np.float64(30), cell, np.float32(31.5), np.int8(32), Decimal("33.5")]
     columns = {
         "patient": np.array(["p0", "p1", np.str_("p2"), np.int64(3), 4.0], dtype=object),
-        "age": ages,
+        "age": pandas.Series(ages, dtype=object) if place % 2 else ages,
         "ward": ["a", "b", "a", "b", "a"],
         "seen": [date(2020, 1, 1)] * 5,
         "sick": ["no", "yes"] * 2 + ["no"],

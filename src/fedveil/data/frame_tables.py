@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 
@@ -80,7 +79,7 @@ def _column(given: Any, written: Format) -> pa.Array:
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu().numpy()
     if isinstance(given, list | tuple):
-        given = np.array([*given, None], dtype=object)[:-1]  # the None keeps numpy from making an inner axis
+        return cells_of_objects(given, written)
     if getattr(given, "ndim", 0) != 1:
         raise ValueError("a column has one axis")
     # Arrow refuses a whole column of numpy's text where one entry is no Unicode text.

@@ -289,7 +289,7 @@ def _cell_of(cell: Any, written: Format) -> dict[str, Any]:
     return {
         "text": _text(cell, written),
         "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
-        "id": isinstance(cell, str) or (_is_whole(cell) and abs(cell) < 1 << 53),
+        "id": isinstance(cell, str) or (_is_whole(cell) and abs(int(cell)) < 1 << 53),
     }
 
 
@@ -298,8 +298,8 @@ def _is_empty(cell: Any) -> bool:
         return not cell
     try:
         return bool(cell != cell)  # NaN and NaT differ from themselves
-    except (TypeError, ValueError, ArithmeticError):
-        # pandas' NA and a signalling NaN compare with nothing; an array has one answer for each of its entries.
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):
+        # pandas' NA and a signalling NaN compare with nothing; an array or a tensor has an answer for every entry.
         return not hasattr(cell, "__len__")
 
 
@@ -313,7 +313,8 @@ def _text(cell: Any, written: Format) -> str:
         return str(int(cell))
     if _is_whole(cell):
         # Python writes no whole number of thousands of digits; beyond the largest float64 only the sign matters.
-        return str(int(cell)) if abs(cell) < _UNWRITTEN else ("1e999" if cell > 0 else "-1e999")
+        whole = int(cell)
+        return str(whole) if abs(whole) < _UNWRITTEN else ("1e999" if whole > 0 else "-1e999")
     if isinstance(cell, float | np.floating):
         return repr(float(cell)).replace(".", written.decimal)
     if isinstance(cell, Decimal):
