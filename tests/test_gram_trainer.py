@@ -151,6 +151,7 @@ def test_sums_are_those_of_the_loop(
         assert (got.steps, got.nonfinite) == (want.steps, 0)
 
 
+@pytest.mark.slow
 @given(
     loss=st.sampled_from(sorted(LOSSES)),
     sizes=sizes_of_contributions,

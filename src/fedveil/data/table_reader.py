@@ -46,7 +46,7 @@ _ISO: Final = "%Y-%m-%d"
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
     """Return the cells as text without surrounding blanks, and the mask of missing cells.
 
-    A cell is missing if it is null or equals a declared missing value.
+    A cell is missing if it is null or equals a declared missing value. Bytes that are no text become U+FFFD.
 
     Raises:
         DataError: the column holds durations, or values that are neither numbers nor text.
@@ -61,12 +61,20 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
         )
     if pa.types.is_boolean(cells.type):
         cells = cells.cast(pa.int8())
+    if pa.types.is_binary(cells.type) or pa.types.is_large_binary(cells.type):
+        # One by one: a cast of the whole column is refused where a single cell has bytes that are no text.
+        decoded = [None if one is None else one.decode(errors="replace") for one in cells.to_pylist()]
+        cells = pa.array(decoded, pa.string())
     try:
         text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from error
     missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
     return text, np.asarray(missing, dtype=np.bool_)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _pointed(cells: pa.Array, marks: NumberMarks) -> pa.Array:
@@ -205,7 +213,7 @@ class TableReader:
         if kind == EXCEL_CELL:
             fit = self._table.column(column).combine_chunks().field("id").to_numpy(zero_copy_only=False)
             self._refuse(~fit, column, "ids are text or whole numbers below 2^53")
-        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+        elif not (_is_text(kind) or pa.types.is_integer(kind)):
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
         ids = self.ids(column)
         missing = np.array([one is None for one in ids], dtype=np.bool_)
