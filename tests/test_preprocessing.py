@@ -259,7 +259,7 @@ def test_a_run_that_was_cut_off_between_two_releases_makes_the_second(
     write_preprocessed(folder, replace(before, made=before.made[:1]))
     lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_bytes(b"".join(lines[:2]))
-    for name in ("checkpoint/state.safetensors", "diagnostics.json", "metrics.jsonl"):
+    for name in ("checkpoint/state.safetensors", "diagnostics.json", "metrics.jsonl", "privacy.json"):
         (folder / name).unlink()
     resume(folder.path, Silent())
     again = read_preprocessed(folder.path)

@@ -100,7 +100,7 @@ def test_a_result_stands_beside_the_constant_answer_and_beside_no_privacy(tmp_pa
     said = summarise(load_run(folder), without_privacy=load_run(free))
     assert [one.label for one in said.reached] == [
         "This model",
-        "Always the same answer",
+        "Constant baseline",
         f"Without privacy ({NOT_COVERED})",
     ]
     assert said.reached[1].value == 0.2

@@ -128,11 +128,12 @@ def result_section(run: RunData) -> Section | None:
             "The report holds the rounds before it.",
             kind="warning",
         )
-    body = table(
-        ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
-        rows,
-        caption=f"Before training and at the last round, on {run.tested_on}. {PRIVATE}",
-    )
+    header = ["", f"round {first.round}", f"round {last.round}", "constant baseline"]
+    if run.metrics:
+        caption = f"Before training and at the last round, on {run.tested_on}. {PRIVATE}"
+    else:  # test metrics, if any, are a release with a section of its own
+        header, rows, caption = header[:-1], [row[:-1] for row in rows], PRIVATE
+    body = table(header, rows, caption=caption)
     return Section(
         identifier="result",
         title="Result",
@@ -169,8 +170,9 @@ def _verdict(run: RunData) -> Markup:
     if run.beats_baseline(metric) is not False:
         return EMPTY
     return notice(
-        f"The model is no better than always giving the same answer, by test {words(metric)}. More people, fewer "
-        "parameters, more rounds or less noise may help; for a rare class, weights of the classes or the focal loss.",
+        f"The model is no better than the constant baseline (the most frequent class, or the mean), by test "
+        f"{words(metric)}. More people, fewer parameters, more rounds or less noise may help; for a rare class, "
+        "weights of the classes or the focal loss.",
         kind="warning",
     )
 

@@ -19,10 +19,10 @@ from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry
 from fedveil.run.config.release_document import TableDocument
-from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.run_folder import STATEMENT, RunFolder
 from fedveil.run.journal import Step, StepKey, Witness
 from fedveil.run.loop import RunParts
-from fedveil.run.releases.prepared_releases import STATEMENT, PreparedReleases, read_records
+from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
 from fedveil.run.steps.experiment import PartEnding
 from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
 from fedveil.statistics.stored import NoisySums
