@@ -450,7 +450,7 @@ def _asked() -> Iterator[Any]:
             yield pytest.param(method, model, batch_size, marks=[pytest.mark.slow] if long else [])
 
 
-@pytest.mark.parametrize(("method", "model", "batch_size"), list(_asked()))
+@pytest.mark.parametrize(("method", "model", "batch_size"), some(_asked(), 3))
 def test_through_prepare_a_user_changes_nobody_elses_contribution(
     method: str, model: str, batch_size: int | None
 ) -> None:

@@ -25,12 +25,15 @@ from fedveil.privacy.ledger import Budget
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from tests.dp_events import gaussian_rounds
+from tests.thorough import thorough
 
 DELTA = 1e-5
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
-@pytest.mark.parametrize(("target", "rounds", "rate"), [(0.5, 10, 1.0), (2.0, 50, 0.2), (8.0, 3, 0.5)])
+@pytest.mark.parametrize(
+    ("target", "rounds", "rate"), [(0.5, 10, 1.0), (2.0, 50, 0.2), *thorough([(8.0, 3, 0.5)])]
+)
 def test_noise_meets_the_target_and_less_does_not(name: str, target: float, rounds: int, rate: float) -> None:
     accountant = make_accountant(name)
 
