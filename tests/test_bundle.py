@@ -156,7 +156,7 @@ def test_what_is_private_stays_in_the_run_folder(trained: fv.Result, made: Path)
     assert str(trained.folder) not in said
     manifest = json.loads(files["bundle.json"])
     assert set(manifest) - {"schema_version", "fedveil", "run", "about", "model", "input"} == {
-        *("task", "classes", "rounds", "test", "metrics", "ledger", "experiment")
+        *("task", "classes", "targets", "rounds", "test", "metrics", "ledger", "experiment")
     }
 
 

@@ -794,7 +794,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "more users than there are": (bad_people(n_users=3), "n_users is 3, but more users"),
     "a task that is none": (
         bad_people(task="ranking"),
-        "task must be one of classification, regression, survival",
+        "task must be one of classification, multi-label, regression, multi-output, survival",
     ),
     "a test share beside a test table": (
         bad_people(test_share=0.3),

@@ -300,7 +300,7 @@ def _with_local_rate(experiment: Experiment, population: Population, task: Task)
     local = experiment.local
     if local is None or local.has_rate:
         return experiment
-    outputs, features = population.n_classes or 1, math.prod(population.feature_shape)
+    outputs, features = population.n_outputs, math.prod(population.feature_shape)
     rate = RECOMMENDED.local_rate(task.loss, outputs, features)
     return experiment.model_copy(update={"local": replace(local, learning_rate=rate)})
 

@@ -294,10 +294,12 @@ def _terms(
 
 
 def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> Shaped[Tensor, "r *target"]:
-    """Return made-up targets: all classes in turn, events and censored records, different numbers."""
+    """Return made-up targets: classes in turn, combinations of labels, events and censored records, numbers."""
     shape = (_ROWS, *like.shape[1:])
     row = torch.arange(_ROWS)
     if task == "survival":
         return torch.stack([(row % 2 == 0).to(like.dtype), (row + 1).to(like.dtype)], -1)
+    if task == "multi-label":
+        return ((row[:, None] >> torch.arange(shape[1]) % 3) % 2).to(like.dtype)
     values = row % max(outputs, 2) if task == "classification" else row / _ROWS
     return values.to(like.dtype).reshape(_ROWS, *(1 for _ in shape[1:])).expand(shape)

@@ -71,6 +71,11 @@ class Composition:
         """
         experiment, population = self.experiment, self.population
         given = self._facts()
+        if population.target_names and experiment.method.needs("target_range"):
+            raise CompositionError(
+                f"method '{experiment.method.name}' predicts one class or one number of a record, not "
+                f"{len(population.target_names)} targets; take uldp-avg-w"
+            )
         method: Method = experiment.method.build(given, **self._found(noise_multiplier))
         if not isinstance(method, Method):
             raise CompositionError(
