@@ -459,6 +459,43 @@ def test_the_published_noise_is_named_and_claims_no_client(tmp_path: Path) -> No
     assert [line.epsilon for line in statement.trust[1:]] == [None, None, None]
 
 
+def test_drawn_clients_alone_send_and_remark_1_counts_their_share(tmp_path: Path) -> None:
+    method = {"name": "paraaegis", "noise_multiplier": "closed-form", "calibration": "as-published"}
+    drawn = method | {"client_sampling_rate": 0.6}
+    privacy = {"epsilon": 1.0, "delta": 1e-5, "insecure_seed": 1}
+    prepared = asked(drawn, {"ratio": 0.1, "strategy": "random"}, privacy=privacy)
+    everyone = asked(method, {"ratio": 0.1, "strategy": "random"}, privacy=privacy)
+    assert isinstance(prepared.protocol_spec, PartialEncryptionSpec)
+    assert isinstance(everyone.protocol_spec, PartialEncryptionSpec)
+    ratio = prepared.protocol_spec.clear.noise_std / everyone.protocol_spec.clear.noise_std
+    assert ratio == pytest.approx(math.sqrt(0.6))  # q is 1 for everyone
+    assert count_senders(prepared.method.channel, CLIENTS) == 3
+    assert prepared.method.divisor(CLIENTS, CLIENTS, 3) == 3
+    statement = run(prepared, tmp_path, Silent()).statement
+    assert [claim.value for claim in statement.as_published] == [pytest.approx(1.0)]
+    assert statement.adjacency is Adjacency.REPLACE_ONE
+    form = prepared.method.closed_form
+    assert form is not None
+    assert [form.rounds(form.noise_multiplier(t, 1.0, 1e-5), 1.0, 1e-5) for t in (1, 2, 50)] == [1, 2, 50]
+
+
+def test_a_sample_that_the_server_reads_amplifies_for_readers_alone() -> None:
+    """The server and the clients read who is drawn in a round; readers of the models do not."""
+    protected = {"ratio": 0.5, "strategy": "random", "he_noise": 1.0, "he_clip": 0.5}
+    given = {"name": "paraaegis", "noise_multiplier": 4.0, "client_sampling_rate": 0.6}
+    server, silo, reader, _ = asked(given, protected).guarantee.views
+    # Replaced, a client moves both parts by 2 theta each; an event of replacing one counts 2 theta itself.
+    both = 4.0 / math.sqrt(2)
+    assert isinstance(reader.event, SampledWithoutReplacementEvent)
+    assert (reader.event.population, reader.event.sample) == (CLIENTS, 3)
+    assert reader.event.event.noise_multiplier == pytest.approx(both * math.sqrt(3))
+    # Not sampled: one message's unencrypted part, and the encrypted parts' sum with three shares of noise.
+    assert isinstance(server.event, GaussianEvent)
+    assert server.event.noise_multiplier == pytest.approx(1 / math.sqrt(1 / 4.0**2 + 1 / (3 * 4.0**2)))
+    assert isinstance(silo.event, GaussianEvent)
+    assert silo.event.noise_multiplier == pytest.approx(both * math.sqrt(2))
+
+
 def test_a_target_is_met_against_the_server_by_the_default_calibration(tmp_path: Path) -> None:
     method = {"name": "paraaegis", "noise_multiplier": "calibrated"}
     prepared = asked(method, {"ratio": 0.1, "strategy": "random"}, privacy={"epsilon": 3.0})
