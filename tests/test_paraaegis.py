@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,9 @@ from fedveil.privacy.events import (
     NoGuarantee,
     SampledWithoutReplacementEvent,
     SelfComposedEvent,
+    split_grid_loss,
 )
+from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protocols.driver import LocalDriver
@@ -508,8 +509,8 @@ def test_a_target_is_met_against_the_server_by_the_default_calibration(tmp_path:
 def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     prepared = asked({"name": "varying-dp", "noise_multiplier": 2.0}, rounds=3, privacy={})
     outcome = run(prepared, tmp_path, Silent())
-    lines = (outcome.folder / "ledger.jsonl").read_text().splitlines()
-    charged = [json.loads(line)["event"]["noise_multiplier"] for line in lines]
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    charged = [split_grid_loss(one.event)[0].to_json()["noise_multiplier"] for one in entries]
     first = 2.0 * math.sqrt(CLIENTS)
     assert charged == [pytest.approx(first * 0.9**t) for t in range(3)]
     accountant = make_accountant("pld", Adjacency.ADD_OR_REMOVE_ONE)
