@@ -31,7 +31,7 @@ from fedveil.line_log import LineLog
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, Event, GaussianEvent, atoms, on_grid, split_grid_loss
+from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, GridEvent, atoms
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.noise.law import grid_law
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant, show_noise
@@ -94,7 +94,8 @@ class SiloAccount:
             IntegrityError: the ledger is damaged, or lacks charges that the statement has.
             RunFolderError: a file cannot be read or written.
         """
-        event = on_grid(self._event, 2 * update.numel() * self._law.log_ratio_to_gaussian)
+        grid = GridEvent(loss=2 * update.numel() * self._law.log_ratio_to_gaussian)
+        event = ComposedEvent(events=(self._event, grid))
         turn = LineLog(folder / _LOCK)
         try:
             with writing(folder / _LOCK, RunFolderError):
@@ -124,7 +125,7 @@ def _require_whole(ledger: Ledger, path: Path) -> None:
     if not path.exists():
         return
     stated = atoms(Statement.from_json(read_json(path, RunFolderError), path).event)
-    charged = atoms(split_grid_loss(ledger.spent_event())[0])
+    charged = atoms(ledger.spent_event())
     if not stated <= charged:
         raise IntegrityError(
             f"{ledger.path}: lacks charges that {path} states, so what was spent is unknown; restore it from a copy"
@@ -138,14 +139,13 @@ def _state_privacy(spent: Event, budget: Budget) -> Statement:
         spent: composition of all charges, which are Gaussian releases on grids.
         budget: whose delta the statement is at.
     """
-    event, loss = split_grid_loss(spent)
     epsilon = budget.accountant.epsilon(spent, budget.delta)
     server = Disclosure(
         role=Role.SERVER,
         party="NVFlare's server, and whoever sees the updates on their way",
         sees="each noisy update of this silo",
         epsilon=epsilon,
-        event=event,
+        event=spent,
     )
     return Statement(
         unit=UNIT,
@@ -153,18 +153,17 @@ def _state_privacy(spent: Event, budget: Budget) -> Statement:
         epsilon=epsilon,
         delta=budget.delta,
         accountant=budget.accountant.name,
-        epsilons=epsilons_by_accountant(event, budget.delta, ADJACENCY, loss=loss),
+        epsilons=epsilons_by_accountant(spent, budget.delta, ADJACENCY),
         units=None,
         mechanisms=tuple(
             f"{number} updates of this silo, each clipped to an l2 norm C, with discrete Gaussian noise of "
             f"{show_noise(one.noise_multiplier)} C on every coordinate before it leaves"
-            for one, number in atoms(event).items()
+            for one, number in atoms(spent).items()
             if isinstance(one, GaussianEvent)
         ),
         trust=(server,),
         randomness="the operating system's generator",
         secure_randomness=True,
         uncovered=UNCOVERED,
-        event=event,
-        grid_loss=loss,
+        event=spent,
     )
