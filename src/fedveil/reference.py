@@ -120,12 +120,18 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
             rows.setdefault(key.name, {}).setdefault(said, []).append(one.name)
     if not rows:
         return
-    yield from ("", "| key | of | type | default | meaning |", "| --- | --- | --- | --- | --- |")
+    yield from ("", "| key | of | value | meaning |", "| --- | --- | --- | --- |")
     with_keys = [one.name for one in found if one.keys]
     for name, variants in rows.items():
         for (kind_of_value, default, meaning), owners in variants.items():
-            whose = "all" if owners == with_keys and len(owners) > 1 else ", ".join(f"`{o}`" for o in owners)
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value} | {default} | {meaning} |"
+            others = [name_of for name_of in with_keys if name_of not in owners]
+            whose = ", ".join(f"`{one}`" for one in owners)
+            if len(owners) > 1 and not others:
+                whose = "all"
+            elif others and len(owners) > 3 * len(others):
+                whose = f"all with keys but {', '.join(f'`{one}`' for one in others)}"
+            said = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{said} | {meaning} |"
 
 
 def _title(kind: str) -> str:
