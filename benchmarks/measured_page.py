@@ -78,15 +78,70 @@ def _section(title: str, document: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from _conditions(document)
     rows = document["rows"]
-    compared = any(row["ratio"] is not None for row in rows)
-    heads = ["case", "ours", "peer", *(["ratio"] if compared else []), "goal", "met"]
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{' --- |' * len(heads)}"
+    laid = [list(_laid(rows, splits)) for splits in _SPLITS]
+    yield from min(laid, key=lambda lines: sum(len(line.split()) for line in lines))
+
+
+_SPLITS: Final = (("", False), (": ", False), (", ", False), (", ", True))
+"""How a case may be read as what was measured and which figure of it: separator, and whether its last place counts."""
+
+
+def _laid(rows: list[dict[str, Any]], split: tuple[str, bool]) -> Iterator[str]:
+    """Yield tables: one for all subjects with the same figures, and a list of the rest."""
+    subjects: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
-        met = {None: "", True: "yes", False: "**no**"}[row["met"]]
-        figures = (row["ours"], row["peer"], *([row["ratio"]] if compared else []), row["target"])
-        shown = ("" if figure is None else f"{figure:.4g}" for figure in figures)
-        yield f"| {row['case']} ({row['unit']}) | {' | '.join(shown)} | {met} |"
+        subject, figure = _parts(row["case"], *split)
+        subjects.setdefault(subject, {})[f"{figure} ({row['unit']})"] = row
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for subject, figures in subjects.items():
+        alike.setdefault(tuple(figures), []).append(subject)
+    grids = {figures: own for figures, own in alike.items() if len(own) > 1 and len(figures) > 1}
+    gridded = {subject for own in grids.values() for subject in own}
+    alone = [row for row in rows if _parts(row["case"], *split)[0] not in gridded]
+    if alone:
+        yield from _list(alone)
+    for number, (names, own) in enumerate(grids.items()):
+        if number or alone:
+            yield ""
+        goals = {figure: {subjects[subject][figure]["target"] for subject in own} for figure in names}
+        one = {figure: next(iter(found)) if len(found) == 1 else None for figure, found in goals.items()}
+        heads = {figure: "" if one[figure] is None else f", goal {one[figure]:.4g}" for figure in names}
+        wide = len(names) > len(own)
+        columns, lines = (own, list(names)) if wide else (list(names), own)
+        yield f"| | {' | '.join(column + heads.get(column, '') for column in columns)} |"
+        yield f"|{'---|' * (1 + len(columns))}"
+        for line in lines:
+            pairs = [(column, line) if wide else (line, column) for column in columns]
+            cells = (_entry(subjects[subject][figure], one[figure]) for subject, figure in pairs)
+            yield f"| {line}{heads.get(line, '')} | {' | '.join(cells)} |"
+
+
+def _parts(case: str, separator: str, last: bool) -> tuple[str, str]:
+    if not separator or separator not in case:
+        return case, ""
+    subject, _, figure = case.rpartition(separator) if last else case.partition(separator)
+    return subject, figure
+
+
+def _entry(row: dict[str, Any], goal: float | None) -> str:
+    """Return our figure, with the peer's and the ratio in brackets; bold where a goal is missed."""
+    beside = [] if row["peer"] is None else [f"{row['peer']:.4g}"]
+    beside += [] if row["ratio"] is None else [f"×{row['ratio']:.4g}"]
+    beside += [] if row["target"] is None or goal is not None else [f"goal {row['target']:.4g}"]
+    text = f"{row['ours']:.4g}" + (f" ({'; '.join(beside)})" if beside else "")
+    return f"**{text}**" if row["met"] is False else text
+
+
+def _list(rows: list[dict[str, Any]]) -> Iterator[str]:
+    known = {name: any(row[name] is not None for row in rows) for name in ("ours", "peer", "ratio", "target")}
+    names = [name for name, shown in known.items() if shown]
+    yield f"| case | {' | '.join('goal' if name == 'target' else name for name in names)} |"
+    yield f"|{'---|' * (1 + len(names))}"
+    for row in rows:
+        shown = ["" if row[name] is None else f"{row[name]:.4g}" for name in names]
+        if row["met"] is False:
+            shown[0] = f"**{shown[0]}**"
+        yield f"| {row['case']} ({row['unit']}) | {' | '.join(shown)} |"
 
 
 def _conditions(document: dict[str, Any]) -> Iterator[str]:
@@ -100,8 +155,8 @@ def _conditions(document: dict[str, Any]) -> Iterator[str]:
         )
         yield from (_documentation(document["name"]), "")
         yield (
-            f"`{command} --json`, fedveil {machine['fedveil']}, on {machine['cores']} cores of {machine['processor']}, "
-            f"Python {machine['python']}, torch {machine['torch']}; load average when it began: {machine['load']:g}."
+            f"`{command} --json`, fedveil {machine['fedveil']}, {machine['cores']} cores of {machine['processor']}, "
+            f"Python {machine['python']}, torch {machine['torch']}, load average {machine['load']:g}."
         )
     yield ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ _GOALS: Final = Path(__file__).with_name("price_goals.md")
 
 def page(results: Results) -> str:
     """Return the page of some results."""
-    sections = "".join(f"\n{line}" for case in DATA for line in _section(case, results))
+    sections = "".join(f"\n{line}" for line in ["## Results", "", *_table(results), ""])
     goals = "".join(f"\n{line}" for line in [*_goals(results), "", *_lost(results)])
     return _HEAD.read_text(encoding="utf-8") + sections + goals + "\n"
 
@@ -110,52 +110,47 @@ def _has(case: DataCase, column: str, epsilon: float | None) -> bool:
     )
 
 
-def _section(case: DataCase, results: Results) -> Iterator[str]:
-    rows = [line for cell in _cells(case) if (line := _row(cell, results)) is not None]
-    if not rows:
-        return
-    yield f"## {case.name} ({case.metric.replace('_', ' ')})"
-    yield ""
-    heads = (
-        "column",
-        "hyper-parameters",
-        "metric",
-        "difference",
-        "epsilon",
-        "to the server, private weights",
-    )
-    yield f"| {' | '.join((*heads, 'rho', 'CPU s', 'seeds'))} |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-    yield from rows
-    yield ""
+def _table(results: Results) -> Iterator[str]:
+    """Yield a row for every data set and epsilon, with a cell for every column that has been run."""
+    yield f"| data | {' | '.join(COLUMNS)} | epsilon | rho |"
+    yield f"|{'---|' * (len(COLUMNS) + 3)}"
+    for case in DATA:
+        own = [cell for cell in cells(quick=False) if cell.case == case and cell.column in COLUMNS]
+        for epsilon in dict.fromkeys(cell.epsilon for cell in own):
+            found = {cell.column: cell for cell in own if cell.epsilon == epsilon}
+            shown = {column: _cell(cell, results) for column, cell in found.items()}
+            if not any(shown.values()):
+                continue
+            told = [f"{case.name} ({case.metric.replace('_', ' ')})"]
+            told += [shown.get(column, "") for column in COLUMNS]
+            runs = _runs(found["published"], results)
+            values = runs[0].values if runs else {}
+            yield f"| {' | '.join([*told, _epsilons(values), _number(values.get('rho') or None)])} |"
 
 
-def _cells(case: DataCase) -> list[PriceCell]:
-    return [cell for cell in cells(quick=False) if cell.case == case and cell.column in COLUMNS]
+def _epsilons(values: Mapping[str, float | None]) -> str:
+    """Return epsilon to readers, and beside it that to the server under private weights where it is another."""
+    readers = _number(values.get("epsilon"))
+    server = _number(values.get("epsilon to the server, private weights p = 2"))
+    return readers if server == readers else f"{readers} ({server})"
 
 
-def _row(cell: PriceCell, results: Results) -> str | None:
+def _cell(cell: PriceCell, results: Results) -> str:
     runs = _runs(cell, results)
     if len(runs) < 2:
-        return None
-    metric, last = cell.case.metric, runs[0].values
-    base = _runs(PriceCell(case=cell.case, column="published", epsilon=cell.epsilon), results)
-    told = [str(cell.column) if cell.epsilon is None else f"{cell.column}, at epsilon {cell.epsilon:g}"]
-    other = _values(base, metric)
+        return ""
+    metric = cell.case.metric
+    other = _values(
+        _runs(PriceCell(case=cell.case, column="published", epsilon=cell.epsilon), results), metric
+    )
     mine = _values(runs, metric)
-    told += [
-        cell.origin,
-        _mean(mine),
-        _difference(mine if cell.draws else dict.fromkeys(other, mine[SEEDS[0]]), other),
-    ]
-    told += [
-        _number(last.get("epsilon")),
-        _number(last.get("epsilon to the server, private weights p = 2")),
-        _number(last.get("rho") or None),
-        f"{np.median([run.cpu_seconds for run in runs if run.cpu_seconds is not None]):.1f}",
-        str(len(runs)),
-    ]
-    return f"| {' | '.join(told)} |"
+    difference = _difference(mine if cell.draws else dict.fromkeys(other, mine[SEEDS[0]]), other)
+    beside = [difference] if difference else []
+    beside += [f"{len(runs)} seeds"] if len(runs) != len(SEEDS) else []
+    beside += (
+        ["transferred"] if cell.origin.startswith("transferred") and cell.column != "transferred" else []
+    )
+    return _mean(mine) + (f" ({', '.join(beside)})" if beside else "")
 
 
 def _runs(cell: PriceCell, results: Results) -> list[Run]:
@@ -169,7 +164,7 @@ def _values(runs: Sequence[Run], metric: str) -> dict[int, float]:
 
 def _mean(found: dict[int, float]) -> str:
     values = list(found.values())
-    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    spread = f"±{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{spread}"
 
 
@@ -178,7 +173,7 @@ def _difference(mine: dict[int, float], other: dict[int, float]) -> str:
     pairs = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
     if len(pairs) < 2 or all(one == 0 for one in pairs):
         return ""
-    return f"{np.mean(pairs):+.3f} ± {np.std(pairs, ddof=1) / math.sqrt(len(pairs)):.3f}"
+    return f"{np.mean(pairs):+.3f}±{np.std(pairs, ddof=1) / math.sqrt(len(pairs)):.3f}"
 
 
 def _number(value: float | None) -> str:

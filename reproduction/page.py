@@ -15,6 +15,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import read_text
 from reproduction.figure import Panels, panels_of, svg
 from reproduction.index import IndexItem, index_items
+from reproduction.layout import lay_out
 from reproduction.results import ResultFolder, Results
 from reproduction.rows import Line, comparison, filled, order_rows, order_verdict, section_rows
 from reproduction.run_counts import LEAST_RUNS, cells_with_runs, runs_wanted
@@ -95,7 +96,7 @@ def _shown(table: Table, found: dict[str, Results]) -> bool:
 
 
 def _section(table: Table, results: Results) -> str:
-    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title}", f"    fedveil reproduce {table.name}", ""]
+    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title}", ""]
     lines += [f"*Settings.* {table.chosen}", ""]
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
@@ -103,69 +104,60 @@ def _section(table: Table, results: Results) -> str:
         lines += [f"*Not comparable with the published figures:* {table.not_comparable}", ""]
     unit = " in percent" if table.percent else ""
     late = f", mean of the last {table.last} evaluated rounds" if table.last > 1 else ""
-    rows, alike = _condensed(section_rows(table, results))
+    rows, alike = lay_out(table, section_rows(table, results))
     lines += [f"Value: {table.value}{unit}{late}.{alike}", "", *_markdown(rows), ""]
     for value in _drawn(table, results):
-        lines += [f"![{table.title}: {_words(table, value)} by round]({_path(table, value)})", ""]
-    if table.expected:
-        lines += [*_markdown(_condensed_orders(order_rows(table, results))), ""]
+        lines += [f"![{table.name}: {_words(table, value)} by round]({_path(table, value)})", ""]
+    lines += _bullets(_orders(order_rows(table, results)))
     lines += _bullets(text for note in table.notes if (text := filled(table, note, results)))
     return "\n".join([*lines, _provenance(table, results), ""])
 
 
-def _condensed(rows: Sequence[Line]) -> tuple[list[Line], str]:
-    """Return the lines of a table without what is alike in all of them, and a sentence that says it once.
-
-    The half width stands beside its difference. CPU seconds are given as a range.
-    """
-    kept = [dict(row) for row in rows]
-    for row in kept:
-        width = row.pop("half width", "")
-        if width:
-            row["difference"] += f" ± {width}"
-    said = ""
-    if (runs := {row["n"] for row in kept}) and len(runs) == 1 and (count := runs.pop()) != "exact":
-        said += f" n = {count}."
-        for row in kept:
-            del row["n"]
-    spent = [row.pop("CPU s a run") for row in kept if "CPU s a run" in row]
-    if seconds := [float(one) for one in spent if one != "unknown"]:
-        said += f" CPU seconds a run: {min(seconds):g} to {max(seconds):g}."
-    return kept, said
-
-
 _MANY_ORDERS: Final = 3
-"""A statement of more orders than these gets one line."""
+"""A statement of more orders than these is counted, not listed."""
 
 
-def _condensed_orders(rows: Sequence[Line]) -> list[Line]:
-    """Return one line for every statement of many orders: how many have each verdict, and which are contradicted."""
+def _orders(rows: Sequence[Line]) -> list[str]:
+    """Return a text for every statement on orders: each order with its verdict, or of many how many have each."""
     statements: list[list[Line]] = []
     for row in rows:
         if row["stated"] or not statements:
             statements.append([])
         statements[-1].append(row)
-    return [
-        line for group in statements for line in (_one_line(group) if len(group) > _MANY_ORDERS else group)
-    ]
+    return [_statement(group) for group in statements]
 
 
-def _one_line(group: Sequence[Line]) -> list[Line]:
+def _statement(group: Sequence[Line]) -> str:
     counted = Counter(row["verdict"] for row in group)
-    verdicts = ", ".join(f"{count} {name}" for name, count in counted.most_common())
-    against = [row["order"] for row in group if row["verdict"].startswith("contradicted")]
+    found = ", ".join(f"{count} {name}" for name, count in counted.most_common())
+    if len(group) > _MANY_ORDERS:
+        found = f"of {len(group)} orders {found}"
+    elif len(counted) == 1:
+        found = group[0]["verdict"] + (f" {len(group)} times" if len(group) > 1 else "")
     values = ", ".join(dict.fromkeys(row["value"] for row in group))
-    seeds = sorted({int(row["seeds"]) for row in group if "seeds" in row})
-    line = {"stated": group[0]["stated"], "order": f"{len(group)} orders", "value": values}
-    if seeds:
-        line["seeds"] = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return [line | {"verdict": verdicts + (f": {'; '.join(against)}" if against else "")}]
+    seeds = dict.fromkeys(sorted({int(row["seeds"]) for row in group if "seeds" in row}))
+    runs = f", {' or '.join(map(str, seeds))} seeds" if seeds else ""
+    against = [row for row in group if row["verdict"].startswith("contradicted")]
+    listed = group if len(group) <= _MANY_ORDERS else against
+    told = "; ".join(
+        row["order"]
+        + (f" by {row['difference'].replace(' ± ', '±')}" if "difference" in row else "")
+        + (f" {row['verdict']}" if listed is group and len(counted) > 1 else "")
+        for row in listed
+    )
+    if len(listed) > _MANY_ORDERS or (listed is group and len(group) > 1 == len(counted)):
+        differences = sorted(
+            (row["difference"] for row in listed if "difference" in row),
+            key=lambda text: float(text.split()[0]),
+        )
+        told = f"by {differences[0]} to {differences[-1]}".replace(" ± ", "±") if differences else ""
+    return f"{group[0]['stated']}: **{found}** ({values}{runs})" + (f": {told}" if told else "") + "."
 
 
 def _provenance(table: Table, results: Results) -> str:
     spent = [run.cpu_seconds for run in results.runs]
     seconds, unknown = sum(one for one in spent if one is not None), sum(one is None for one in spent)
-    text = f"`results/{table.name}.json`: {len(results.runs)} runs, {seconds:.0f} CPU seconds"
+    text = f"`fedveil reproduce {table.name}`: {len(results.runs)} runs, {seconds:.0f} CPU seconds"
     text += f" and {unknown} resumed runs whose seconds are unknown" if unknown else ""
     text += f", fedveil {', '.join(sorted({run.version for run in results.runs}))}."
     today = {cell.name: cell.settings() for cell in table.cells(0)}
@@ -177,35 +169,40 @@ def _provenance(table: Table, results: Results) -> str:
     shown = cells_with_runs(table, results, LEAST_RUNS)
     absent = [cell for cell in known if cell not in shown]
     if absent:
-        text += f" Fewer than {LEAST_RUNS} runs so far, and so not shown: {', '.join(absent)}."
+        text += f" Fewer than {LEAST_RUNS} runs so far, and so not shown: {_listed(absent)}."
     few = [cell for cell in shown if len(results.runs_of(cell)) < runs_wanted(table, results, cell)]
     if few:
-        text += f" Fewer runs than they should have: {', '.join(few)}."
+        text += f" Fewer runs than they should have: {_listed(few)}."
     return text
+
+
+def _listed(cells: Sequence[str]) -> str:
+    return ", ".join(cells) if len(cells) <= _MANY_ORDERS else f"{len(cells)} cells"
 
 
 def _index(tables: Sequence[Table], found: dict[str, Results], name: str) -> str:
     lines = ["## Index", ""]
     for paper, items in index_items().items():
-        lines += [f"### {paper}", "", *_markdown([_item(item, tables, found, name) for item in items]), ""]
+        counted: set[str] = set()
+        rows = [_item(item, tables, found, name, counted) for item in items]
+        lines += [f"### {paper}", "", *_markdown(rows), ""]
     return "\n".join(lines)
 
 
-def _item(item: IndexItem, tables: Sequence[Table], found: dict[str, Results], name: str) -> Line:
+def _item(
+    item: IndexItem, tables: Sequence[Table], found: dict[str, Results], name: str, counted: set[str]
+) -> Line:
     own = [table for table in tables if item.id in table.items]
     measured = [table for table in own if _shown(table, found)]
-    links = {table.name: f"{name}/{_file(_paper_of(table))}#{table.name}" for table in measured}
-    names = ", ".join(
-        f"[{one.name}]({links[one.name]})" if one in measured else f"`{one.name}`" for one in own
-    )
-    names = names or "none"
-    row = {"item": item.title, "tables": names}
-    if not measured:
-        return row | {"status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}
-    status = _extent(own, measured, found)
-    if item.why:
-        status += f"; {item.why}"
-    return row | {"status": status, "verdicts": _verdicts(measured, found, item)}
+    row = {"item": item.title, "status": f"not reproduced: {item.why or 'its runs have not been played yet'}"}
+    if measured:
+        row["status"] = _extent(own, measured, found) + (f"; {item.why}" if item.why else "")
+    told = []
+    for table in own:
+        text = _verdicts(table, measured, found, item, name)
+        told.append(text.partition(": ")[0] if text in counted else text)
+        counted.add(text)
+    return row | {"tables and verdicts": "; ".join(told)}
 
 
 def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Results]) -> str:
@@ -223,10 +220,15 @@ def _extent(own: Sequence[Table], measured: Sequence[Table], found: dict[str, Re
     return scale if shown == cells else f"{scale}, {shown} of {cells} cells"
 
 
-def _verdicts(measured: Sequence[Table], found: dict[str, Results], item: IndexItem) -> str:
-    """Count the verdicts of an item, table by table: an epsilon inside says nothing of the accuracies beside it."""
-    each = {table.name: _counted(table, found[table.name], item) for table in measured}
-    return "; ".join(f"`{name}`: {counts}" for name, counts in each.items() if counts)
+def _verdicts(
+    table: Table, measured: Sequence[Table], found: dict[str, Results], item: IndexItem, name: str
+) -> str:
+    """Link a table and count its verdicts on an item: an epsilon inside says nothing of the accuracies beside it."""
+    if table not in measured:
+        return f"`{table.name}`"
+    counts = _counted(table, found[table.name], item)
+    link = f"[{table.name}]({name}/{_file(_paper_of(table))}#{table.name})"
+    return f"{link}: {counts}" if counts else link
 
 
 def _counted(table: Table, results: Results, item: IndexItem) -> str:
@@ -250,7 +252,7 @@ def _omissions() -> str:
         "",
     ]
     for paper, items in index_items().items():
-        told = [f"{item.title}: {text}" for item in items for text in item.omitted]
+        told = [f"{item.title}: {' '.join(item.omitted)}" for item in items if item.omitted]
         if told:
             lines += [f"### {paper}: not reproduced", "", *_bullets(told)]
     return "\n".join(lines)
@@ -271,7 +273,7 @@ def _bullets(texts: Iterable[str]) -> list[str]:
 
 def _markdown(rows: Sequence[Line]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     return lines + [
         f"| {' | '.join(row.get(name, '').replace('|', '&#124;') for name in names)} |" for row in rows
     ]

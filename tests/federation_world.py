@@ -210,6 +210,7 @@ def _share(held: Population, records: Records, features: np.ndarray, targets: np
         silo_names=held.silo_names,
         task=held.task,
         n_classes=held.n_classes,
+        target_names=held.target_names,
     )
 
 

@@ -30,6 +30,7 @@ from fedveil.privacy.events import (
 from fedveil.privacy.loss_distributions import PldAccountant, _interval
 from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, RdpAccountant, laplace_rdp, sampled_gaussian_rdp
 from tests.dp_events import dp_event_of, gaussian_rounds
+from tests.thorough import thorough
 
 DELTA = 1e-5
 PLD = PldAccountant()
@@ -133,6 +134,7 @@ def test_full_gaussian_rounds_use_the_closed_form_and_agree_with_dp_accounting()
 # --- Renyi divergences ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.floats(1e-4, 0.999), st.floats(0.4, 20.0))
 @settings(max_examples=40)
 def test_rdp_agrees_with_opacus(rate: float, sigma: float) -> None:
@@ -214,7 +216,7 @@ def test_a_discretised_bound_is_never_below_the_exact_one(delta: float) -> None:
 
 @pytest.mark.parametrize(
     "mu",
-    [33.7, 34.4, 35.0, *(pytest.param(mu, marks=pytest.mark.slow) for mu in (30.0, 31.0, 33.0, 34.0, 50.0))],
+    [34.4, *thorough([30.0, 31.0, 33.0, 33.7, 34.0, 35.0, 50.0])],
 )
 def test_an_epsilon_whose_exponential_is_no_normal_number_is_exact_too(mu: float) -> None:
     """exp(-epsilon) is the last normal number, the last subnormal one, and zero."""

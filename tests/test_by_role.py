@@ -91,6 +91,7 @@ def test_more_roles_than_there_are_and_other_allocations_are_refused(data_folder
         load("shakespeare", allocation=Allocation(law="zipf"), n_users=10, folder=data_folder)
 
 
+@pytest.mark.slow
 def test_the_subset_of_svhn_says_that_it_is_one(data_folder: Path) -> None:
     population = load("svhn_subset", allocation=CLIENTS, n_users=100, folder=data_folder)
     assert population.train.features.shape == (8000, 3, 32, 32)
@@ -255,6 +256,7 @@ def test_a_file_that_is_not_svhns_is_refused(
         read_mat(tmp_path / "b.mat")
 
 
+@pytest.mark.slow
 def test_mnist_takes_the_shape_of_svhn(data_folder: Path) -> None:
     colour = load("mnist_rgb", allocation=CLIENTS, n_users=10, folder=data_folder)
     plain = load("mnist_canonical", allocation=CLIENTS, n_users=10, folder=data_folder)

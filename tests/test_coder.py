@@ -171,6 +171,7 @@ def test_float32_is_the_same_as_its_float64() -> None:
     assert channel().encode(x, streams()) == channel().encode(x.astype(np.float64), streams())
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_block() -> None:
     tables()
     x = np.random.default_rng(0).normal(size=3_000_000).astype(np.float32) * np.float32(0.2)

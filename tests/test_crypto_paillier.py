@@ -19,6 +19,7 @@ from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_windo
 from fedveil.crypto.oblivious_transfer import TransferReceiver, TransferSender, check_point, group_modulus
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
 from fedveil.protocols.weighting.paillier_weights import in_threads
+from tests.thorough import thorough
 
 FALSE_ALARM = 1e-6
 
@@ -55,7 +56,7 @@ def test_encryption_agrees_with_an_independent_implementation():
     assert private.decrypt(mpz(public.raw_encrypt(6789))) == 6789
 
 
-@pytest.mark.parametrize("bits", [128, 160, 192])
+@pytest.mark.parametrize("bits", [128, *thorough([160, 192])])
 def test_generated_primes_are_what_the_rerandomizer_assumes(bits):
     """p = 2 a b + 1: -1 and h miss a part of the units whose index is a or b, with probability 1 / a + 1 / b."""
     private = PaillierPrivateKey.generate_insecure(bits)
@@ -69,6 +70,7 @@ def test_generated_primes_are_what_the_rerandomizer_assumes(bits):
     assert private.public.bits == bits
 
 
+@pytest.mark.slow
 def test_what_the_rerandomizer_may_miss_has_no_small_index():
     """Nor have primes of 1024 bits, which only a quarter-size prime and its cofactor divide, any factor below 2^24."""
     prime = paillier._prime(1024)

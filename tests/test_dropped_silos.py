@@ -521,6 +521,7 @@ def test_a_budget_that_pays_for_the_rounds_alone_stops_before_a_repeated_release
     assert len(read_entries(outcome.folder / "ledger.jsonl")) == 3
 
 
+@pytest.mark.slow
 def test_private_weighting_waits_for_the_silo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scripted(monkeypatch, {(1, 0): EARLY, (2, 0): LATE})
     protection = {

@@ -18,10 +18,10 @@ from sklearn.metrics import roc_auc_score
 import fedveil as fv
 from fedveil.bundle.card import CARD
 from fedveil.bundle.writing import bundle_run
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
@@ -376,8 +376,9 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
     assert outcome.statement.epsilon <= 8.0
     strengths = []
     for entry in entries:
-        assert isinstance(entry.event, GaussianEvent)
-        strengths.append(entry.event.noise_multiplier**-2)
+        noise = split_grid_loss(entry.event)[0]
+        assert isinstance(noise, GaussianEvent)
+        strengths.append(noise.noise_multiplier**-2)
     total = math.fsum(strengths)
     assert gaussian_epsilon(math.sqrt(total), 1e-5) == pytest.approx(8.0, abs=1e-3)
     assert sum(strengths[3:]) / total == pytest.approx(0.3, abs=1e-3)
@@ -469,6 +470,36 @@ def test_a_run_is_evaluated_once_for_a_charge(world: tuple[Prepared, Outcome], t
     assert "charged 2 times" in " ".join(again.statement.mechanisms)
 
 
+def test_no_charge_that_was_stated_is_lost_with_an_older_ledger(
+    world: tuple[Prepared, Outcome], tmp_path: Path
+) -> None:
+    """No checkpoint has the head of a ledger after the last round: an older copy gave the same people less epsilon."""
+    _, whole = world
+    folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
+    older = (folder / "ledger.jsonl").read_bytes()
+    (folder / FILE).unlink()
+    resume(folder, Silent())  # the evaluation is made and charged again
+    stated, later = (folder / "privacy.json").read_bytes(), (folder / "ledger.jsonl").read_bytes()
+    (folder / "ledger.jsonl").write_bytes(older)
+    for _ in range(2):  # the lock of the ledger is given back
+        with pytest.raises(IntegrityError, match=r"ledger\.jsonl lacks charges that privacy\.json counts"):
+            resume(folder, Silent())
+    assert (folder / "privacy.json").read_bytes() == stated
+    (folder / "ledger.jsonl").write_bytes(later)
+    assert json.loads(stated) == resume(folder, Silent()).statement.to_json()
+
+
+@pytest.mark.parametrize("event", [{}, {"type": "gaussian"}, None, {"type": "unheard-of"}])
+def test_a_run_whose_statement_has_no_event_is_not_resumed(
+    event: Any, world: tuple[Prepared, Outcome], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(world[1].folder, tmp_path / "damaged"))
+    document = json.loads((folder / "privacy.json").read_text())
+    (folder / "privacy.json").write_text(json.dumps(document | {"event": event}))
+    with pytest.raises(RunFolderError, match=r"privacy\.json is damaged"):
+        resume(folder, Silent())
+
+
 def test_an_evaluation_is_never_charged_above_the_budget(
     world: tuple[Prepared, Outcome], tmp_path: Path
 ) -> None:
@@ -476,6 +507,7 @@ def test_an_evaluation_is_never_charged_above_the_budget(
     prepared, whole = world
     folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
     (folder / FILE).unlink()
+    (folder / "privacy.json").unlink()
     ledger = folder / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[: whole.rounds]))
     needed = prepared.epsilon_with(Role.READER, whole.rounds, prepared.side_releases)

@@ -260,6 +260,7 @@ def test_a_statement_may_have_the_round_that_was_begun_and_no_cheaper_one() -> N
         ((first, last, free), 3, {1: 1, 2: 1}, True),  # round 3 was begun, and costs nothing
         ((first, last, free, again), 4, {1: 1, 2: 1}, True),  # and was begun again
         ((first, last, free, free), 4, {1: 1, 2: 1}, False),
+        ((first, last, free, free, free), 4, {1: 1, 2: 1}, False),  # two losses of a grid are no round
         ((first, last, again), 3, {1: 1, 2: 2}, True),
         ((first, last, last), 3, {1: 1, 2: 2}, False),
         ((first, free), 2, {1: 1, 2: 1}, False),

@@ -47,6 +47,7 @@ from fedveil.protocols.session_messages import (
 )
 from tests.federation_world import MOVING, TESTING, World, asked, clients, population, small_keys
 from tests.runs import files, same_model
+from tests.thorough import some
 
 MASKED = {"protection": {"name": "secure-aggregation"}}
 BY_RECORDS = {"name": "uldp-avg-w"}
@@ -442,7 +443,7 @@ def disturbed(name: str, undisturbed: Undisturbed, folder: Path, *, pairs: bool)
     world.close()
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", some(IDS, 3))
 def test_no_other_message_or_answer_changes_anything(
     name: str, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -501,6 +502,7 @@ def played(
     world.close()
 
 
+@pytest.mark.slow
 @any_sequence(SEQUENCES, 8)
 def test_no_sequence_of_messages_changes_anything(
     samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any

@@ -17,13 +17,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedveil.crypto.keys import IdentityKey
 from fedveil.data.catalogue.files import digest_of
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms, signed_end
 from fedveil.federation.canonical_document import public_text
 from fedveil.federation.deployable import check_deployable
+from fedveil.federation.membership import Membership
 from fedveil.federation.proposal_review import review_proposal
 from fedveil.files import read_content
+from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.protocols.refusals import Code
@@ -154,6 +157,45 @@ def test_a_run_is_joined_under_no_other_experiment_than_its_rounds_had(
     world.close()
 
 
+@pytest.mark.parametrize(
+    "change", ["a silo more", "another charter", "a lost membership", "a replaced membership"]
+)
+def test_a_run_is_joined_among_no_other_silos_than_its_rounds_had(tmp_path: Path, change: str) -> None:
+    """A lying coordinator names the same experiment after a renewal: with more silos, each would learn less."""
+    experiment = asked(rounds=1, privacy={"insecure_seed": None})
+    weighted = asked(
+        rounds=1,
+        method={"name": "uldp-avg-w"},
+        protection={"name": "private-weighting"},
+        privacy={"insecure_seed": None},
+    )
+    few, many = (prepare(weighted, FixedPopulation(share_of(population(silos=silos), 0))) for silos in (3, 4))
+    at_silos = [one.epsilon_with(Role.SILO, 1, ()) for one in (few, many)]
+    assert at_silos[1] < 0.95 * at_silos[0]  # what the statement would say of a round among 3 silos
+    world = World(tmp_path, experiment, population())
+    world.tell(world.terms())
+    world.tell(GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=1), number=1)
+    assert world.charged(0) == [1]
+    (stored,) = (tmp_path / "state-0" / "memberships").iterdir()
+    assert Membership.read(stored) == world.membership
+    world.membership = replace(world.membership, serial=1)
+    if change == "a silo more":
+        world.held = population(silos=4)
+        roster = (*world.membership.roster, IdentityKey.generate().public)
+        world.membership = replace(world.membership, silos=world.held.silo_names, roster=roster)
+    elif change == "another charter":
+        world.membership = replace(world.membership, charter=bytes(range(32)))
+    elif change == "a lost membership":
+        stored.unlink()
+    else:
+        stored.write_text(replace(world.membership, serial=2).to_toml())
+    world.restart()
+    (joined, *_) = world.tell(world.terms(), session=2)
+    assert isinstance(joined, Declined)
+    assert joined.why.code is Code.OTHER_EXPERIMENT
+    world.close()
+
+
 @pytest.mark.parametrize(("first", "then", "fits"), [("gram", "loop", False), ("loop", "gram", True)])
 def test_what_was_trained_in_batches_is_not_stated_as_trained_alone(
     tmp_path: Path, first: str, then: str, fits: bool
@@ -170,9 +212,13 @@ def test_what_was_trained_in_batches_is_not_stated_as_trained_alone(
     world.close()
 
 
+def round_event(prepared: Prepared) -> Event:
+    return prepared.guarantee.event_at_round(prepared.guarantee.event, 1)
+
+
 def end_after_one_round(world: World, experiment: Experiment) -> Finalize:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
-    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=prepared.guarantee.event))
+    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=round_event(prepared)))
     return Finalize(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
 
 
@@ -183,7 +229,7 @@ def test_an_accountant_that_shows_nothing_finite_leaves_no_guarantee() -> None:
 
     experiment = asked(rounds=1, privacy={"insecure_seed": None})
     prepared = replace(prepare(experiment, FixedPopulation(population())), accountant=Infinite())
-    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=prepared.guarantee.event))
+    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=round_event(prepared)))
     assert stated.epsilon is None
     assert stated.reasons == ("the accountant pld shows no finite epsilon at delta 1e-05",)
     assert {line.epsilon for line in stated.trust} == {None}

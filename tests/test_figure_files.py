@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
-import subprocess
+import re
 import sys
+from itertools import product
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from fedveil.api.run_folders import compare
 from fedveil.errors import ConfigError
@@ -17,6 +20,7 @@ from fedveil.report.drawing import Axis, Mark, Plot, Series
 from fedveil.report.figure_files import write_figures
 from fedveil.report.page import run_plots
 from fedveil.report.run_data import load_run
+from fedveil.report.svg import draw
 from tests.commands import as_json
 from tests.report_folders import metric_rows, write_run
 
@@ -53,6 +57,27 @@ def test_every_mark_is_written_in_every_format(tmp_path: Path, log: bool) -> Non
     assert pdf.read_bytes() == before
 
 
+VALUES = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@settings(max_examples=60)
+@given(values=st.lists(st.tuples(VALUES, VALUES, VALUES, VALUES), max_size=4), log=st.booleans())
+@example(values=[(0.0, 1.0, 1e-200, 1e200)], log=True)
+@example(values=[(1e17, 1e17, 1e17, 1e17), (-1e308, 0.0, -1e308, 1e308)], log=False)
+def test_any_numbers_are_drawn_within_the_picture(
+    values: list[tuple[float, float, float, float]], log: bool
+) -> None:
+    """Noise decides some figures: an interval of a ratio may reach from 1e-200 to 1e200."""
+    x, y, low, high = zip(*values, strict=True) if values else ((), (), (), ())
+    for mark, axis in product(get_args(Mark), (Axis(title="v", log=log), Axis(title="v", zero=True))):
+        series = Series(name=mark, mark=mark, x=x, y=y, low=low, high=high)
+        across = Axis(title="x") if mark == "bars" else axis
+        drawn = draw(Plot(title="t", alt="a", caption="c", x=across, y=axis, series=(series,)))
+        coordinates = " ".join(re.findall(r' (?:[xyd]|[xyc][xy12]|points)="([^"]*)"', drawn))
+        assert "nan" not in coordinates
+        assert all(-1 <= float(number) <= 1000 for number in re.findall(r"-?[\d.]+", coordinates))
+
+
 def test_names_are_data_in_every_format(tmp_path: Path) -> None:
     """No formula of a spreadsheet, no mathematics of Matplotlib, no path."""
     pytest.importorskip("matplotlib")
@@ -71,14 +96,12 @@ def test_wrong_formats_and_nothing_to_draw_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_pdf_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from tests.test_figure_files import plot; from fedveil.report.figure_files import write_figures\n"
-        f"write_figures([plot()], __import__('pathlib').Path({str(tmp_path / 'none')!r}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "install fedveil[figures], or choose the formats svg and csv" in done.stderr
+def test_pdf_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
+    with pytest.raises(ConfigError, match=r"install fedveil\[figures\], or choose the formats svg and csv"):
+        write_figures([plot()], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -32,6 +32,7 @@ from fedveil.privacy.group import Silos, group_event, lemma5, lemma6, published_
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.training.steps import LocalSgd
 from tests.dp_events import dp_event_of
+from tests.thorough import thorough
 
 DELTA = 1e-5
 FIGURE_2 = ((0.01, 100_000),)
@@ -81,6 +82,7 @@ def test_figure_2_at_a_coarse_grid_gives_a_valid_larger_figure() -> None:
     assert mixture(1) < mixture(1, PldAccountant(interval=1e-3))
 
 
+@pytest.mark.slow
 def test_the_whole_figure_takes_less_than_a_minute() -> None:
     start = time.process_time()
     for k in PUBLISHED:
@@ -171,6 +173,7 @@ def test_a_large_group_keeps_few_components() -> None:
     assert math.isfinite(PLD.epsilon(SelfComposedEvent(event=event, count=100), DELTA))
 
 
+@pytest.mark.slow
 def test_long_shifts_leave_no_delta_out() -> None:
     """A shift of 800 standard deviations makes steps of the table long; delta between 0 and 1 is that of the others."""
     event = MixtureOfGaussiansEvent(
@@ -232,10 +235,14 @@ def test_splits_of_the_specification() -> None:
 @pytest.mark.parametrize(
     "silos",
     [
-        ((0.05, 40), (0.05, 40), (0.05, 40)),
-        ((0.08, 40), (0.05, 30), (0.02, 40)),
         ((0.3, 4), (0.02, 60)),
-        ((0.1, 10), (0.05, 20), (0.025, 40)),
+        *thorough(
+            [
+                [((0.05, 40), (0.05, 40), (0.05, 40))],
+                [((0.08, 40), (0.05, 30), (0.02, 40))],
+                [((0.1, 10), (0.05, 20), (0.025, 40))],
+            ]
+        ),
     ],
 )
 def test_the_bound_covers_every_split(silos: tuple[tuple[float, int], ...]) -> None:
@@ -266,6 +273,7 @@ def test_silos_that_do_not_train_cost_nothing() -> None:
     assert lemma6(group_size=2, noise_multiplier=2.0, silos=((0.5, 0),), delta=DELTA) < 10
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), st.floats(0.01, 0.5), st.floats(1.0, 6.0))
 @settings(max_examples=8)
 def test_more_records_never_cost_less(k: int, rate: float, sigma: float) -> None:

@@ -25,6 +25,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import TrainJob
 from fedveil.training.vectorized import BatchedGradients, VmapTrainer
 from tests.test_vectorized import Shared
+from tests.thorough import some
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 SLOTS, WIDTH = 4, 3
@@ -66,7 +67,7 @@ GRID = [(name, "at_each") for name in TASKS] + [
 ]
 
 
-@pytest.mark.parametrize(("name", "at"), GRID)
+@pytest.mark.parametrize(("name", "at"), some(GRID, 3))
 def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
     task, generator = TASKS[name], torch.Generator().manual_seed(3)
     gradients = getattr(BatchedGradients(task, torch.device("cpu"), False), at)
@@ -244,6 +245,7 @@ def test_under_autocast_there_are_no_lists():
     assert not any(isinstance(one, ReplayedGradient) for one in (gradients.at_one, gradients.at_each))
 
 
+@pytest.mark.slow
 def test_tracing_reads_nobodys_records_and_leaves_none_behind():
     task, generator = TASKS["dropout"], torch.Generator().manual_seed(10)
     plain, seen = BatchedGradients(task, torch.device("cpu"), False).at_each._function, []

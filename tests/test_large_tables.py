@@ -14,6 +14,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import pytest
 
+from tests.thorough import thorough
+
 RECORDS = 200_000
 SCHEMA = """
 n_users = 20000
@@ -38,7 +40,7 @@ print(len(people.train), time.process_time() - begin, (after - before) * 1024)
 """
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", *thorough(["parquet"])])
 def test_a_record_of_a_large_table_costs_little(tmp_path: Path, suffix: str) -> None:
     rng = np.random.default_rng(0)
     table = pa.table(

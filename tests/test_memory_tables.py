@@ -2,16 +2,19 @@
 
 import csv
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import fedveil as fv
-from fedveil.data.columns import read_columns
+from fedveil.data.columns import State, read_columns
+from fedveil.data.memory_tables import MemoryTable
 from fedveil.data.schema import parse_schema
 from fedveil.data.tables import read_tables
 from fedveil.errors import ConfigError, DataError, RunFolderError
@@ -40,6 +43,7 @@ kind = "date"
 lower = 2020-01-01
 upper = 2021-01-01
 """
+WARDS, MISSING_WARD = 'categories = ["a", "b"]', '\nmissing = "indicator"'
 SILOS = ("north", "south")
 STATISTICS = {"silos": "uniform", "by": ["ward"], "release": {"age": {"show": ["count", "mean"]}}}
 
@@ -114,6 +118,87 @@ def test_a_cell_of_objects_never_decides_how_another_is_read(folder: Path) -> No
         DataError, match=r"table 'north', record 1 .*column 'patient': ids are text or whole numbers"
     ):
         fv.tables(folder / "schema.toml", {"north": columns | {"patient": [7.5, "p1", "p2"]}})
+
+
+class _Odd:
+    """An object that is no number, text or date."""
+
+    def __str__(self) -> str:
+        return "odd"
+
+
+ODD: list[Any] = [
+    *(np.array([1, 2]), torch.ones(2), [1, 2], _Odd(), 1j, b"30", "\ud800", "\U0001f600", date(2020, 1, 1)),
+    *(10**400, -(10**5000), Decimal("1e400"), float("inf"), np.float32("inf")),
+]
+MISSING: list[Any] = [
+    None,
+    "",
+    float("nan"),
+    np.float32("nan"),
+    Decimal("NaN"),
+    Decimal("sNaN"),
+    np.datetime64("NaT"),
+]
+
+
+@pytest.mark.parametrize("place", range(len(ODD) + len(MISSING) + 2))
+def test_no_object_in_a_cell_refuses_a_table_that_bins_invalid_cells(folder: Path, place: int) -> None:
+    """Whatever stands in a cell, the other cells are read as they were, and a cell without a value is a missing one."""
+    pandas = pytest.importorskip("pandas")
+    missing = [*MISSING, pandas.NA, pandas.NaT]
+    cell = [*ODD, *missing][place]
+    ages = [np.float64(30), cell, np.float32(31.5), np.int8(32), Decimal("33.5")]
+    columns = {
+        "patient": np.array(["p0", "p1", np.str_("p2"), np.int64(3), 4.0], dtype=object),
+        "age": pandas.Series(ages, dtype=object) if place % 2 else ages,
+        "ward": ["a", "b", "a", "b", "a"],
+        "seen": [date(2020, 1, 1)] * 5,
+        "sick": ["no", "yes"] * 2 + ["no"],
+    }
+    (folder / "binned.toml").write_text(
+        f'invalid = "bin"\n{SCHEMA}\n[format]\ndelimiter = ";"\ndecimal = ","\n'
+    )
+    found = fv.tables(folder / "binned.toml", {"north": columns}, test_share=1e-12).train.features
+    assert len(found) == 5
+    assert found[[0, 2, 3, 4], 0] == pytest.approx(np.array([30, 31.5, 32, 33.5]) / 500 - 1, abs=1e-6)
+    is_invalid = place < len(ODD)
+    assert found[1, 0] == 0
+    assert found[:, 1].tolist() == [0, float(is_invalid), 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())])
+def test_bytes_that_are_no_text_make_their_own_cell_invalid(folder: Path, kind: pa.DataType) -> None:
+    cells = [b"a", b"\xff", b" b", None]
+    wards = pa.array(cells).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(cells, kind)
+    columns = pa.table(columns_of(0, 4)).drop_columns("ward").append_column("ward", wards)
+    for suffix in ("memory", "parquet"):
+        given: Any = {"north": columns} if suffix == "memory" else [folder / "north.parquet"]
+        pq.write_table(columns, folder / "north.parquet")
+        (folder / "binned.toml").write_text(f'invalid = "bin"\n{SCHEMA.replace(WARDS, WARDS + MISSING_WARD)}')
+        found = fv.tables(folder / "binned.toml", given, test_share=1e-12).train.features
+        assert found[:, 2:6].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]]
+        with pytest.raises(DataError, match=r"record 4 .*'ward': the value is missing"):
+            fv.tables(folder / "schema.toml", given)
+        schema = parse_schema((folder / "schema.toml").read_bytes(), "schema")
+        read = [MemoryTable(name="north", table=columns)] if suffix == "memory" else given
+        assert read_columns(schema, read, ["ward"]).places("ward").state.tolist() == [
+            State.VALID,
+            State.INVALID,
+            State.VALID,
+            State.MISSING,
+        ]
+
+
+def test_ids_are_the_same_people_whatever_type_of_text_their_column_has(folder: Path) -> None:
+    people = pa.array(["7", "07", " 7", "p-1"])
+    types = (pa.string(), pa.large_string(), pa.string_view())
+    silos = {
+        f"s{at}": pa.table(columns_of(at, 4)).set_column(0, "patient", people.cast(kind))
+        for at, kind in enumerate(types)
+    }
+    found = fv.tables(folder / "schema.toml", silos, test_share=1e-12)
+    assert sorted(found.train.user.tolist()) == [0] * 3 + [1] * 6 + [2] * 3
 
 
 def test_statistics_of_a_table_in_memory_are_those_of_the_same_table_in_a_file(folder: Path) -> None:

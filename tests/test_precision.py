@@ -88,6 +88,7 @@ def test_metrics_are_computed_in_float32() -> None:
     assert torch.equal(*outputs)
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16_has_the_guarantee_of_one_in_float32(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     features, user = random.normal(size=(60, 4)), random.integers(0, 20, 60)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fedveil.federation.hosts.sockets import address, listen
+from fedveil.federation.hosts.sockets import listen
 
 
 def mode(path: Path) -> int:
@@ -37,15 +36,3 @@ def test_sockets_that_open_at_once_change_no_permission_of_the_process(tmp_path:
         list(threads.map(open_one, range(2000)))
     (tmp_path / "after").mkdir()
     assert {mode(path) for path in tmp_path.iterdir() if path.is_dir()} == {mode(tmp_path / "before")}
-
-
-def test_of_sockets_that_open_at_one_path_at_once_one_has_the_name(tmp_path: Path) -> None:
-    """An earlier end may still be listening while its successor begins."""
-    path = tmp_path / "socket"
-    with ThreadPoolExecutor(8) as threads:
-        opened = list(threads.map(lambda _: listen(path), range(500)))
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(address(path))
-    for listening in opened:
-        listening.close()
-    assert list(tmp_path.iterdir()) == [path]

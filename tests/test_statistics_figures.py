@@ -31,6 +31,7 @@ from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.strategy import Strategy
 from fedveil.statistics.survival import curve, largest_z
+from tests.thorough import thorough
 
 Z = 4.9
 
@@ -235,7 +236,7 @@ def test_means_and_variances_cover() -> None:
     assert covers(variances, 0.12 + 0.15) < 0.9
 
 
-@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("heavy", [*thorough([False]), True])
 def test_correlations_cover_under_any_tails_within_the_bounds(heavy: bool) -> None:
     """With heavy tails the textbook's (1 - r^2)^2 / n is too small; the bound by the declared range is not."""
     rng, reps, n, sd = np.random.default_rng(7), 150, 2000, 2.0
@@ -258,7 +259,7 @@ def test_correlations_cover_under_any_tails_within_the_bounds(heavy: bool) -> No
 
 
 @pytest.mark.parametrize("r", [0.0, 0.8])
-@pytest.mark.parametrize("spread", [0.0, 0.1, 0.18, 0.3])
+@pytest.mark.parametrize("spread", [0.0, 0.3, *thorough([0.1, 0.18])])
 def test_correlations_cover_however_little_spread_there_is(r: float, spread: float) -> None:
     """Every run counts: none is left out because its spreads are lost in their noise. Noise that is stated at 2/5 of
     what it is must not cover where intervals say something.
@@ -357,6 +358,7 @@ def test_the_kaplan_meier_band_covers_simultaneously() -> None:
     assert np.mean(blind_points) < 0.85
 
 
+@pytest.mark.slow
 def test_the_band_covers_where_hardly_an_event_was_seen_and_noise_is_small() -> None:
     rng, reps, n, sd, hazard = np.random.default_rng(9), 400, 200, 0.5, 0.01
     grid, inside, blind_inside = (0.0, 1.0, 2.0, 3.0, 4.0), 0, 0
@@ -377,6 +379,7 @@ def test_the_band_covers_where_hardly_an_event_was_seen_and_noise_is_small() -> 
     assert blind_inside / reps < 0.95 - around(0.95, reps)
 
 
+@pytest.mark.slow
 def test_the_band_holds_where_noise_is_not_small_beside_those_at_risk() -> None:
     """Thirty of 1,000 are left at the end, under noise of 15 in every count: noise must not choose what is shown."""
     rng, reps, n, sd, hazard, size = np.random.default_rng(11), 300, 1000, 15.0, 0.5, 8

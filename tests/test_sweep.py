@@ -12,7 +12,7 @@ from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
 from fedveil.run.config.study import Selection
 from fedveil.run.executors import local_workers
-from fedveil.run.setup import prepare
+from fedveil.run.setup import Prepared, prepare
 from fedveil.run.sweep import ROWS, Axis, Point, joint_cost_of_points, play_point, points, sweep
 from fedveil.run.training_run import run
 from tests.commands import as_json, ended
@@ -237,3 +237,20 @@ def test_a_worker_of_another_version_or_without_the_folder_is_refused(source: st
     with pytest.raises(RunFolderError, match="all machines must share"):
         next(sweep([point], tmp_path / "runs", workers=workers(elsewhere)))
     assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_a_task_that_an_engine_gives_to_two_workers_is_not_played_beside_itself(
+    source: str, tmp_path: Path
+) -> None:
+    """Where a slow worker is taken for a dead one, both may make the run's folder; each run would spend all of it."""
+    (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
+
+    def prepare_beside_another(one: Point) -> Prepared:
+        (folder / one.experiment.name).mkdir()  # the other worker was faster
+        return prepare(one.experiment)
+
+    with pytest.raises(RunFolderError, match="another process has made this run folder meanwhile"):
+        next(sweep([point], folder, prepare_point=prepare_beside_another))
+    assert [one.name for one in folder.iterdir()] == [point.experiment.name]
+    (row,) = sweep([point], folder, prepare_point=lambda one: prepare(one.experiment))
+    assert row["run"] == point.experiment.name

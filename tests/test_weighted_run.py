@@ -170,6 +170,7 @@ def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> No
     assert np.abs(found - found.mean()).max() > tolerance(prepared)
 
 
+@pytest.mark.slow
 def test_the_server_learns_the_plain_weighted_sum_of_real_hospitals(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_under_oblivious_transfer_somebody_is_drawn_whom_nobody_knows() -> None:
     assert set(coins.round()) <= {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_ring_lwe_gives_the_same_sum() -> None:
     pytest.importorskip("tenseal")
     few = {"name": "heart_disease", "n_users": 4}

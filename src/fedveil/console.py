@@ -230,7 +230,7 @@ def epsilon_text(epsilon: float | None) -> str:
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the final table of runs: metric, epsilon, delta, unit and seconds, then constant baselines.
 
-    The last rows show the metric of the best constant prediction (the majority class).
+    The last rows show the metric of the best constant prediction (the majority class, or the mean).
     """
     from fedveil.run.folder.diagnostics import baseline_of  # with torch, seconds to import
 
@@ -253,7 +253,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
         )
     constants = [baseline_of(one.folder).get(metric) for one in outcomes]
     for constant in dict.fromkeys(one for one in constants if one is not None and not math.isnan(one)):
-        table.add_row("always the same answer", number(constant), *[""] * 6)
+        table.add_row("constant baseline", number(constant), *[""] * 6)
     return table
 
 

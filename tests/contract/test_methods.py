@@ -183,7 +183,7 @@ def tables(draw: st.DrawFn) -> Records:
 
 
 @bounded_sum
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(records=tables(), user=st.integers(0, USERS - 1))
 def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: Records, user: int) -> None:
     method = METHOD_CASES[name](SIGMA)
@@ -198,7 +198,7 @@ def test_one_user_moves_the_sum_by_at_most_the_sensitivity(name: str, records: R
 @pytest.mark.parametrize(
     "name", ["dp-fed", "cepam-gaussian", "cepam-laplace", "fl-gaussian", "fl-laplace", "fl-laplace-sdq"]
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(records=tables(), user=st.integers(0, USERS - 1))
 def test_one_client_moves_the_sum_by_at_most_her_bound_in_its_norm(
     name: str, records: Records, user: int

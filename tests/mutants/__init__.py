@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reference" / "mutants.md"
+PAGE = Path(__file__).parent / "README.md"
 BODY = r""""{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*\'"""
 TOKEN = re.compile(
     rf"(?P<blank>\s+|#[^\n]*|\\\n|,(?=\s*[)\]}}]))|[a-zA-Z]{{0,2}}(?:{BODY})"

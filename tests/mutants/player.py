@@ -2,7 +2,7 @@
 
 Every change is made in a copy of ``src``, and the tests it names run on that copy in a process of their own, which is
 forked from one that has the large libraries loaded. First of all those tests must pass on an unchanged copy. The table
-goes to the page of the documentation; with names, only their rows are made anew.
+goes to README.md beside this file; with names, only their rows are made anew.
 """
 
 from __future__ import annotations

@@ -119,6 +119,7 @@ def cross_validate(
             charge = Charge.of_run(prepared)
         note_fit(prepared, charge, budget)
         results.append(play(prepared, learned[-1], parent))
+        # The statement includes attempts at rounds that were repeated.
         charges.append(replace(charge, event=results[-1].statement.event))
     # A user of fold j is in all fits but the j-th.
     together = max(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 
@@ -74,15 +73,16 @@ def _assembled(name: str, columns: Mapping[str, Any], written: Format) -> pa.Tab
 
 
 def _column(given: Any, written: Format) -> pa.Array:
-    """Return a column as an Arrow array; a column of objects is converted cell by cell."""
+    """Return a column as an Arrow array; a column of objects or of numpy's text is converted cell by cell."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return given
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu().numpy()
     if isinstance(given, list | tuple):
-        given = np.array([*given, None], dtype=object)[:-1]  # the None keeps numpy from making an inner axis
+        return cells_of_objects(given, written)
     if getattr(given, "ndim", 0) != 1:
         raise ValueError("a column has one axis")
-    if getattr(getattr(given, "dtype", None), "kind", "") == "O":
+    # Arrow refuses a whole column of numpy's text where one entry is no Unicode text.
+    if getattr(getattr(given, "dtype", None), "kind", "") in ("O", "U"):
         return cells_of_objects(list(given), written)
     return pa.array(given, from_pandas=True)

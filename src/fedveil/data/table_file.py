@@ -7,11 +7,14 @@ import codecs
 import re
 from collections.abc import Callable, Container, Sequence
 from datetime import date
+from decimal import Decimal
 from functools import partial
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -39,6 +42,9 @@ REPLACED: Final = "\ufffd"
 
 TEXT: Final = (".csv", ".txt", ".tsv")
 """Suffixes of CSV files."""
+
+_UNWRITTEN: Final = 1 << 1100
+"""Whole numbers from here on are larger than every float64."""
 
 _PARQUET: Final = ".parquet"
 _USUAL: Final = Format()
@@ -270,41 +276,61 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
 def cells_of_objects(cells: Sequence[Any], written: Format) -> pa.Array:
     """Convert Python objects, as of an Excel column, one by one to :data:`EXCEL_CELL`.
 
-    An empty text, None and NaN have no text.
+    An empty text, None, NaN, NaT and pandas' NA have no text. No cell is refused, whatever object it is: its text
+    decides what it counts as.
     """
-    found = [
-        {
-            "text": None if _is_empty(cell) else _text(cell, written),
-            "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
-            "id": isinstance(cell, str) or (_is_whole(cell) and abs(cell) < 1 << 53),
-        }
-        for cell in cells
-    ]
-    return pa.array(found, EXCEL_CELL)
+    return pa.array([_cell_of(cell, written) for cell in cells], EXCEL_CELL)
+
+
+def _cell_of(cell: Any, written: Format) -> dict[str, Any]:
+    """Return the fields of one cell."""
+    if _is_empty(cell):
+        return {"text": None, "day": None, "id": isinstance(cell, str)}
+    return {
+        "text": _text(cell, written),
+        "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
+        "id": isinstance(cell, str) or (_is_whole(cell) and abs(int(cell)) < 1 << 53),
+    }
 
 
 def _is_empty(cell: Any) -> bool:
-    return (
-        cell is None or (isinstance(cell, str) and cell == "") or cell != cell
-    )  # NaN and NaT differ from themselves
+    if cell is None or isinstance(cell, str):
+        return not cell
+    try:
+        return bool(cell != cell)  # NaN and NaT differ from themselves
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):
+        # pandas' NA and a signalling NaN compare with nothing; an array or a tensor has an answer for every entry.
+        return not hasattr(cell, "__len__")
 
 
 def _text(cell: Any, written: Format) -> str:
     """Return the text of one cell.
 
-    Whole numbers have no fraction, dates are in ISO 8601, truth values are 1 and 0.
+    Whole numbers have no fraction, dates are in ISO 8601, truth values are 1 and 0. Half of a surrogate pair, which no
+    encoding has, becomes :data:`REPLACED`.
     """
-    if isinstance(cell, bool):
+    if isinstance(cell, bool | np.bool_):
         return str(int(cell))
-    if isinstance(cell, float) and not _is_whole(cell):
-        return repr(cell).replace(".", written.decimal)
+    if _is_whole(cell):
+        # Python writes no whole number of thousands of digits; beyond the largest float64 only the sign matters.
+        whole = int(cell)
+        return str(whole) if abs(whole) < _UNWRITTEN else ("1e999" if whole > 0 else "-1e999")
+    if isinstance(cell, float | np.floating):
+        return repr(float(cell)).replace(".", written.decimal)
+    if isinstance(cell, Decimal):
+        return str(cell).replace(".", written.decimal)
     if isinstance(cell, date):
         return str(date(cell.year, cell.month, cell.day))
-    return str(int(cell)) if _is_whole(cell) else str(cell)
+    text = str(cell)
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _is_whole(cell: Any) -> bool:
-    return isinstance(cell, int | float) and not isinstance(cell, bool) and float(cell).is_integer()
+    if isinstance(cell, float | np.floating):
+        return float(cell).is_integer()
+    return isinstance(cell, Integral) and not isinstance(cell, bool)
 
 
 def without_days(column: pa.ChunkedArray) -> pa.Array:

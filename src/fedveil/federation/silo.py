@@ -67,6 +67,9 @@ MODELS: Final = "models"
 TERMS: Final = "terms"
 """Folder in the state folder: the signed messages with the terms of all charges."""
 
+MEMBERSHIPS: Final = "memberships"
+"""Folder in the state folder: the memberships that the terms of all charges name, by digest."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -382,11 +385,16 @@ class SiloParty:
         )
 
     def _keep_terms(self, terms: Terms, data: bytes) -> None:
-        """Persist the coordinator's signed terms before a charge can name them.
+        """Persist the coordinator's signed terms, and the membership, before a charge can name them.
 
         Terms that no charge names are deleted when the next terms arrive.
         """
         path, unpaid = self._state / TERMS / f"{terms.digest.hex()}.letter", self._unpaid
+        members = self._membership_file(terms.membership)
+        with writing(members, RunFolderError):
+            if not members.exists():
+                members.parent.mkdir(mode=0o700, exist_ok=True)
+                replace_file(members, self._membership.to_toml().encode(), mode=0o600)
         with writing(path, RunFolderError):
             if unpaid is not None and unpaid != path and not self._ledger.names(unpaid.stem):
                 unpaid.unlink(missing_ok=True)
@@ -398,21 +406,25 @@ class SiloParty:
     def _check_one_experiment(self, run: bytes, terms: Terms) -> None:
         """Refuse to continue a run that was charged under another experiment.
 
-        The run's rounds are charged, and stated at its end, as rounds of one experiment. A renewed membership gives
-        other terms for the same experiment, so the experiments in the messages are compared. Trainers do not affect a
-        bound, with one exception. The statement of a batch-independent run says nothing about batches, so no round of
-        it may have been trained in batches.
+        The run's rounds are charged, and stated at its end, as rounds of one experiment among the same silos. A renewed
+        membership gives other terms for the same experiment, so the experiments in the messages are compared, and the
+        silos of the memberships: what each of them learns depends on how many there are, and nothing in an experiment
+        has to say that. Trainers do not affect a bound, with one exception. The statement of a batch-independent run
+        says nothing about batches, so no round of it may have been trained in batches.
         """
         now, trained = terms.experiment, self._ledger.training_terms(run.hex())
         for one in self._ledger.charged_terms(run.hex()) - {terms.digest.hex()}:
-            text = self._experiment(one)
+            before = self._charged_terms(one)
+            text = before.experiment
             batched = one in trained and not is_batch_independent_run(text)
             if without_trainer(text) != without_trainer(now) or (batched and is_batch_independent_run(now)):
                 raise RefusalError(Code.OTHER_EXPERIMENT)
+            if not self._has_same_silos(before.membership):
+                raise RefusalError(Code.OTHER_EXPERIMENT, detail="it was charged among other silos")
 
-    def _experiment(self, terms: str) -> str:
-        """Return the experiment of the stored terms with this digest."""
-        data = read_content(self._state / TERMS / f"{terms}.letter", RunFolderError, largest=LARGEST_OPENING)
+    def _charged_terms(self, digest: str) -> Terms:
+        """Return the stored terms with this digest."""
+        data = read_content(self._state / TERMS / f"{digest}.letter", RunFolderError, largest=LARGEST_OPENING)
         # A coordinator whose key was revoked since may have signed the terms.
         known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
         for identity in known:
@@ -420,8 +432,24 @@ class SiloParty:
                 message = SignedMessage.open(
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING
                 )
-                return single_message(message.parts, Terms, SERVER).experiment
+                return single_message(message.parts, Terms, SERVER)
         raise RefusalError(Code.OTHER_EXPERIMENT)
+
+    def _has_same_silos(self, digest: bytes) -> bool:
+        """Return whether a stored membership has the present silos, in their order, under the present charter.
+
+        A membership that is not stored, or that another one replaced, does not.
+        """
+        path, now = self._membership_file(digest), self._membership
+        if digest == now.digest:
+            return True
+        if not path.exists():
+            return False
+        then = Membership.read(path)
+        return then.digest == digest and (then.silos, then.charter) == (now.silos, now.charter)
+
+    def _membership_file(self, digest: bytes) -> Path:
+        return self._state / MEMBERSHIPS / f"{digest.hex()}.toml"
 
     def _seal(self, message: SignedMessage, *parts: SessionMessage) -> bytes:
         return replace(message.answer(*parts), head=self._ledger.head).seal(self._identity)

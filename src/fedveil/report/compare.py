@@ -142,7 +142,7 @@ class Comparison:
         told = len(found) > 1
         return [
             (
-                f"always the same answer ({', '.join(labels)})" if told else "always the same answer",
+                f"constant baseline ({', '.join(labels)})" if told else "constant baseline",
                 dict(items),
             )
             for items, labels in found.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedveil.privacy.audit import unlike_records
-from fedveil.privacy.statement import Statement, show_lower_bound
+from fedveil.privacy.statement import Statement, show_at_most, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
     EMPTY,
@@ -128,11 +128,12 @@ def result_section(run: RunData) -> Section | None:
             "The report holds the rounds before it.",
             kind="warning",
         )
-    body = table(
-        ["", f"round {first.round}", f"round {last.round}", "always the same answer"],
-        rows,
-        caption=f"Before training and at the last round, on {run.tested_on}. {PRIVATE}",
-    )
+    header = ["", f"round {first.round}", f"round {last.round}", "constant baseline"]
+    if run.metrics:
+        caption = f"Before training and at the last round, on {run.tested_on}. {PRIVATE}"
+    else:  # test metrics, if any, are a release with a section of its own
+        header, rows, caption = header[:-1], [row[:-1] for row in rows], PRIVATE
+    body = table(header, rows, caption=caption)
     return Section(
         identifier="result",
         title="Result",
@@ -169,8 +170,9 @@ def _verdict(run: RunData) -> Markup:
     if run.beats_baseline(metric) is not False:
         return EMPTY
     return notice(
-        f"The model is no better than always giving the same answer, by test {words(metric)}. More people, fewer "
-        "parameters, more rounds or less noise may help; for a rare class, weights of the classes or the focal loss.",
+        f"The model is no better than the constant baseline (the most frequent class, or the mean), by test "
+        f"{words(metric)}. More people, fewer parameters, more rounds or less noise may help; for a rare class, "
+        "weights of the classes or the focal loss.",
         kind="warning",
     )
 
@@ -204,6 +206,10 @@ def audit_section(run: RunData) -> Section | None:
         [f"True positive rate at {false:g} false positives", show(true), f"chance: {false:g}"]
         for false, true in found.true_positive_rates
     )
+    if run.audit.accuracy_bound is not None and run.audit.membership_bound is not None:
+        linear = f"by 1/2 + ε/4 + δ: {show_at_most(run.audit.membership_bound)}"
+        about = f"By the claim: share of right guesses about one {statement.unit}, in or out by a fair coin, at most"
+        rows.append([about, show_at_most(run.audit.accuracy_bound), linear])
     verdict = EMPTY
     if bound is not None:
         guesses = f"{bound.right} of {bound.guesses} guesses right about {bound.canaries} canaries"

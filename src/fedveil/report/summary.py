@@ -216,7 +216,7 @@ def _reached(run: RunData) -> tuple[str, str, tuple[Reached, ...]]:
 def _constant(value: float | None) -> tuple[Reached, ...]:
     if value is None or not math.isfinite(value):
         return ()
-    return (Reached(label="Always the same answer", value=value),)
+    return (Reached(label="Constant baseline", value=value),)
 
 
 def _beside(run: RunData, other: RunData, metric: str) -> tuple[Reached, ...]:
@@ -249,7 +249,9 @@ def _cautions(run: RunData, metric: str, coverage: str) -> list[str]:
             "leaves those who may read the records; [evaluation] releases it with noise."
         )
     if run.evaluated is None and run.beats_baseline(metric) is False:
-        found.append("The model is no better than always giving the same answer.")
+        found.append(
+            "The model is no better than the constant baseline: the most frequent class, or the mean."
+        )
     if statement.epsilon is not None:
         found.append("Everything else that is released from the same records adds to ε.")
         found.append(

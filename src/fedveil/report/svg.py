@@ -28,6 +28,9 @@ _LONGEST_ENTRY: Final = 110
 _HOVERED: Final = 150
 """Most points of a series that show their value under the pointer."""
 _TICKS: Final = 5
+_LARGEST: Final = 1e100
+"""Size of values beyond which a scale does not reach: they lie at its end. Intervals of ratios that noise alone
+decides are that wide, and the quotient of their ends is no number."""
 _INK: Final = "#56616f"
 _GRID: Final = "#e2e6eb"
 
@@ -77,6 +80,12 @@ class _Scale:
         )
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
+    def at_end(self, value: float) -> float:
+        """Return the position of an end of an interval; one beyond the scale lies at the end of the scale."""
+        if math.isnan(value) or (-math.inf < value < math.inf and not (self.log and value <= 0)):
+            return self.at(value)
+        return 1.0 if value > 0 else 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Area:
@@ -90,13 +99,13 @@ class _Area:
     bottom: float
     tilted: bool
 
-    def across(self, value: float) -> float:
-        """Return the horizontal coordinate of a value."""
-        return self.left + self.x.at(value) * (self.right - self.left)
+    def across(self, value: float, *, end: bool = False) -> float:
+        """Return the horizontal coordinate of a value, or of the end of an interval."""
+        return self.left + (self.x.at_end if end else self.x.at)(value) * (self.right - self.left)
 
-    def up(self, value: float) -> float:
-        """Return the vertical coordinate of a value."""
-        return self.bottom - self.y.at(value) * (self.bottom - self.top)
+    def up(self, value: float, *, end: bool = False) -> float:
+        """Return the vertical coordinate of a value, or of the end of an interval."""
+        return self.bottom - (self.y.at_end if end else self.y.at)(value) * (self.bottom - self.top)
 
 
 # --- scales ---
@@ -119,8 +128,10 @@ def _scale(plot: Plot, name: str) -> _Scale:
     if axis.zero:
         values.append(0.0)
     low, high = axis.bounds or (min(values, default=0.0), max(values, default=1.0))
-    if low == high:
-        low, high = low - 0.05, high + 0.05
+    low, high = (min(max(end, -_LARGEST), _LARGEST) for end in (low, high))
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal, or too close for ticks between them
+        room = 0.05 * max(1.0, abs(low))
+        low, high = low - room, high + room
     if axis.bounds is None:
         pad = (0.04 if name == "y" or any(s.mark == "bars" for s in plot.series) else 0.0) * (high - low)
         low, high = low if axis.zero and low == 0 else low - pad, high + pad
@@ -154,7 +165,8 @@ def _linear_ticks(low: float, high: float, percent: bool) -> Iterator[tuple[floa
 def _log_scale(values: Sequence[float]) -> _Scale:
     """Return a logarithmic scale with ticks at 1, 2 and 5 times powers of ten, or at powers alone."""
     low, high = min(values, default=1.0), max(values, default=10.0)
-    low, high = (low, high) if high > low else (low / 2, high * 2)
+    low, high = (min(max(end, 1 / _LARGEST), _LARGEST) for end in (low, high))
+    low, high = (low, high) if high > low * (1 + 1e-9) else (low / 2, high * 2)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 3 else (1,)
     every = max(1, math.ceil((last - first) / 8))
@@ -259,8 +271,8 @@ def _draw_both(series: Series, area: _Area) -> Iterator[Markup]:
 
 
 def _draw_ribbon(series: Series, area: _Area) -> Iterator[Markup]:
-    upper = [(area.across(x), area.up(y)) for x, y in zip(series.x, series.high, strict=True)]
-    lower = [(area.across(x), area.up(y)) for x, y in zip(series.x, series.low, strict=True)]
+    upper = [(area.across(x), area.up(y, end=True)) for x, y in zip(series.x, series.high, strict=True)]
+    lower = [(area.across(x), area.up(y, end=True)) for x, y in zip(series.x, series.low, strict=True)]
     corners = [point for point in (*upper, *reversed(lower)) if not any(map(math.isnan, point))]
     path = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
     yield Markup('<polygon class="series" points="{}" fill="{}" fill-opacity="{}"/>').format(
@@ -270,10 +282,10 @@ def _draw_ribbon(series: Series, area: _Area) -> Iterator[Markup]:
 
 def _draw_bars(series: Series, area: _Area) -> Iterator[Markup]:
     """Yield bars, with their vertical intervals if they have some."""
-    half = 0.375 * (area.across(1.0) - area.across(0.0))
+    half = 0.375 * (area.across(1.0, end=True) - area.across(0.0, end=True))
     for x, y in zip(series.x, series.y, strict=True):
-        top, base, left = area.up(y), area.up(0.0), area.across(x) - half
-        if not math.isnan(top):
+        top, base, left = area.up(y), area.up(0.0, end=True), area.across(x) - half
+        if not math.isnan(top + left):
             yield Markup('<rect class="series" x="{}" y="{}" width="{}" height="{}" fill="{}"/>').format(
                 _number(left),
                 _number(min(top, base)),
@@ -283,14 +295,18 @@ def _draw_bars(series: Series, area: _Area) -> Iterator[Markup]:
             )
     for x, low, high in zip(series.x, series.low, series.high, strict=False):
         across = area.across(x)
-        yield _line((across, area.up(low)), (across, area.up(high)), _INK, "axis", width=1.5)
+        ends = area.up(low, end=True), area.up(high, end=True)
+        if not math.isnan(across + sum(ends)):
+            yield _line((across, ends[0]), (across, ends[1]), _INK, "axis", width=1.5)
 
 
 def _draw_intervals(series: Series, area: _Area) -> Iterator[Markup]:
     """Yield points with horizontal intervals."""
     for y, low, high in zip(series.y, series.low, series.high, strict=True):
         up = area.up(y)
-        yield _line((area.across(low), up), (area.across(high), up), _colour(series), "series", width=2)
+        ends = area.across(low, end=True), area.across(high, end=True)
+        if not math.isnan(up + sum(ends)):
+            yield _line((ends[0], up), (ends[1], up), _colour(series), "series", width=2)
     yield from _draw_points(series, area)
 
 

@@ -23,13 +23,15 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fedveil.checks import equal_up_to_rounding
-from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
+from fedveil.files import read_json, reading
 from fedveil.methods.guarantee import Guarantee
-from fedveil.privacy.events import Event
+from fedveil.privacy.accounting_rule import load_event_types
+from fedveil.privacy.events import Event, atoms, event_from_json
 from fedveil.privacy.ledger import Entry, Ledger
 from fedveil.protocols.errors import SiloVanished
 from fedveil.run.folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
-from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.run_folder import STATEMENT, RunFolder
 
 _ATTEMPTS: Final = "attempts.jsonl"
 
@@ -80,12 +82,18 @@ class Journal:
 
     Raises:
         RunFolderError: the ledger is damaged, or another process works in the folder.
+        IntegrityError: the ledger lacks a charge that the folder's statement counts.
     """
 
     def __init__(self, folder: RunFolder, guarantee: Guarantee, witness: Witness | None = None) -> None:
         self.folder, self._witness = folder, witness
         path = folder / "ledger.jsonl"
         self.ledger = Ledger(path, unit=guarantee.unit, adjacency=guarantee.adjacency)
+        try:
+            self._require_stated()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_signed(self) -> bool:
@@ -95,6 +103,32 @@ class Journal:
     def close(self) -> None:
         """Close the ledger; closing twice is harmless."""
         self.ledger.close()
+
+    def _require_stated(self) -> None:
+        """Check that the ledger has every charge that a statement in the folder counts.
+
+        A statement may be in readers' hands. A ledger that was put back from before it would give a smaller one: no
+        checkpoint holds the head of a ledger after the last round, where releases of the last model are charged.
+
+        Raises:
+            RunFolderError: the statement is damaged.
+            IntegrityError: charges are missing.
+        """
+        path = self.folder / STATEMENT
+        if not path.exists():
+            return
+        with reading(path, RunFolderError):
+            document = read_json(path, RunFolderError)
+            load_event_types(document)
+            try:
+                stated = atoms(event_from_json(document["event"]))
+            except PrivacyError as error:
+                raise RunFolderError(f"{path} is damaged: {error}") from error
+        if stated - atoms(self.ledger.spent_event()):
+            raise IntegrityError(
+                f"{self.folder.path}: ledger.jsonl lacks charges that {STATEMENT} counts; charges were lost or "
+                "replaced, so what was spent is unknown: put back the ledger as it was last"
+            )
 
     def check_charged(self, event_of: Callable[[Entry], Event | None], remedy: str) -> None:
         """Check that every charge is for the event that the document requests.

@@ -41,7 +41,7 @@ from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
-from fedveil.run.training_run import continue_run, run
+from fedveil.run.training_run import continue_run
 
 ROWS: Final = "sweep.jsonl"
 _SCHEMA_VERSION: Final = 1
@@ -315,9 +315,10 @@ def play_point(point: Point, folder: Path, version: str) -> Row:
 def _play_prepared(point: Point, folder: Path, prepared: Prepared) -> Row:
     """Run or resume a point, and return its row."""
     path = folder / point.experiment.name
-    if (path / "experiment.toml").is_file():
-        return _row(point, continue_run(RunFolder.open(path)[0], prepared, NullObserver()))
-    return _row(point, run(prepared, folder, NullObserver()))
+    # Not in a numbered folder: where an engine takes a slow worker for a dead one, two may arrive here at once.
+    there = (path / "experiment.toml").is_file()
+    own = RunFolder.open(path)[0] if there else RunFolder.create(folder, prepared.experiment, numbered=False)
+    return _row(point, continue_run(own, prepared, NullObserver()))
 
 
 def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:

@@ -80,7 +80,7 @@ class CoordinatorService:
         self._home, membership = home.under(self._membership), self._membership
         self._members = members_of(membership)
         self._newest, self._reported = membership, ""
-        self._superseded, self._playing = threading.Event(), threading.Lock()
+        self._playing = threading.Lock()
         self._monitoring = threading.Lock()
         home.check_own_keys()
         self._folder = RunningFolder(home.path)
@@ -151,8 +151,6 @@ class CoordinatorService:
         """Go on under a membership that was accepted: between two runs, or at once where it takes a key away."""
         try:
             self._read_membership()
-            if not self._newest.extends(self._membership):
-                self._superseded.set()  # ends the run that is played
             if self._newest.digest != self._membership.digest and self._playing.acquire(blocking=False):
                 try:
                     self._renew()
@@ -189,7 +187,6 @@ class CoordinatorService:
         with self._monitoring:
             self._connection.set_silos(silos)
             self._monitor.set_members(self._members)
-        self._superseded.clear()
         _log.info("goes on under membership %d", self._membership.serial)
 
     def _figures(self) -> str:
@@ -231,7 +228,16 @@ class CoordinatorService:
             self._waiting.task_done()
 
     def _is_ending(self) -> bool:
-        return self._stopping.is_set() or self._superseded.is_set()
+        return self._stopping.is_set() or self._is_superseded()
+
+    def _is_superseded(self) -> bool:
+        """Return whether a membership was accepted that takes a key from the present one, so that its run ends.
+
+        It is asked of the two memberships: a flag that one thread sets while another goes on under the newest
+        membership could stay, and would end every later run.
+        """
+        newest, present = self._newest, self._membership
+        return newest is not present and not newest.extends(present)
 
     def _exchange(self, party: CoordinatorParty[Any], most_seconds: float = math.inf) -> tuple[str, ...]:
         """Exchange messages until a part of a run ends; return the silos whose silence has ended it.
@@ -258,7 +264,7 @@ class CoordinatorService:
         if not party.is_finished:
             raise ProcessError(
                 "a key was replaced or revoked in the membership that was accepted; resume the run under it"
-                if self._superseded.is_set()
+                if self._is_superseded()
                 else "the coordinator's process was stopped"
             )
         return silent

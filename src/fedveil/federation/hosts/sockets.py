@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import socket
 import stat
@@ -62,24 +61,20 @@ def listen(path: Path, group: int | None = None) -> socket.socket:
         raise ConfigError(f"{path}: a file that is no socket; a socket is to be made there")
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent}: no such folder; the socket {path.name} is to be made there")
-    bound = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Linux gives a bound socket the mode of its descriptor. A umask is of the whole process: what other threads
         # create meanwhile would get it, and two threads at once could leave it behind.
         os.fchmod(listening.fileno(), 0o600)
-        listening.bind(address(bound))
+        listening.bind(address(path))
         if group is not None:
-            os.chown(bound, -1, group)
-        bound.chmod(0o600 if group is None else 0o660)
-        listening.listen(64)
-        # The name appears once the socket takes connections, and two that listen at once cannot meet between an
-        # unlink and a bind: the later one has the name.
-        bound.replace(path)
+            os.chown(path, -1, group)
+        path.chmod(0o600 if group is None else 0o660)
     except BaseException:
         listening.close()
-        bound.unlink(missing_ok=True)
         raise
+    listening.listen(64)
     return listening
 
 

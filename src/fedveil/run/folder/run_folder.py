@@ -73,6 +73,9 @@ PREPROCESSED: Final = "preprocessing.json"
 SCHEMA: Final = "schema.toml"
 """Name of the refined schema in the folder of a run with [preprocessing]."""
 
+STATEMENT: Final = "privacy.json"
+"""Name of the privacy statement."""
+
 _CHECKPOINT: Final = "checkpoint/state.safetensors"
 _CHECKPOINT_VERSION: Final = 2
 _STATE: Final = "state."
@@ -136,8 +139,13 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, parent: Path, experiment: Document) -> RunFolder:
-        """Create a new, numbered folder for a document; an existing folder is never changed.
+    def create(cls, parent: Path, experiment: Document, *, numbered: bool = True) -> RunFolder:
+        """Create a new folder for a document; an existing folder is never changed.
+
+        Args:
+            parent: the folder in which it is created.
+            experiment: the document; the folder has its name.
+            numbered: whether the name gets a number if the folder exists; else that is an error.
 
         Raises:
             RunFolderError: the folder cannot be created.
@@ -151,6 +159,10 @@ class RunFolder:
                 (path / "checkpoint").mkdir()
                 break
             except FileExistsError:
+                if not numbered:
+                    raise RunFolderError(
+                        f"{path}: another process has made this run folder meanwhile; wait for its run, or stop it"
+                    ) from None
                 number += 1
             except OSError as error:
                 raise RunFolderError(f"{path}: cannot make the run folder: {error.strerror}") from None

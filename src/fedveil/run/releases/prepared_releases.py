@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from fedveil.data.columns import ColumnTable, read_columns
 from fedveil.data.memory_tables import TableFile
@@ -15,8 +15,6 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.series import Series
 from fedveil.statistics.stored import NoisySums
-
-STATEMENT: Final = "privacy.json"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,10 +19,10 @@ from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry
 from fedveil.run.config.release_document import TableDocument
-from fedveil.run.folder.run_folder import RunFolder
+from fedveil.run.folder.run_folder import STATEMENT, RunFolder
 from fedveil.run.journal import Step, StepKey, Witness
 from fedveil.run.loop import RunParts
-from fedveil.run.releases.prepared_releases import STATEMENT, PreparedReleases, read_records
+from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
 from fedveil.run.steps.experiment import PartEnding
 from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
 from fedveil.statistics.stored import NoisySums
@@ -92,7 +92,7 @@ class DocumentParts(RunParts[PartEnding]):
         step = Step(
             journal,
             key,
-            event=lambda _: prepared.series.releases[len(made)].guarantee.event,
+            event=lambda _: prepared.series.releases[len(made)].event,
             refusal=lambda: refuse_repeat(journal, key, name),
             repeatable=not prepared.series.secure
             if one_process
@@ -147,7 +147,7 @@ class DocumentParts(RunParts[PartEnding]):
     def _check_charged(self) -> None:
         """Check that every charge is one of the document's, and that every result in the folder is charged."""
         made, name = self.prepared.read(self.folder), self.prepared.document.name
-        events = {one.number: one.guarantee.event for one in self.prepared.series.releases}
+        events = {one.number: one.event for one in self.prepared.series.releases}
 
         def event_of(entry: Entry) -> Event | None:
             return events.get(entry.round) if entry.run == name else None

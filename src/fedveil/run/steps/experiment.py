@@ -36,7 +36,7 @@ from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.diagnostics import RECORDS
-from fedveil.run.folder.run_folder import PREPROCESSED, Row, RunFolder
+from fedveil.run.folder.run_folder import PREPROCESSED, STATEMENT, Row, RunFolder
 from fedveil.run.folder.statement import state
 from fedveil.run.journal import Step, StepKey, Witness
 from fedveil.run.loop import Part, RunParts
@@ -364,7 +364,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         return Step(
             self.journal,
             key,
-            event=lambda _: release.guarantee.event,
+            event=lambda _: release.event,
             refusal=lambda: refuse_repeat(self.journal, key, release.name) or refusal(),
             repeatable=self._is_repeatable(release.protocol_spec(empty_groups())),
         )
@@ -403,7 +403,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         name, guarantee = self.prepared.experiment.name, self.prepared.guarantee
         if entry.run == name:
             return guarantee.event_at_round(guarantee.event, entry.round, again=entry.attempt > 0)
-        beside = {one.of_run(name): one.guarantee.event for one in self.prepared.side_releases}
+        beside = {one.of_run(name): one.event for one in self.prepared.side_releases}
         return beside.get(entry.run)
 
     # --- end -------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
                 folder.write_json(PUBLIC_TEST, described)
         spent = read_spent_budget(self.journal.ledger, prepared.experiment.name, prepared.side_releases)
         statement = state(prepared, checkpoint.round, spent)
-        folder.write_json("privacy.json", statement.to_json())
+        folder.write_json(STATEMENT, statement.to_json())
         evaluated = None if prepared.evaluation is None else read_evaluated(folder.path)
         if self.witness is None and evaluated is not None:
             (folder / EVALUATING).unlink(missing_ok=True)
