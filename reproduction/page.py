@@ -252,7 +252,7 @@ def _omissions() -> str:
         "",
     ]
     for paper, items in index_items().items():
-        told = [f"{item.title}: {' '.join(item.omitted)}" for item in items if item.omitted]
+        told = [f"{item.title.partition(':')[0]}: {' '.join(item.omitted)}" for item in items if item.omitted]
         if told:
             lines += [f"### {paper}: not reproduced", "", *_bullets(told)]
     return "\n".join(lines)
