@@ -96,7 +96,7 @@ def _shown(table: Table, found: dict[str, Results]) -> bool:
 
 
 def _section(table: Table, results: Results) -> str:
-    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title}", ""]
+    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title.removeprefix(f'{_paper_of(table)}, ')}", ""]
     lines += [f"*Settings.* {table.chosen}", ""]
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
