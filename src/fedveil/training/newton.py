@@ -167,8 +167,11 @@ class LinearFamily:
         return self.inputs + 1
 
     def outputs(self, dimension: int) -> int:
-        """Return the number of outputs of a model of ``dimension`` parameters."""
-        return (dimension - self.baseline) // self.width - self.width
+        """Return the number of outputs of a model of ``dimension`` parameters; 1 for a model of another form.
+
+        Such a model is refused once it is built (:func:`check_linear`); until then its noise is calibrated.
+        """
+        return max(1, (dimension - self.baseline) // self.width - self.width)
 
     def residual_norm(self, outputs: int) -> float:
         """Return c, the bound of the l2 norm of a residual."""
