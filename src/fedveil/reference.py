@@ -124,14 +124,14 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
     with_keys = [one.name for one in found if one.keys]
     for name, variants in rows.items():
         for (kind_of_value, default, meaning), owners in variants.items():
-            others = [name_of for name_of in with_keys if name_of not in owners]
-            whose = ", ".join(f"`{one}`" for one in owners)
+            others = [other for other in with_keys if other not in owners]
+            whose = ", ".join(f"`{owner}`" for owner in owners)
             if len(owners) > 1 and not others:
                 whose = "all"
             elif others and len(owners) > 3 * len(others):
-                whose = f"all with keys but {', '.join(f'`{one}`' for one in others)}"
-            said = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{said} | {meaning} |"
+                whose = f"all with keys but {', '.join(f'`{other}`' for other in others)}"
+            given = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{given} | {meaning} |"
 
 
 def _title(kind: str) -> str:
