@@ -93,15 +93,17 @@ def _entry(member: Member) -> Entry:
 
 
 def _page() -> Iterator[str]:
-    yield "# Stages, methods and data sets: every name and its keys"
+    yield "# Stages and methods: every name and its keys"
     yield ""
     yield (
         "This page is generated from what the stages declare: `python -m fedveil.reference`. An experiment names a "
         "member in the\n`name` of a table and gives its keys beside it; any other key is refused. An installed package "
-        "may bring more of each\nkind ([how](../how-to/add-a-stage.md)): `fedveil stages`, `fedveil methods` and "
-        "`fedveil data` list those as well."
+        "may bring more of each\nkind ([how](../how-to/add-a-stage.md)): `fedveil stages` and `fedveil methods` "
+        "list those as well. [Data sets](data-sets.md) have a page of their own."
     )
     for kind, (table, meaning) in SECTIONS.items():
+        if kind == "data_sets":
+            continue
         yield from ("", f"## {_title(kind)}", "", f"`{table}`: {meaning}", "")
         found = [one for one in entries(kind) if one.package == PACKAGE]
         yield from ("| name | what it does |", "| --- | --- |")
