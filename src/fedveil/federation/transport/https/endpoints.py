@@ -29,12 +29,18 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import HEADER, pack_frames
+from fedveil.federation.transport.frames import (
+    ANSWER_PATH,
+    HEADER,
+    MAILBOX_HEADER,
+    MESSAGE_PATH,
+    TAG_HEADER,
+    pack_frames,
+)
 from fedveil.federation.transport.https import routes
 from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
 from fedveil.federation.transport.https.key_digests import KeyDigests, key_digest
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
-from fedveil.federation.transport.https.routes import ANSWER_PATH, MAILBOX_HEADER, MESSAGE_PATH, TAG_HEADER
 
 _MEMBERS_BYTES: Final = 1 << 20
 _LONGEST_POLL: Final = 60.0
