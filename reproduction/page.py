@@ -96,7 +96,7 @@ def _shown(table: Table, found: dict[str, Results]) -> bool:
 
 
 def _section(table: Table, results: Results) -> str:
-    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title}", ""]
+    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title.removeprefix(f'{_paper_of(table)}, ')}", ""]
     lines += [f"*Settings.* {table.chosen}", ""]
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
@@ -252,7 +252,7 @@ def _omissions() -> str:
         "",
     ]
     for paper, items in index_items().items():
-        told = [f"{item.title}: {' '.join(item.omitted)}" for item in items if item.omitted]
+        told = [f"{item.title.partition(':')[0]}: {' '.join(item.omitted)}" for item in items if item.omitted]
         if told:
             lines += [f"### {paper}: not reproduced", "", *_bullets(told)]
     return "\n".join(lines)
