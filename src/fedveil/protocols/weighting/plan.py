@@ -167,7 +167,7 @@ class WeightingPlan:
 
     def limit_counts(self, counts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Return the counts that a silo uses: at most N_max / |S|, and the nearest power of ten by ratio if asked."""
-        limited = np.minimum(counts, self.count_limit)
+        limited: np.ndarray = np.minimum(counts, self.count_limit)
         if not self.powers_of_ten:
             return limited
         rounded = np.zeros_like(limited)
