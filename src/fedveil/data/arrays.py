@@ -287,6 +287,10 @@ def _targets(
         numbers = read_numbers(given, task, where)
         check_task(where, numbers, task, None)
         return numbers, ()
+    if isinstance(classes, set | frozenset):
+        raise ConfigError(
+            "population: classes is a set, which has no order; list them in that of the model's outputs"
+        )
     if classes is not None and (isinstance(classes, str | int) or len(classes) < 2):
         raise ConfigError(
             "population: classes must list two labels or more, in the order of the model's outputs"
