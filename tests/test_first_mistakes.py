@@ -34,7 +34,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "a start that does not exist": (
         lambda path: train(path, start="zero"),
         ConfigError,
-        "start: must be one of seed, zeros, zero-output, not 'zero'; did you mean 'zeros'",
+        "start: must be one of seed, zeros, zero-output, not 'zero'; did you mean 'zero",
     ),
     "a class of a local algorithm": (
         lambda path: train(path, local=fv.FedProx),

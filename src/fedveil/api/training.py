@@ -313,8 +313,7 @@ class TrainingArguments:
         }
         if self.rounds is not None:
             document["rounds"] = self.rounds
-        processes = whole_argument("fedveil.train: processes", self.processes, least=1)
-        if processes != 1:
+        if (processes := whole_argument("fedveil.train: processes", self.processes, least=1)) > 1:
             document["trainer"] = {"processes": processes}
         if self.protection is not None:
             document["protection"] = _stage("protections", "protection", self.protection)

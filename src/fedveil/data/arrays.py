@@ -134,6 +134,10 @@ def population(
     if test is not None and not isinstance(test, tuple) and columns.read is not None:
         test = columns.read(test)
     _check_arguments(task, n_users, test_share, test)
+    if isinstance(classes, set | frozenset):
+        raise ConfigError(
+            "population: classes is a set, which has no order; list them in that of the model's outputs"
+        )
     test_share, classes = float(test_share), columns.classes if classes is None else classes
     assert task is not None
     within = _range(task, target_range)
@@ -287,10 +291,6 @@ def _targets(
         numbers = read_numbers(given, task, where)
         check_task(where, numbers, task, None)
         return numbers, ()
-    if isinstance(classes, set | frozenset):
-        raise ConfigError(
-            "population: classes is a set, which has no order; list them in that of the model's outputs"
-        )
     if classes is not None and (isinstance(classes, str | int) or len(classes) < 2):
         raise ConfigError(
             "population: classes must list two labels or more, in the order of the model's outputs"
