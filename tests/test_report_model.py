@@ -105,12 +105,12 @@ def trees() -> BoostedTrees:
 
 def test_the_tree_that_is_drawn_is_the_one_whose_leaves_differ_most(tmp_path: Path) -> None:
     tree = plots(folder_of(tmp_path, "boosted-trees", trees()))["One tree of the model"]
-    assert tree.y.categories == ("leaf", "age missing?", "ward = west?", "age > 65?")
+    assert tree.y.categories == ("age > 65?", "ward = west?", "age missing?", "leaf")
     assert tree.x.categories == ("-3", "-2", "-1", "+0", "+1", "+2", "+3", "+4")
     no, yes = tree.series
-    # The root lies above the middle of all leaves; its edges end above the middle of each half.
+    # The root, at the top, lies above the middle of all leaves; its edges end above the middle of each half.
     assert (no.x[:2], yes.x[:2]) == ((3.5, 1.5), (3.5, 5.5))
-    assert (no.y[:2], yes.y[:2]) == ((3, 2), (3, 2))
+    assert (no.y[:2], yes.y[:2]) == ((0, 1), (0, 1))
     # The last edges of a side end at its leaves: even ones of "no", odd ones of "yes".
     assert [no.x[3 * edge + 1] for edge in range(3, 7)] == [0, 2, 4, 6]
     assert [yes.x[3 * edge + 1] for edge in range(3, 7)] == [1, 3, 5, 7]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,18 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
-from fedveil.data.schema import Amounts, Category, Feature, Label, Labels, Schema, Survival, read_schema
+from fedveil.data.schema import (
+    EPOCH,
+    Amounts,
+    Category,
+    Date,
+    Feature,
+    Label,
+    Labels,
+    Schema,
+    Survival,
+    read_schema,
+)
 from fedveil.errors import DataError, RunFolderError
 from fedveil.report.document import Section
 from fedveil.report.drawing import Axis, Plot, Series, show
@@ -70,6 +82,7 @@ def model_section(run: RunData) -> Section | None:
         "Each curve moves one column over its declared range; the other columns stay at the middle of their bounds or "
         "at their first category. These are no averages over people. Noise in the model moves every curve.",
         plots=drawn,
+        appendix=True,  # so that a report still prints on two pages
     )
 
 
@@ -254,7 +267,7 @@ def _tree(module: BoostedTrees, columns: list[_Column]) -> Plot:
             middle = node * under + (under - 1) / 2
             for side, found in enumerate(sides):
                 found += [middle, middle + (2 * side - 1) * under / 4, math.nan]
-            heights += [DEPTH - level, DEPTH - level - 1, math.nan]
+            heights += [level, level + 1, math.nan]  # category 0 is at the top
     asked = ", then ".join(questions)
     return Plot(
         title="One tree of the model",
@@ -262,7 +275,7 @@ def _tree(module: BoostedTrees, columns: list[_Column]) -> Plot:
         caption=f"Of {len(leaves)} trees, the one with the most different leaves. Nodes of a level ask one question; "
         f"a leaf's number is added to {'the output' if leaves.shape[-1] == 1 else f'output {output}'}.",
         x=Axis(title="added by the leaf", categories=tuple(f"{one:+.2g}" for one in values)),
-        y=Axis(title="", categories=("leaf", *reversed(questions))),
+        y=Axis(title="", categories=(*questions, "leaf")),
         series=tuple(
             Series(name=name, mark="line and points", colour=side, x=tuple(found), y=tuple(heights))
             for side, (name, found) in enumerate(zip(("no", "yes"), sides, strict=True))
@@ -281,4 +294,7 @@ def _question(columns: list[_Column], feature: int, cut: float) -> str:
         return f"{column.name} = {category}?" if 0 <= cut < 1 else f"{column.name} (no cut)"
     if place:
         return f"{column.name} {'missing' if place < own else 'invalid'}?"
-    return f"{column.name} > {show(float(_unscaled(column, np.array([cut]))[0]))}?"
+    value = float(_unscaled(column, np.array([cut]))[0])
+    if isinstance(column.feature, Date):
+        return f"{column.name} > {EPOCH + timedelta(days=value)}?"
+    return f"{column.name} > {show(value)}?"
