@@ -120,12 +120,18 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
             rows.setdefault(key.name, {}).setdefault(said, []).append(one.name)
     if not rows:
         return
-    yield from ("", "| key | of | type | default | meaning |", "| --- | --- | --- | --- | --- |")
+    yield from ("", "| key | of | value | meaning |", "| --- | --- | --- | --- |")
     with_keys = [one.name for one in found if one.keys]
     for name, variants in rows.items():
         for (kind_of_value, default, meaning), owners in variants.items():
-            whose = "all" if owners == with_keys and len(owners) > 1 else ", ".join(f"`{o}`" for o in owners)
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value} | {default} | {meaning} |"
+            others = [other for other in with_keys if other not in owners]
+            whose = ", ".join(f"`{owner}`" for owner in owners)
+            if len(owners) > 1 and not others:
+                whose = "all"
+            elif others and len(owners) > 3 * len(others):
+                whose = f"all with keys but {', '.join(f'`{other}`' for other in others)}"
+            given = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{given} | {meaning} |"
 
 
 def _title(kind: str) -> str:
