@@ -21,8 +21,8 @@ from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import BRIDGE, PROXY, address, listen
 from fedveil.federation.transport.bridge.relay import Bridge, ask_key_process
 from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
+from fedveil.federation.transport.frames import ANSWER_PATH, MESSAGE_PATH
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError, Transport
 from fedveil.protocols.errors import ProtocolError
 from tests.bridges import flower_deployment, nvflare_simulator
