@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from fedveil.report.document import Section
 from fedveil.report.drawing import Axis, Plot, Series, show
 from fedveil.report.run_data import RunData
-from fedveil.run.released_model import Dependence, ShownTree, read_released_model
+
+if TYPE_CHECKING:  # a page without a model needs none of what reads one
+    from fedveil.run.released_model import Dependence, ShownTree
 
 
 def model_section(run: RunData) -> Section | None:
     """Return the section of the released model; None before there is one, and for models of other data than tables."""
+    if not (run.folder / "model.safetensors").is_file():
+        return None
+    from fedveil.run.released_model import read_released_model
+
     found = read_released_model(run.folder, run.experiment)
     if found is None:
         return None
