@@ -77,7 +77,7 @@ def train(
     folder: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train a model on a population's records, in one process, and return it with its privacy statement.
+    """Train a model on a population's records in this process (or in those of ``torchrun``), and return it with its statement.
 
     The guarantee is (epsilon, delta)-differential privacy of the models of all rounds, for the unit that the method
     protects. For most methods the unit is one user, with all of the user's records in all silos.
