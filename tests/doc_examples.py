@@ -141,6 +141,7 @@ TRIED = {
     "docs/how-to/carry-messages-by-nvflare.md:1": "settings that test_bridges reads",
     "docs/how-to/carry-messages-by-nvflare.md:2": "settings that test_bridges reads",
     "docs/how-to/carry-messages-by-nvflare.md:3": "needs another system: the suite of carriers starts one",
+    "docs/how-to/filter-nvflare-updates.md:0": "filters that test_nvflare_filter runs; needs NVFlare",
     "docs/how-to/pieces-for-flower.md:0": RUN,
     "docs/how-to/pieces-for-flower.md:1": RUN,
     "docs/how-to/pieces-for-flower.md:2": RUN,

@@ -40,8 +40,7 @@ from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuaran
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
-from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.losses import load_loss

@@ -31,8 +31,7 @@ from fedveil.protocols.session_messages import (
 )
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.round_context import RoundContext, SumHistory
 from fedveil.run.setup import prepare
 from tests.federation_world import RUN, World, asked, population
 

@@ -66,6 +66,7 @@ def make_cohort(
         "cross_entropy": rng.integers(0, 3, n),
         "binary_cross_entropy": rng.integers(0, 2, n),
         "squared_error": rng.normal(size=(n, 2)).astype(np.float32),
+        "poisson": rng.integers(0, 5, n).astype(np.float32),
         "multi_label_cross_entropy": rng.integers(0, 2, (n, 3)).astype(np.float32),
         "cox": np.stack([rng.integers(0, 2, n), rng.integers(1, 6, n)], 1).astype(np.float32),
         "own": rng.normal(size=n).astype(np.float32),

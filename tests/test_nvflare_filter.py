@@ -24,6 +24,7 @@ from fedveil.federation.transport.nvflare.privacy_filter import ReceivedModelFil
 from fedveil.federation.transport.nvflare.silo_account import LEDGER, STATEMENT
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.ledger import read_entries
+from tests.bridges import wait_for
 
 DELTA = 1e-5
 NUMBERS = 4000
@@ -219,69 +220,105 @@ class Models(ModelPersistor):
 """
 
 
-@pytest.mark.slow
-def test_a_fedavg_job_is_noised_and_ends_at_the_budget(tmp_path: Path) -> None:
-    """FedAvg of NVFlare over two sites in its simulator; the budget pays for two rounds of three."""
-    module = "fedveil.federation.transport.nvflare.privacy_filter"
-    epsilon = gaussian_epsilon(2 * np.sqrt(2) / 2.0, DELTA) + 1e-6
-    arguments = {"folder": str(tmp_path / "{site}"), "clip": 1.0, "noise_multiplier": 2.0}
-    release = {
-        "path": f"{module}.SiloPrivacyFilter",
+MODULE = "fedveil.federation.transport.nvflare.privacy_filter"
+RECEIVE = {"path": f"{MODULE}.ReceivedModelFilter", "args": {}}
+
+
+def releasing(folder: Path, rounds: int) -> dict[str, Any]:
+    """Return the filter as NVFlare's files name it, with a budget for so many rounds of noise multiplier 2."""
+    epsilon = gaussian_epsilon(2 * np.sqrt(rounds) / 2.0, DELTA) + 1e-6
+    arguments = {"folder": str(folder), "clip": 1.0, "noise_multiplier": 2.0}
+    return {
+        "path": f"{MODULE}.SiloPrivacyFilter",
         "args": arguments | {"epsilon": epsilon, "delta": DELTA},
     }
-    receive = {"path": f"{module}.ReceivedModelFilter", "args": {}}
+
+
+def write_job(folder: Path, models: Path, sites: list[str], filters: dict[str, Any]) -> None:
+    """Write a FedAvg job of three rounds whose server appends each model to a file."""
     workflow = {
         "id": "fedavg",
         "path": "nvflare.app_common.workflows.fedavg.FedAvg",
-        "args": {"num_clients": 2, "num_rounds": 3, "persistor_id": "persistor"},
+        "args": {"num_clients": len(sites), "num_rounds": 3, "persistor_id": "persistor"},
     }
+    client = {
+        "executors": [{"tasks": ["train"], "executor": {"path": "parts.Trainer", "args": {}}}]
+    } | filters
+    server = {
+        "workflows": [workflow],
+        "components": [{"id": "persistor", "path": "parts.Models", "args": {}}],
+    }
+    version = {"format_version": 2, "components": []}
     documents = {
         "meta.json": {
             "name": "test",
             "resource_spec": {},
-            "min_clients": 2,
-            "deploy_map": {"app": ["@ALL"]},
+            "min_clients": len(sites),
+            "deploy_map": {"app": ["server", *sites]},
         },
-        "app/config/config_fed_server.json": {
-            "format_version": 2,
-            "workflows": [workflow],
-            "components": [{"id": "persistor", "path": "parts.Models", "args": {}}],
-        },
-        "app/config/config_fed_client.json": {
-            "format_version": 2,
-            "executors": [{"tasks": ["train"], "executor": {"path": "parts.Trainer", "args": {}}}],
-            "task_data_filters": [{"tasks": ["train"], "filters": [receive]}],
-            "task_result_filters": [{"tasks": ["train"], "filters": [release]}],
-            "components": [],
-        },
+        "app/config/config_fed_server.json": version | server,
+        "app/config/config_fed_client.json": version | client,
     }
     for name, document in documents.items():
-        (path := tmp_path / "job" / name).parent.mkdir(parents=True, exist_ok=True)
+        (path := folder / name).parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document))
-    (tmp_path / "job" / "app" / "custom").mkdir()
-    (tmp_path / "job" / "app" / "custom" / "parts.py").write_text(
-        f"OUT = {str(tmp_path / 'models')!r}\n{PERSISTOR}{EXECUTOR}"
-    )
-    for site in ("north", "south"):
+    (folder / "app" / "custom").mkdir()
+    (folder / "app" / "custom" / "parts.py").write_text(f"OUT = {str(models)!r}\n{PERSISTOR}{EXECUTOR}")
+
+
+def assert_noised(models: Path, sites: int, printed: str) -> None:
+    """Check two models: the mean of updates of length 1, each with noise of 2 a number."""
+    found = [np.array(json.loads(line)) for line in models.read_text().splitlines()]
+    assert len(found) == 2, printed
+    before, std = np.zeros(1000), 2 / np.sqrt(sites)
+    for after in found:
+        noise = after - before - 1 / np.sqrt(1000)
+        assert abs(noise.std() - std) < 5.2 * std / np.sqrt(2000)
+        before = after
+
+
+@pytest.mark.slow
+def test_a_fedavg_job_is_noised_and_ends_at_the_budget(tmp_path: Path) -> None:
+    """FedAvg of NVFlare over two sites in its simulator; the budget pays for two rounds of three."""
+    release = releasing(tmp_path / "{site}", 2)
+    filters = {
+        "task_data_filters": [{"tasks": ["train"], "filters": [RECEIVE]}],
+        "task_result_filters": [{"tasks": ["train"], "filters": [release]}],
+    }
+    sites = ["north", "south"]
+    write_job(tmp_path / "job", tmp_path / "models", sites, filters)
+    for site in sites:
         (tmp_path / site).mkdir()
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", tmp_path / "job"]
-    command += ["-w", tmp_path / "work", "-c", "north,south", "-t", "2"]
+    command += ["-w", tmp_path / "work", "-c", ",".join(sites), "-t", "2"]
+    environment = os.environ | {"HOME": str(tmp_path)}
     done = subprocess.run(
-        list(map(str, command)),
-        env=os.environ | {"HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300
     )
     printed = done.stdout + done.stderr
-    models = [np.array(json.loads(line)) for line in (tmp_path / "models").read_text().splitlines()]
-    assert len(models) == 2, printed
-    before = np.zeros(1000)
-    for after in models:  # the mean of two updates of length 1, each with noise of 2 a number
-        noise = after - before - 1 / np.sqrt(1000)
-        assert abs(noise.std() - np.sqrt(2)) < 5.2 * np.sqrt(2) / np.sqrt(2000)
-        before = after
-    for site in ("north", "south"):
+    assert_noised(tmp_path / "models", 2, printed)
+    for site in sites:
         assert len(read_entries(tmp_path / site / LEDGER)) == 2
         assert "one silo" in (tmp_path / site / STATEMENT).read_text()
     assert "would spend more than epsilon" in printed
+
+
+@pytest.mark.slow
+def test_a_sites_own_policy_filters_a_job_that_has_no_filter(tmp_path: Path) -> None:
+    """A deployment of NVFlare (POC mode), whose site has the filters in local/privacy.json."""
+    from tests.test_nvflare_bridge import Deployment
+
+    deployment = Deployment(tmp_path / "nvflare", tmp_path)
+    (tmp_path / "account").mkdir()
+    release = releasing(tmp_path / "account", 2)
+    scope = {"name": "default", "task_data_filters": [RECEIVE], "task_result_filters": [release]}
+    policy = deployment.folder_of("site-1") / "local" / "privacy.json"
+    policy.write_text(json.dumps({"scopes": [scope], "default_scope": "default"}))
+    write_job(tmp_path / "job", tmp_path / "models", ["site-1"], {})
+    log = tmp_path / "nvflare" / "site-1.log"
+    with deployment.start("server"), deployment.start("site-1"):
+        wait_for(log, "Successfully registered client")
+        deployment.submit(tmp_path / "job")
+        wait_for(log, "would spend more than epsilon", seconds=300.0)
+    assert_noised(tmp_path / "models", 1, log.read_text())
+    assert len(read_entries(tmp_path / "account" / LEDGER)) == 2

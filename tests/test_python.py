@@ -914,8 +914,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "settings of no key": (bad_train(settings={"trainer": {"nam": "x"}}), "trainer.nam: no such key"),
     "several processes": (
-        bad_train(settings={"trainer": {"processes": 2}}),
-        "trainer.processes: .*leave processes at 1",
+        bad_train(processes=2, loss=lambda outputs, targets: (outputs[:, 0] - targets) ** 2),
+        "trainer.processes: .*cannot be carried .*lambda.*leave processes at 1",
     ),
     "a folder that is none": (lambda folder: fv.resume(folder, network(), people()), "not a run folder"),
     "a client method over shared silos": (

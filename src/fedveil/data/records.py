@@ -168,7 +168,7 @@ class Records:
         """SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records.
 
         The digest covers the users' keys: a user's batches follow from the key, and so do the rounds in which the
-        user takes part if noise is correlated. So the same records under other ids have another digest.
+        user takes part under a schedule. So the same records under other ids have another digest.
         """
         digest = hashlib.sha256()
         keys = () if self.key is None else (self.key,)

@@ -302,6 +302,35 @@ class SquaredError(Loss):
         _refuse_rows(~torch.isfinite(targets).reshape(-1, n_outputs).all(-1), "the target is not finite")
 
 
+class PoissonDeviance(Loss):
+    """Poisson's negative log likelihood of counts y, up to a constant: loss_i = m_i - y_i log m_i.
+
+    The output m_i is the MEAN, not its logarithm: take a model whose outputs are positive, such as ``whitened-rates``.
+    Means below 1e-30 count as 1e-30.
+    """
+
+    name = "poisson"
+    tasks: frozenset[TaskKind] = frozenset({"regression"})
+    takes_float64 = True
+
+    def records(
+        self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
+        """Return the term of each record."""
+        mean = outputs[:, 0].clamp_min(1e-30)
+        return mean - targets.reshape(mean.shape) * mean.log()
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept one whole number of at least 0 per record, for a model of one output."""
+        if n_outputs != 1:
+            raise ModelError(f"poisson needs one output, a mean count; the model has {n_outputs}")
+        if not targets.is_floating_point() or targets[:1].numel() > 1:
+            raise DataError(f"poisson needs one floating-point number per record, not {_described(targets)}")
+        counts = targets.reshape(-1)
+        wrong = ~torch.isfinite(counts) | (counts < 0) | (counts != counts.round())
+        _refuse_rows(wrong, "the target is no count: a whole number of at least 0")
+
+
 class Cox(Loss):
     """Negative log partial likelihood of Cox's model, averaged over all records (not over the events).
 
@@ -407,7 +436,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
         loss.name: loss
         for loss in (
             *(CrossEntropy(), BinaryCrossEntropy(), MultiLabelCrossEntropy()),
-            *(Focal(), SquaredError(), Cox()),
+            *(Focal(), SquaredError(), PoissonDeviance(), Cox()),
         )
     }
 )

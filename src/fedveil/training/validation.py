@@ -23,6 +23,7 @@ from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.copying import copy_module, is_compiled
 from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.frozen_norm import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.losses import Loss, TaskKind
 from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
 from fedveil.user_code import failed_at
@@ -37,6 +38,10 @@ def validate_layers(model: nn.Module) -> None:
         ModelError: names the layer, says why it cannot be trained, and gives a replacement.
     """
     for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ModelError(
+                f"parameter {name} is {parameter.dtype}; models are trained in torch.float32: call float() on it"
+            )
         # Training computes gradients of copies, which carry no hooks: the hook would be ignored without a word.
         if getattr(parameter, "_backward_hooks", None) or getattr(
             parameter, "_post_accumulate_grad_hooks", None
@@ -83,10 +88,15 @@ def _refusal(module: nn.Module) -> str | None:
             return None
         return "it carries running statistics of private records outside the update; set track_running_stats=False"
     if isinstance(module, _BatchNorm):
+        unfrozen = frozen_norm_refusal(module)
+        if unfrozen is None:
+            return None
         groups = next(g for g in (32, 16, 8, 4, 2, 1) if module.num_features % g == 0)
         return (
             "it normalises each record by the others of its batch and keeps running statistics outside the update; use "
-            f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself"
+            f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself. A "
+            "pretrained layer is taken as a constant if it is frozen, requires_grad_(False).eval(); this one "
+            f"{unfrozen}"
         )
     if isinstance(module, _DropoutNd) and not isinstance(module, _REPLACEABLE):
         return "its random mask cannot be drawn per contribution; use torch.nn.Dropout"
@@ -125,7 +135,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             non-finite outputs.
     """
     assert len(features) >= 3
-    probe = with_seeded_dropout(copy_module(model)).train()
+    probe = with_seeded_dropout(with_frozen_norms(copy_module(model))).train()
     before = fingerprint(probe)
     with torch.random.fork_rng(devices=[]):
         try:

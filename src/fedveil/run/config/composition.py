@@ -210,6 +210,7 @@ class Composition:
             "rounds": experiment.rounds,
             "inputs": math.prod(population.feature_shape),
             "classes": population.n_classes,
+            "task": population.task,
             "schema": population.schema,
             "target_range": population.target_range,
         }
