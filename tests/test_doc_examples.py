@@ -31,7 +31,7 @@ from fedveil.privacy.events import Adjacency
 from fedveil.registry import find, names
 from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.release_document import InferenceDocument
-from fedveil.run.config.study import Selection, load_study, presets, study_documents
+from fedveil.run.config.study import Selection, load_study, study_documents
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
