@@ -6,9 +6,11 @@ from collections import Counter
 from functools import cache
 
 import dp_accounting
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accounting import covers, dominating_event, make_accountant
@@ -59,10 +61,29 @@ def test_losses_of_grids_add_up_and_shift_every_figure(name: str) -> None:
     found = accountant.epsilon(charged, 1e-5)
     assert found == accountant.epsilon(bare, 1e-5 * math.exp(-loss)) + loss
     assert accountant.delta(charged, found) == pytest.approx(1e-5, rel=1e-6)
-    assert accountant.delta(charged, 0.04) == 1.0
+    assert accountant.delta(ComposedEvent(events=(release, GridEvent(loss=800.0))), 1.0) == 1.0
     assert accountant.epsilon(ComposedEvent(events=(release, GridEvent(loss=800.0))), 1e-5) == math.inf
     assert accountant.supports(charged)
     assert event_from_json(charged.to_json()) == charged
+
+
+@pytest.mark.parametrize(("multiplier", "loss"), [(1.0, 1e-9), (1.0, 0.05), (100.0, 0.05), (100.0, 1.0)])
+def test_no_law_on_a_grid_exceeds_delta_at_an_epsilon_below_the_loss(multiplier: float, loss: float) -> None:
+    """Tilt cells of two normal laws by half the loss each, and compare the exact delta of the result."""
+    random, edges, accountant = np.random.default_rng(8), np.linspace(-6.0, 7.0, 40), make_accountant("pld")
+    event = ComposedEvent(events=(GaussianEvent(noise_multiplier=multiplier), GridEvent(loss=loss)))
+    cells = [np.diff(ndtr(edges - mean), prepend=0.0, append=1.0) for mean in (0.0, 1 / multiplier)]
+    tilts = [np.where(edges < 0.5, 1, -1), *random.choice([-1, 1], size=(20, len(edges)))]
+    for epsilon in (0.0, loss / 2, loss * 0.999):
+        bound = accountant.delta(event, epsilon)
+        for tilt in tilts:
+            # Tilts of a quarter of the loss and a normaliser between them: no ratio moves by more than half the loss.
+            signs = np.append(tilt, -1)
+            p, q = (one * np.exp(sign * signs * loss / 4) for one, sign in zip(cells, (1, -1), strict=True))
+            reached = np.maximum(p / p.sum() - math.exp(epsilon) * q / q.sum(), 0.0).sum()
+            assert reached <= bound
+    if loss < 1e-6:
+        assert accountant.delta(event, 0.0) == pytest.approx(2 * ndtr(0.5) - 1, abs=1e-6)
 
 
 def test_a_loss_of_a_grid_is_positive_and_finite() -> None:

@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.attack_bound import attack_accuracy, membership_bound
-from fedveil.privacy.events import GaussianEvent, SelfComposedEvent
+from fedveil.privacy.events import ComposedEvent, GaussianEvent, GridEvent, SelfComposedEvent
 from fedveil.privacy.statement import Statement
 from fedveil.report.page import report_page, write_report
 from fedveil.report.run_data import NOT_COVERED, load_run
@@ -44,6 +44,12 @@ def test_the_best_attack_on_gaussian_noise_is_right_as_often_as_the_bound_says(
     truth = np.arange(len(draws)) % 2
     right = np.mean((draws + mu * truth > mu / 2) == truth)
     assert abs(right - bound) < 5 * 0.5 / math.sqrt(len(draws))
+
+
+def test_the_grid_of_the_noise_hardly_moves_the_bound_of_an_attack() -> None:
+    plain = gaussian(1.0, 1)
+    said = replace(plain, event=ComposedEvent(events=(plain.event, GridEvent(loss=1e-9))))
+    assert attack_accuracy(said) == pytest.approx(attack_accuracy(plain), abs=1e-8)
 
 
 def test_the_bound_of_epsilon_alone_stands_where_the_event_has_no_number() -> None:

@@ -67,7 +67,13 @@ class Accountant(ABC):
             raise PrivacyError(f"epsilon = {epsilon}: must not be negative")
         event, loss = split_grid_loss(event)
         if loss:
-            return min(1.0, math.exp(loss) * self.delta(event, epsilon - loss)) if epsilon >= loss else 1.0
+            if loss > _MOST_LOSS:
+                return 1.0
+            # P <= e^loss (Q + delta_0) with delta_0 = delta(max(epsilon - loss, 0)) of continuous noise. So for an
+            # epsilon below the loss P - e^epsilon Q <= e^loss delta_0 + (e^loss - e^epsilon) Q, and Q is at most 1.
+            rest = max(0.0, math.exp(epsilon) * math.expm1(loss - epsilon)) if epsilon < loss else 0.0
+            shown = math.exp(loss) * self.delta(event, max(0.0, epsilon - loss)) + rest
+            return min(1.0, shown * (1 + 1e-14))
         event, distance = split_distance(event)
         shown = self._delta(self._released(event), epsilon)
         return min(1.0, shown + _seen_apart(epsilon, distance)) if distance else shown
@@ -124,6 +130,8 @@ class Accountant(ABC):
 
 
 _LEAST_DELTA: Final = 1e-300
+_MOST_LOSS: Final = 700.0
+"""Largest loss of grids whose exponential is a float64 number."""
 _LEAST_STRENGTH: Final = 1e-6
 """Least strength mu of Gaussian releases; weaker releases are counted with it.
 
