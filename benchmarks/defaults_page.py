@@ -47,7 +47,7 @@ def _shown(kept: Results, case: DefaultsCase, setting: Setting, epsilon: float) 
     found = [run.values[case.metric] or 0.0 for run in _runs(kept, case, setting, epsilon)]
     if len(found) < 2:
         return "not played"
-    return f"{np.mean(found):.3f} ± {np.std(found, ddof=1) / len(found) ** 0.5:.3f}"
+    return f"{np.mean(found):.3f}±{np.std(found, ddof=1) / len(found) ** 0.5:.3f}"
 
 
 def page(text: str, kept: Results) -> str:

@@ -68,7 +68,7 @@ def _user_level(results: Results) -> Iterator[str]:
 def _row(cell: UserLevel, results: Results) -> str:
     found = [run.values[cell.metric] for run in results.runs_of(cell.name) if run.settings == cell.settings]
     values = np.array([value for value in found if value is not None])
-    told = f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
+    told = f"{values.mean():.3f}±{values.std(ddof=1):.3f}"
     numbers = f"{cell.users} | {cell.epsilon:g} | {cell.delta:g} | {told} | {cell.goal:g} | {len(values)}"
     return f"| {cell.data} | {numbers} |"
 

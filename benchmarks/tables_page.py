@@ -42,7 +42,7 @@ def _values(cell: Cell, results: Results) -> list[float]:
 def _shown(values: list[float], best: float) -> str:
     """Return mean and standard error; bold for the best mean."""
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values)))
-    text = f"{mean:.3f} ± {error:.3f}"
+    text = f"{mean:.3f}±{error:.3f}"
     return f"**{text}**" if mean == best else text
 
 

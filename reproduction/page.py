@@ -96,7 +96,7 @@ def _shown(table: Table, found: dict[str, Results]) -> bool:
 
 
 def _section(table: Table, results: Results) -> str:
-    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title}", ""]
+    lines = [f'<a id="{table.name}"></a>', "", f"## {table.title.removeprefix(f'{_paper_of(table)}, ')}", ""]
     lines += [f"*Settings.* {table.chosen}", ""]
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
@@ -133,7 +133,7 @@ def _statement(group: Sequence[Line]) -> str:
     if len(group) > _MANY_ORDERS:
         found = f"of {len(group)} orders {found}"
     elif len(counted) == 1:
-        found = group[0]["verdict"]
+        found = group[0]["verdict"] + (f" {len(group)} times" if len(group) > 1 else "")
     values = ", ".join(dict.fromkeys(row["value"] for row in group))
     seeds = dict.fromkeys(sorted({int(row["seeds"]) for row in group if "seeds" in row}))
     runs = f", {' or '.join(map(str, seeds))} seeds" if seeds else ""
@@ -145,9 +145,12 @@ def _statement(group: Sequence[Line]) -> str:
         + (f" {row['verdict']}" if listed is group and len(counted) > 1 else "")
         for row in listed
     )
-    if len(listed) > _MANY_ORDERS:
-        differences = sorted((row["difference"] for row in listed), key=lambda text: float(text.split()[0]))
-        told = f"contradicted by {differences[0]} to {differences[-1]}".replace(" ± ", "±")
+    if len(listed) > _MANY_ORDERS or (listed is group and len(group) > 1 == len(counted)):
+        differences = sorted(
+            (row["difference"] for row in listed if "difference" in row),
+            key=lambda text: float(text.split()[0]),
+        )
+        told = f"by {differences[0]} to {differences[-1]}".replace(" ± ", "±") if differences else ""
     return f"{group[0]['stated']}: **{found}** ({values}{runs})" + (f": {told}" if told else "") + "."
 
 
@@ -249,7 +252,7 @@ def _omissions() -> str:
         "",
     ]
     for paper, items in index_items().items():
-        told = [f"{item.title}: {' '.join(item.omitted)}" for item in items if item.omitted]
+        told = [f"{item.title.partition(':')[0]}: {' '.join(item.omitted)}" for item in items if item.omitted]
         if told:
             lines += [f"### {paper}: not reproduced", "", *_bullets(told)]
     return "\n".join(lines)

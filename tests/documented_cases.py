@@ -177,7 +177,14 @@ def _of_methods() -> list[Case]:
         add(name, "calibrated", method=numbers | {"noise_multiplier": "calibrated"}, **of_data, **target)
         closed = numbers | {"noise_multiplier": "closed-form"}
         if name in averaged:
-            add(name, "closed form", method=closed | {"calibration": "as-published"}, **of_data, **target)
+            drawn = {} if name in ("varying-dp", "stevens") else {"client_sampling_rate": 0.5}
+            add(
+                name,
+                "closed form",
+                method=closed | drawn | {"calibration": "as-published"},
+                **of_data,
+                **target,
+            )
         elif name.startswith("dp-fed"):
             many = {
                 "data": CLIENTS | {"n_users": 60},

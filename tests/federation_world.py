@@ -20,7 +20,7 @@ from fedveil.data.records import Population, Records
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.coordinator_setup import open_session
+from fedveil.federation.hosts.submission import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
 from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
@@ -210,6 +210,7 @@ def _share(held: Population, records: Records, features: np.ndarray, targets: np
         silo_names=held.silo_names,
         task=held.task,
         n_classes=held.n_classes,
+        target_names=held.target_names,
     )
 
 

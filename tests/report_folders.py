@@ -33,13 +33,20 @@ def statement(*, epsilon: float | None = 2.5, unit: Unit = "user") -> JsonFields
             else ("Gaussian noise, noise multiplier 5, every user in each of 30 rounds",),
             trust=(
                 Disclosure(
-                    role=Role.SERVER, party="the server", sees="every silo's sum before noise", epsilon=None
+                    role=Role.SERVER,
+                    party="the server",
+                    sees="every silo's sum before noise",
+                    epsilon=None,
+                    event=NoGuarantee(reason="no noise is added"),
                 ),
                 Disclosure(
                     role=Role.READER,
                     party="a reader of the models",
                     sees="the model of every round",
                     epsilon=epsilon,
+                    event=NoGuarantee(reason="no noise is added")
+                    if none
+                    else GaussianEvent(noise_multiplier=5.0),
                 ),
             ),
             randomness="the operating system's cryptographic source",

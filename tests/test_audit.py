@@ -144,6 +144,7 @@ def test_a_private_run_stands_and_the_attack_is_near_chance(tmp_path: Path) -> N
     assert written["schema_version"] == 1
     assert written["unit"] == "client"
     assert written["bound"]["canaries"] == 60
+    assert 0.5 < written["accuracy_bound"] <= written["membership_bound"] <= 1.0
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,7 @@ def test_training_without_noise_is_found_out(noiseless: Path, tmp_path: Path) ->
     folder = copytree(noiseless, tmp_path / noiseless.name)
     found = audit(folder, canaries=120)
     assert found.claimed is None
+    assert (found.accuracy_bound, found.membership_bound) == (None, None)
     assert found.bound is not None
     assert found.bound.epsilon > 1.0
 

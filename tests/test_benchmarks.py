@@ -2,7 +2,9 @@
 
 import ast
 import json
+import re
 import runpy
+from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -192,6 +194,14 @@ def test_a_page_of_measured_figures_is_that_of_its_results(
     rows = [row for document in measured.documents().values() for row in document["rows"]]
     assert rows
     assert {row["case"] for row in rows if row["met"] is False} == misses
+    tables = [line for line in measured.text().splitlines() if line.startswith("| ")]
+    cells = Counter(
+        re.split(r" \(", cell.strip(" *"))[0] for line in tables for cell in line.split("|")[2:-1]
+    )
+    assert Counter(f"{row['ours']:.4g}" for row in rows) <= cells
+    assert sum("**" in cell for line in tables for cell in line.split("|")) == len(
+        [row for row in rows if row["met"] is False]
+    )
 
 
 def test_the_table_of_bits_is_that_of_the_channels_results() -> None:

@@ -156,7 +156,7 @@ def test_what_is_private_stays_in_the_run_folder(trained: fv.Result, made: Path)
     assert str(trained.folder) not in said
     manifest = json.loads(files["bundle.json"])
     assert set(manifest) - {"schema_version", "fedveil", "run", "about", "model", "input"} == {
-        *("task", "classes", "rounds", "test", "metrics", "ledger", "experiment")
+        *("task", "classes", "targets", "rounds", "test", "metrics", "ledger", "experiment")
     }
 
 
@@ -574,7 +574,9 @@ def test_a_bundle_whose_parts_tell_of_different_promises_is_refused(
     assert "twice" in failures(fv.verify(tmp_path / "again"))["files"]
     lower = tuple((name, 0.001) for name, _ in said.epsilons)
     assert "epsilon by pld" in found(2, privacy_json=_bytes(replace(said, epsilons=lower)))
-    line = Disclosure(role=Role.READER, party="readers", sees="the models", epsilon=said.epsilon / 2)
+    line = Disclosure(
+        role=Role.READER, party="readers", sees="the models", epsilon=said.epsilon / 2, event=said.event
+    )
     assert "epsilon" in found(3, privacy_json=_bytes(replace(said, trust=(*said.trust, line))))
 
 

@@ -49,6 +49,7 @@ from fedveil.privacy.events import (
     NoGuarantee,
     SelfComposedEvent,
     atoms,
+    split_grid_loss,
 )
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protocols.driver import LocalDriver
@@ -431,8 +432,8 @@ def test_noise_that_has_all_but_gone_is_refused_before_a_round() -> None:
     method = varying_dp(
         local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=5.0, noise_decay=0.01
     )
-    guarantee = derive(method, PublicFacts(n_silos=6, n_users=6))
-    assert isinstance(guarantee.after_rounds(guarantee.event, 40), GaussianEvent)
+    guarantee = derive(method, PublicFacts(n_silos=6, n_users=6, dimension=10))
+    assert isinstance(split_grid_loss(guarantee.after_rounds(guarantee.event, 40))[0], GaussianEvent)
     with pytest.raises(PrivacyError, match="next to none in round 52: take a larger noise_decay"):
         guarantee.after_rounds(guarantee.event, 300)
 
@@ -443,13 +444,23 @@ def test_the_grid_loss_of_noise_that_falls_covers_every_round(noise: float) -> N
     method = varying_dp(
         local=LOCAL, n_users=6, largest_silo=1, clip=1.0, noise_multiplier=noise, noise_decay=0.9
     )
-    facts, rounds = PublicFacts(n_silos=6, n_users=6), 40
+    facts, rounds = PublicFacts(n_silos=6, n_users=6, dimension=1), 40
     each = [
         derive(replace(method.at_round(number), noise_decay=1.0), facts).grid_loss
         for number in range(1, rounds + 1)
     ]
-    stated = derive(method, facts).grid_loss_after(rounds, 1)
+    guarantee = derive(method, facts)
+    stated = split_grid_loss(guarantee.after_rounds(guarantee.event, rounds))[1]
+    charged = (guarantee.event_at_round(guarantee.event, number) for number in range(1, rounds + 1))
     assert sum(each) <= stated <= 8 * sum(each)
+    assert split_grid_loss(ComposedEvent(events=tuple(charged)))[1] == pytest.approx(stated, rel=1e-12)
+
+
+def test_a_round_is_not_charged_without_the_number_of_coordinates_that_its_grid_is_paid_for() -> None:
+    method = uldp_avg(local=LOCAL, clip=1.0, noise_multiplier=2.0)
+    guarantee = derive(method, PublicFacts(n_silos=3, n_users=9))
+    with pytest.raises(PrivacyError, match=r"PublicFacts\(dimension="):
+        guarantee.event_at_round(guarantee.event, 1)
 
 
 @pytest.mark.parametrize(("noise", "seen"), [(0.0, Reveals.EXACT), (2.0, Reveals.MESSAGE)])

@@ -19,7 +19,13 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.fixed_size import fixed_size_rdp
-from fedveil.privacy.published_bounds import round_rdp, theorem_epsilon, theorem_noise
+from fedveil.privacy.published_bounds import (
+    remark_1_noise,
+    round_rdp,
+    theorem_epsilon,
+    theorem_noise,
+    theorem_rounds,
+)
 from fedveil.privacy.renyi import RdpAccountant, sampled_gaussian_rdp
 
 CLIENTS = {"uniform": 1000, "poisson": 500}
@@ -85,6 +91,26 @@ def test_no_admissible_lambda_is_an_error_that_says_what_to_change() -> None:
 
 
 @samplings
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 6.0, 9.0])
+@pytest.mark.parametrize("z", [0.7, 2.0, 2.7, 5.0])
+def test_equation_6_is_the_theorem_solved_for_the_rounds(sampling: str, epsilon: float, z: float) -> None:
+    """Against a plain search over lambda; the theorem asks for no more noise at these rounds."""
+    given = {"rate": 0.05, "clip": 0.3, "delta": 1e-3}
+    found = theorem_rounds(sampling, noise_std=z * 0.3, epsilon=epsilon, **given)
+    factor, least, square = (14, 2 / 3, z**2 / 4) if sampling == "uniform" else (2, 5 / 9, z**2)
+    most = 0.0
+    for split in np.linspace(0, 1, 5_001)[1:-1]:
+        order = math.log(1e3) / ((1 - split) * epsilon) + 1
+        if square >= least and order - 1 <= 2 / 3 * square * math.log(1 / (0.05 * order * (1 + square))):
+            share = math.log(1e3) / (1 - split)
+            most = max(most, split * epsilon**2 * z**2 / (factor * 0.05**2 * (share + epsilon)))
+    assert math.floor(most) <= found <= most * (1 + 1e-3)
+    if found:
+        enough = theorem_noise(sampling, rounds=found, epsilon=epsilon, **given).noise_std
+        assert enough <= z * 0.3 * (1 + 1e-9)
+
+
+@samplings
 @settings(max_examples=60)
 @given(rate=st.floats(0.001, 0.05), sigma=st.floats(0.82, 10), order=st.integers(2, 10))
 def test_the_lemmas_bound_the_exact_divergences(sampling: str, rate: float, sigma: float, order: int) -> None:
@@ -108,6 +134,24 @@ def test_the_theorems_are_never_tighter_than_the_accountants(sampling: str, epsi
     spent = SelfComposedEvent(event=event, count=30)
     for name in ("rdp-2017", "rdp", "pld"):
         assert make_accountant(name, ADJACENCY[sampling]).epsilon(spent, delta) < epsilon / 1.5
+
+
+def test_remark_1_counts_rounds_that_an_observer_knows() -> None:
+    """ParaAegis: the figures that docs/theory/partial-encryption.md gives beside Lemma 1."""
+    rate, rounds, delta = 0.1, 50, 1e-5
+    z = remark_1_noise(rounds=rounds, epsilon=1.0, delta=delta, rate=rate)
+    rho = rate * rounds / (2 * z**2)
+    assert 2 * math.sqrt(rho * math.log(1 / delta)) == pytest.approx(1.0)
+    noise = GaussianEvent(noise_multiplier=z)
+    known, every, secret = (
+        make_accountant("pld").epsilon(SelfComposedEvent(event=event, count=count), delta)
+        for event, count in (
+            (noise, 5),
+            (noise, rounds),
+            (PoissonSampledEvent(rate=rate, event=noise), rounds),
+        )
+    )
+    assert (z, known, every, secret) == pytest.approx((10.73, 0.759, 2.718, 0.2215), rel=1e-3)
 
 
 @pytest.mark.parametrize(

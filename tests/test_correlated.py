@@ -36,12 +36,11 @@ from fedveil.privacy.correlated import (
     squared_sensitivity,
     strengths,
 )
-from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee
+from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee, split_grid_loss
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
-from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.losses import load_loss
@@ -193,7 +192,8 @@ def method_of(**changes: Any) -> Method:
     return uldp_avg_w(**{**keys, **changes})
 
 
-def multiplier(event: Event) -> float:
+def multiplier(charged: Event) -> float:
+    event = split_grid_loss(charged)[0]
     assert isinstance(event, GaussianEvent)
     return event.noise_multiplier
 
@@ -204,7 +204,7 @@ def test_the_rounds_of_a_ledger_compose_to_the_stream_at_every_stop() -> None:
     spent = 0.0
     for number in range(1, 31):
         event = guarantee.event_at_round(guarantee.event, number)
-        if event != ComposedEvent(events=()):
+        if split_grid_loss(event)[0] != ComposedEvent(events=()):
             spent += multiplier(event) ** -2
         squared = brute_force(channel.coefficients, number, 4) if number <= 10 else None
         squared = squared_sensitivity(channel.coefficients, 4, number) if squared is None else squared
@@ -222,7 +222,8 @@ def test_a_round_that_is_played_again_is_charged_as_one_more_participation() -> 
 
 def test_independent_noise_on_a_schedule_is_parallel_composition() -> None:
     guarantee = derive(method_of(correlated=CorrelatedNoise(period=4, bands=1)), FACTS)
-    events = [guarantee.event_at_round(guarantee.event, number) for number in range(1, 7)]
+    charged = (guarantee.event_at_round(guarantee.event, number) for number in range(1, 7))
+    events = [split_grid_loss(event)[0] for event in charged]
     assert [event == ComposedEvent(events=()) for event in events] == [False, True, True, True, False, True]
     assert multiplier(guarantee.after_rounds(guarantee.event, 6)) == pytest.approx(5 / math.sqrt(2))
 

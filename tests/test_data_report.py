@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import sklearn.datasets
 import tomlkit
 
 from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.schema import Schema
 from fedveil.data.tables import read_tables
+from fedveil.data.target_leakage import determines_class, has_outcome_name, is_linear_copy, leakage_reason
 from fedveil.errors import ConfigError, DataError
 from fedveil.report.data import data_page
 from tests.commands import as_json, output
@@ -305,3 +308,22 @@ def test_survival_times_and_events_that_a_run_refuses_are_found(
     assert "2.5% of the cells do not fit the declaration (survival)" in finding.found
     with pytest.raises(DataError, match=f"record 4 .* column '{column}'"):
         read_tables(how, [path])
+
+
+# --- tables without a leak ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "iris", "digits", "diabetes", "linnerud"])
+def test_no_feature_of_a_good_table_is_suspected(name: str) -> None:
+    """Data sets that scikit-learn ships; the petals of iris separate one species, and still not all of them."""
+    data = getattr(sklearn.datasets, f"load_{name}")()
+    targets = data.target.reshape(len(data.target), -1).T
+    for column in data.data.T.astype(np.float64):
+        for target in targets:
+            if target.dtype.kind == "f":
+                assert not is_linear_copy(column, target)
+            elif len(np.unique(target)) == 2:
+                assert not leakage_reason(column, target.astype(np.int64), category=False)
+            else:
+                assert not determines_class(column, target.astype(np.int64))
+    assert not any(map(has_outcome_name, map(str, getattr(data, "feature_names", ()))))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+import fedveil as fv
 from fedveil.data.records import Affine, Records
 from fedveil.errors import ConfigError
 from fedveil.methods.method import training_bound
@@ -165,6 +168,132 @@ def test_a_clip_that_moves_is_the_same_in_every_process(tmp_path: Path) -> None:
         found.append((model(done.folder), done.row["clip"]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] != 1.0
+
+
+class Network(nn.Module):
+    """A model of one's own, whose first layer is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        for place, parameter in enumerate(self.parameters()):
+            nn.init.constant_(parameter, 0.1 * (place - 2))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.last(torch.tanh(self.first(torch.tanh(self.first(features)))))
+        return hidden
+
+
+def distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - nn.functional.one_hot(targets, 2)).square().sum(-1)
+
+
+def train_own(folder: Path, model: nn.Module, processes: int, **changes: Any) -> fv.Result:
+    user = np.arange(60) % 12
+    people = fv.population(
+        np.eye(4).repeat(15, 0), np.arange(60) % 2, user=user, silo=user % 2, n_users=12, silos=[0, 1],
+        task="classification", classes=[0, 1],
+    )  # fmt: skip
+    settings = {"trainer": {"name": "loop"}, "privacy": {"insecure_seed": 3}}
+    given = {
+        "method": fv.uldp_avg(clip=0.5, noise_multiplier=1.0, epochs=2, local_learning_rate=0.3),
+        "rounds": 2,
+    }
+    given |= {"loss": distance, "settings": settings, "folder": folder, "name": f"on-{processes}"}
+    return fv.train(model, people, processes=processes, **given | changes)
+
+
+@pytest.mark.usefixtures("_forked")
+def test_objects_of_ones_own_train_in_several_processes_bit_for_bit(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one, two = (train_own(tmp_path, Network(), processes) for processes in (1, 2))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(model(one.folder), model(two.folder))
+    assert one.statement.epsilon == two.statement.epsilon
+    assert "processes = 2" in two.settings
+    assert multiprocessing.active_children() == []
+
+
+def local_class() -> nn.Module:
+    class Inside(Network):
+        pass
+
+    return Inside()
+
+
+def of_a_session(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    session = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    session.Net = type("Net", (Network,), {"__module__": "__main__"})  # type: ignore[attr-defined]
+    found: nn.Module = session.Net()  # type: ignore[attr-defined]
+    return found
+
+
+def test_what_no_other_process_can_import_is_refused_before_a_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for network, loss, said in (
+        (Network(), lambda outputs, targets: outputs[:, 0] - targets, "cannot be carried .*lambda"),
+        (local_class(), distance, "cannot be carried .*Inside"),
+        (of_a_session(monkeypatch), distance, "Net is defined in this session"),
+    ):
+        with pytest.raises(ConfigError, match=f"trainer.processes: .*{said}.* leave processes at 1"):
+            train_own(tmp_path / "runs", network, 2, loss=loss)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("_forked")
+def test_a_worker_that_cannot_import_the_model_ends_the_run_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = ModuleType("nowhere")
+    monkeypatch.setitem(sys.modules, "nowhere", nowhere)
+    nowhere.Net = type("Net", (Network,), {"__module__": "nowhere"})  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"a worker process cannot read .*No module named 'nowhere'"):
+        train_own(tmp_path, nowhere.Net(), 2)  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+    assert not torch.distributed.is_initialized()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from tests import test_distributed
+
+class Mine(test_distributed.Network):
+    pass
+
+def main():
+    torch.set_num_threads(1)
+    found = [test_distributed.train_own(Path(sys.argv[1]), Mine(), n) for n in (1, 2)]
+    assert torch.equal(*(test_distributed.model(one.folder) for one in found))
+    print("the same")
+
+GUARD
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("guard", "said"),
+    [
+        ('if __name__ == "__main__":', "the same"),
+        ("if True:", "a worker process ended .exit code 1. before it began"),
+    ],
+)
+def test_a_script_trains_its_own_model_in_processes_that_import_it(
+    guard: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("GUARD", guard))
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "runs")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True, check=False)
+    assert re.search(said, ended.stdout + ended.stderr), ended.stderr
 
 
 class Interrupted(NullObserver):

@@ -440,10 +440,8 @@ def test_the_table_of_stages_has_every_field_and_every_value() -> None:
 
 
 def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
-    text = (ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8")
-    sentence = words(
-        text[text.index("is marked by its type and is not a key") : text.index("A builder that takes")]
-    )
+    text = words((ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8"))
+    sentence = text[text.index("is marked by its type and is not a key") : text.index("A builder that takes")]
     told = dict(re.findall(r"`([A-Z]\w+)` \(`(\w+)`", sentence))
     marked = {
         name: kind

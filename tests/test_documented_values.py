@@ -44,7 +44,9 @@ visit = { kind = "number", lower = 0, upper = 9 }
 """
 TARGETS = {
     "label": 'kind = "label"\ncolumn = "sick"\nclasses = ["0", "1"]\n',
+    "labels": 'kind = "labels"\ncolumns = ["sick", "tired"]\n',
     "number": 'kind = "number"\ncolumn = "cost"\nlower = 0\nupper = 100\n',
+    "count": 'kind = "number"\ncolumn = "falls"\nlower = 0\nupper = 9\n',
     "survival": 'kind = "survival"\ntime = "years"\nevent = "sick"\n',
 }
 
@@ -53,12 +55,13 @@ def _write_tables(folder: Path) -> None:
     """Write a test table and those of three hospitals, one record a person, with three schemas."""
     random = np.random.default_rng(0)
     for number, name in enumerate(("north", "south", "west", "test")):
-        lines = ["who,age,ward,sick,cost,years,visit"]
+        lines = ["who,age,ward,sick,cost,years,visit,falls,tired"]
         for who in range(40 * number, 40 * number + 40):
             age, ward = random.uniform(20, 90), "abc"[random.integers(3)]
             sick, cost, years = random.integers(2), random.uniform(0, 100), random.uniform(0.1, 6)
             lines.append(
-                f"{who},{'' if who % 9 == 0 else round(age)},{ward},{sick},{cost:.1f},{years:.2f},{who % 10}"
+                f"{who},{'' if who % 9 == 0 else round(age)},{ward},{sick},{cost:.1f},{years:.2f},{who % 10},"
+                f"{who % 4},{who // 3 % 2}"
             )
         (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
     for name, target in TARGETS.items():

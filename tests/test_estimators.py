@@ -224,9 +224,8 @@ def test_a_fit_under_sampled_users_gets_what_keeps_all_within_the_budget(tmp_pat
 def test_what_a_fit_spent_beyond_its_plan_is_taken_from_those_that_are_left() -> None:
     budget = fv.Budget(2.0, fits=2)
     first = Classifier(**LABELLED, epsilon=budget).fit(X, Y, user=USER, silo=SILO)
-    charge = Charge(event=first.statement_.event, loss=0.0, protects=("user", "add-or-remove-one"))
-    ((round_event, count),) = atoms(charge.event).items()
-    more = compose(Counter({round_event: count + 1}))
+    charge = Charge(event=first.statement_.event, protects=("user", "add-or-remove-one"))
+    more = compose(Counter({one: count + 1 for one, count in atoms(charge.event).items()}))
     budget.settle(charge, replace(first.statement_, event=more))  # one of two rounds was played twice
     second = Classifier(**LABELLED, epsilon=budget).fit(X, Y, user=USER, silo=SILO)
     assert budget.used == 2

@@ -21,7 +21,7 @@ from fedveil.bundle.writing import bundle_run
 from fedveil.errors import FedveilError, IntegrityError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.report.page import write_report
@@ -376,8 +376,9 @@ def test_training_and_evaluation_spend_what_was_declared(world: tuple[Prepared, 
     assert outcome.statement.epsilon <= 8.0
     strengths = []
     for entry in entries:
-        assert isinstance(entry.event, GaussianEvent)
-        strengths.append(entry.event.noise_multiplier**-2)
+        noise = split_grid_loss(entry.event)[0]
+        assert isinstance(noise, GaussianEvent)
+        strengths.append(noise.noise_multiplier**-2)
     total = math.fsum(strengths)
     assert gaussian_epsilon(math.sqrt(total), 1e-5) == pytest.approx(8.0, abs=1e-3)
     assert sum(strengths[3:]) / total == pytest.approx(0.3, abs=1e-3)

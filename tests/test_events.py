@@ -26,7 +26,6 @@ from fedveil.privacy.events import (
     atoms,
     compose,
     event_from_json,
-    on_grid,
     split_grid_loss,
 )
 from fedveil.privacy.loss_distributions import PldAccountant
@@ -54,22 +53,19 @@ releases = st.one_of(
 def test_losses_of_grids_add_up_and_shift_every_figure(name: str) -> None:
     """What is (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid."""
     release, accountant = GaussianEvent(noise_multiplier=2.0), make_accountant(name)
-    charged = SelfComposedEvent(event=on_grid(release, 0.01), count=5)
+    charged = SelfComposedEvent(event=ComposedEvent(events=(release, GridEvent(loss=0.01))), count=5)
     bare, loss = split_grid_loss(charged)
     assert (bare, loss) == (SelfComposedEvent(event=release, count=5), pytest.approx(0.05, rel=1e-14))
     found = accountant.epsilon(charged, 1e-5)
     assert found == accountant.epsilon(bare, 1e-5 * math.exp(-loss)) + loss
     assert accountant.delta(charged, found) == pytest.approx(1e-5, rel=1e-6)
     assert accountant.delta(charged, 0.04) == 1.0
-    assert accountant.epsilon(on_grid(release, 800.0), 1e-5) == math.inf
+    assert accountant.epsilon(ComposedEvent(events=(release, GridEvent(loss=800.0))), 1e-5) == math.inf
     assert accountant.supports(charged)
     assert event_from_json(charged.to_json()) == charged
 
 
-def test_nothing_that_is_not_released_lies_on_a_grid() -> None:
-    for event in (ComposedEvent(events=()), NoGuarantee(reason="none")):
-        assert on_grid(event, 0.1) == event
-    assert on_grid(GaussianEvent(noise_multiplier=1.0), 0.0) == GaussianEvent(noise_multiplier=1.0)
+def test_a_loss_of_a_grid_is_positive_and_finite() -> None:
     for loss in (-1.0, 0.0, math.nan, math.inf):
         with pytest.raises(PrivacyError, match="loss"):
             GridEvent(loss=loss)

@@ -59,8 +59,8 @@ def stated(session: SiloSession, rounds: int, charges: int) -> Statement:
     work = session.work
     assert isinstance(work, SiloTrainingTask)
     prepared = work.prepared
-    ((atom, _),) = atoms(prepared.guarantee.event).items()
-    event = compose(Counter({atom: charges} if charges else {}))
+    of_round = atoms(prepared.guarantee.event_at_round(prepared.guarantee.event, 1))
+    event = compose(Counter(dict.fromkeys(of_round, charges) if charges else {}))
     return state(prepared, rounds, SpentBudget(charges=charges, beside=prepared.side_releases, event=event))
 
 

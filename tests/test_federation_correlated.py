@@ -31,8 +31,7 @@ from fedveil.protocols.session_messages import (
 )
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.round_context import RoundContext, SumHistory
 from fedveil.run.setup import prepare
 from tests.federation_world import RUN, World, asked, population
 
@@ -260,6 +259,7 @@ def test_a_statement_may_have_the_round_that_was_begun_and_no_cheaper_one() -> N
         ((first, last, free), 3, {1: 1, 2: 1}, True),  # round 3 was begun, and costs nothing
         ((first, last, free, again), 4, {1: 1, 2: 1}, True),  # and was begun again
         ((first, last, free, free), 4, {1: 1, 2: 1}, False),
+        ((first, last, free, free, free), 4, {1: 1, 2: 1}, False),  # two losses of a grid are no round
         ((first, last, again), 3, {1: 1, 2: 2}, True),
         ((first, last, last), 3, {1: 1, 2: 2}, False),
         ((first, free), 2, {1: 1, 2: 1}, False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shutil
 import stat
@@ -23,7 +24,6 @@ from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content
 from fedveil.privacy import ledger as ledgers
-from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import (
     ConcentratedEvent,
@@ -113,11 +113,15 @@ def test_a_ledger_and_its_export_count_what_the_grid_of_the_noise_costs(world: W
     charged = all_of(entry.event for entry in read_entries(world.folder / STATE / LEDGER))
     prepared = prepare(world.experiment, FixedPopulation(world.held))
     event, loss = split_grid_loss(charged)
-    assert loss == pytest.approx(prepared.guarantee.grid_loss_after(2, prepared.length), rel=1e-12)
+    assert loss == pytest.approx(2 * prepared.length * prepared.guarantee.grid_loss, rel=1e-9)
     for name in ("pld", "rdp"):
         accountant = make_accountant(name)
         found = accountant.epsilon(charged, 1e-5)
-        assert found == epsilon_on_grid(accountant, event, 1e-5, loss) > accountant.epsilon(event, 1e-5)
+        assert (
+            found
+            == accountant.epsilon(event, 1e-5 * math.exp(-loss)) + loss
+            > accountant.epsilon(event, 1e-5)
+        )
     told = dict(exported(world, tmp_path / "audit.json")["epsilon"])
     assert told["pld"] == make_accountant("pld").epsilon(charged, 1e-5)
 

@@ -92,7 +92,11 @@ def test_the_page_shows_silos_runs_and_refusals(made: Demonstration, tmp_path: P
     assert page.row("north")[1:] == ["connected", "3 s ago", ""]
     assert page.row("south")[1:] == ["absent", "400 s ago", "has stopped asking"]
     assert page.row("east")[1:] == ["absent", "none", "never connected since the link started"]
-    assert page.row(done.path.name)[1:4] == ["complete", "2", "3.50"]
+    (state,) = (row for row in page.cells if row[:1] == [done.path.name])
+    assert state[1:] == ["complete", "2", "3.50"]
+    assert page.row("the server") == ["the server", done.path.name, "∞"]
+    names = [row[0] for row in page.cells if len(row) == 4 and row[0].startswith("demonstration")]
+    assert names == [run.path.name for run in (done, refused, damaged)]  # as submitted, not as changed
     (stopped,) = (row for row in page.cells if row[:1] == [refused.path.name] and len(row) == 2)
     assert stopped[1] == why
     assert "<script>alert" not in text

@@ -28,8 +28,8 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
-from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.events import split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope, RoundStart
@@ -188,12 +188,12 @@ def test_the_budget_counts_what_the_grid_of_the_noise_costs(tmp_path: Path) -> N
     )
     prepared = prepare(secure, FixedPopulation(population()))
     guarantee, rounds = prepared.guarantee, experiment.rounds
-    event = guarantee.after_rounds(LIMITED.event(guarantee), rounds)
-    loss = guarantee.grid_loss_after(rounds, prepared.length)
+    whole = guarantee.after_rounds(LIMITED.event(guarantee), rounds)
+    event, loss = split_grid_loss(whole)
     assert loss > 0
     accountant = make_accountant(LIMITED.accountant)
     least = accountant.epsilon(event, LIMITED.delta)
-    enough = epsilon_on_grid(accountant, event, LIMITED.delta, loss) * (1 + 1e-15)
+    enough = accountant.epsilon(whole, LIMITED.delta) * (1 + 1e-15)
     for epsilon, code in ((least, Code.RUN_BUDGET), (enough, None)):
         (tmp_path / str(code)).mkdir()
         policy = LIMITED.model_copy(update={"epsilon": epsilon})

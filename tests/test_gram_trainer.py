@@ -43,7 +43,9 @@ ALL_LOSSES: dict[str, Loss] = {**LOSSES, "own": RecordLoss("own", _absolute)}
 
 def make_task(loss: str, n_features: int, bias: bool, seed: int = 0) -> Task:
     torch.manual_seed(seed)
-    outputs = {"cross_entropy": 3, "focal": 3, "squared_error": 2}.get(loss, 1)
+    outputs = {"cross_entropy": 3, "focal": 3, "squared_error": 2, "multi_label_cross_entropy": 3}.get(
+        loss, 1
+    )
     return Task(
         model=nn.Sequential(nn.Flatten(), nn.Linear(n_features, outputs, bias=bias)), loss=ALL_LOSSES[loss]
     )
@@ -64,6 +66,8 @@ def make_cohort(
         "cross_entropy": rng.integers(0, 3, n),
         "binary_cross_entropy": rng.integers(0, 2, n),
         "squared_error": rng.normal(size=(n, 2)).astype(np.float32),
+        "poisson": rng.integers(0, 5, n).astype(np.float32),
+        "multi_label_cross_entropy": rng.integers(0, 2, (n, 3)).astype(np.float32),
         "cox": np.stack([rng.integers(0, 2, n), rng.integers(1, 6, n)], 1).astype(np.float32),
         "own": rng.normal(size=n).astype(np.float32),
         "focal": rng.integers(0, 3, n),

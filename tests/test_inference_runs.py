@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.errors import FedveilError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.release_document import InferenceDocument, read_releases
 from fedveil.run.document_run import make_releases
@@ -233,8 +233,9 @@ def test_three_charges_compose_to_the_declared_epsilon(made: Path) -> None:
     assert [entry.round for entry in entries] == [1, 2, 3]
     strengths = []
     for entry in entries:
-        assert isinstance(entry.event, GaussianEvent)
-        strengths.append(entry.event.noise_multiplier**-2)
+        noise = split_grid_loss(entry.event)[0]
+        assert isinstance(noise, GaussianEvent)
+        strengths.append(noise.noise_multiplier**-2)
     assert gaussian_epsilon(sum(strengths) ** 0.5, 1e-5) == pytest.approx(8.0, abs=1e-3)
     assert read_statement(made / "privacy.json").epsilon == pytest.approx(8.0, abs=1e-3)
     assert len({line.epsilon for line in read_statement(made / "privacy.json").trust}) >= 1

@@ -13,7 +13,14 @@ import pytest
 from fedveil.data.catalogue import Allocation, load
 from fedveil.errors import FedveilError
 from fedveil.privacy.accountant import gaussian_epsilon
-from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, PoissonSampledEvent
+from fedveil.privacy.events import (
+    Adjacency,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    GridEvent,
+    PoissonSampledEvent,
+)
 from fedveil.privacy.joint_cost import joint_cost
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
@@ -38,8 +45,8 @@ PLAIN = Statement(
 )
 
 
-def run(folder: Path, *events: Event, loss: float = 0.0, charged: int | None = None, **other: object) -> Path:
-    """Write the ledger of a run on tables, and its statement, whose grid costs ``loss``."""
+def run(folder: Path, *events: Event, charged: int | None = None, **other: object) -> Path:
+    """Write the ledger of a run on tables, and its statement."""
     folder.mkdir()
     (folder / "experiment.toml").write_text('[data.table]\nschema_file = "schema.toml"\n')
     with Ledger(folder / "ledger.jsonl", unit="user") as ledger:
@@ -49,9 +56,7 @@ def run(folder: Path, *events: Event, loss: float = 0.0, charged: int | None = N
         sum(event.noise_multiplier**-2 for event in events if isinstance(event, GaussianEvent)) ** -0.5
     )
     statement = replace(
-        PLAIN,
-        event=ComposedEvent(events=events),
-        epsilon=gaussian_epsilon(1 / multiplier, 1e-5) + loss,
+        PLAIN, event=ComposedEvent(events=events), epsilon=gaussian_epsilon(1 / multiplier, 1e-5)
     )
     (folder / "privacy.json").write_text(json.dumps(replace(statement, **other).to_json()))
     return folder
@@ -71,8 +76,8 @@ def test_charges_of_all_ledgers_compose(tmp_path: Path) -> None:
 
 
 def test_the_grids_of_all_runs_are_paid(tmp_path: Path) -> None:
-    folders = [run(tmp_path / name, GaussianEvent(noise_multiplier=4.0), loss=0.01) for name in "ab"]
-    found = joint_cost(folders)
+    events = GaussianEvent(noise_multiplier=4.0), GridEvent(loss=0.01)
+    found = joint_cost([run(tmp_path / name, *events) for name in "ab"])
     assert found.epsilon is not None
     assert found.epsilon >= gaussian_epsilon((2 / 16) ** 0.5, 1e-5 * 2.718281828**-0.02) + 0.02 - 1e-9
 

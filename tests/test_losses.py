@@ -12,7 +12,12 @@ from torch.func import grad, vmap
 from fedveil.errors import ConfigError, DataError, ModelError
 from fedveil.training.losses import LOSSES, ClassWeighted, Loss, RecordLoss, load_loss
 
-OUTPUTS = {"cross_entropy": 4, "binary_cross_entropy": 1, "focal": 3, "squared_error": 3, "cox": 1}
+OUTPUTS = {"cross_entropy": 4, "binary_cross_entropy": 1, "multi_label_cross_entropy": 3} | {
+    "focal": 3,
+    "squared_error": 3,
+    "poisson": 1,
+    "cox": 1,
+}
 
 
 def make_batch(name: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -25,8 +30,12 @@ def make_batch(name: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
         return outputs, torch.randint(0, 3, (count,), generator=random)
     if name == "binary_cross_entropy":
         return outputs, torch.randint(0, 2, (count,), generator=random)
+    if name == "multi_label_cross_entropy":
+        return outputs, torch.randint(0, 2, (count, 3), generator=random).float()
     if name == "squared_error":
         return outputs, torch.randn(count, 3, generator=random)
+    if name == "poisson":
+        return outputs.exp(), torch.randint(0, 5, (count,), generator=random).float()
     event = torch.randint(0, 2, (count,), generator=random)
     time = torch.randint(1, 5, (count,), generator=random)
     return outputs, torch.stack([event, time], -1).float()
@@ -49,6 +58,11 @@ def defined(name: str, outputs: Tensor, targets: Tensor) -> float:
             total -= (1 - own) ** 2 * math.log(own)
         elif name == "binary_cross_entropy":
             total += math.log1p(math.exp(row[0])) - float(target) * row[0]
+        elif name == "poisson":
+            total += row[0] - float(target) * math.log(row[0])
+        elif name == "multi_label_cross_entropy":
+            each = [math.log1p(math.exp(z)) - float(y) * z for z, y in zip(row, target, strict=True)]
+            total += sum(each) / len(each)
         else:
             total += sum((z - float(y)) ** 2 for z, y in zip(row, target, strict=True)) / len(row)
     return total / len(rows)

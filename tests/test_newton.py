@@ -36,8 +36,9 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import continue_run, run
+from fedveil.sklearn import CoxRegressor, Regressor
 from fedveil.training.losses import load_loss
-from fedveil.training.newton import LinearFamily, LocalNewton, WhitenedLinear
+from fedveil.training.newton import CountFamily, HazardFamily, LinearFamily, LocalNewton, WhitenedLinear
 from fedveil.training.newton_steps import NewtonSteps, whitening
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.denoise import JamesStein
@@ -52,12 +53,19 @@ KINDS = {
     "logistic": ("binary_cross_entropy", 2, 1),
     "softmax": ("cross_entropy", 3, 3),
     "linear": ("squared_error", None, 1),
+    "counts": ("poisson", None, 1),
+    "survival": ("cox", None, 1),
 }
+CAP, HORIZON = 6, 4.0
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def family(kind: str, length: float = 1.7) -> LinearFamily:
     classes = KINDS[kind][1]
+    if kind == "counts":
+        return CountFamily(inputs=INPUTS, record_length=length, center=0.2, cap=CAP)
+    if kind == "survival":
+        return HazardFamily(inputs=INPUTS, record_length=length, center=-1.5, horizon=HORIZON, rate=0.2)
     return LinearFamily(
         inputs=INPUTS, classes=classes, record_length=length, residual=None if classes else 0.8
     )
@@ -65,7 +73,7 @@ def family(kind: str, length: float = 1.7) -> LinearFamily:
 
 def task(kind: str) -> Task:
     loss, _, outputs = KINDS[kind]
-    model = WhitenedLinear(INPUTS, outputs)
+    model = family(kind).model(INPUTS, outputs)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for one in model.parameters():
@@ -75,6 +83,11 @@ def task(kind: str) -> Task:
 
 def targets(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
     classes = KINDS[kind][1]
+    if kind == "counts":
+        return rng.poisson(3.0, size=n).astype(np.float32)
+    if kind == "survival":
+        events = rng.random(n) < 0.6
+        return np.stack((events, rng.exponential(3.0, size=n)), axis=1).astype(np.float32)
     if classes is None:
         return (3 * rng.normal(size=n)).astype(np.float32)
     return rng.integers(0, classes, n)
@@ -114,6 +127,20 @@ def sums(
     return trainer.sums(job_of(kind, held, model, weights)).total.numpy()
 
 
+def followed_by_hand(y: Any, log_hazards: list[float]) -> tuple[list[float], list[float]]:
+    """The event of one record by interval, and the hazard through which it is followed until that adds up to 0.6."""
+    happened, time = float(y[0]), float(y[1])
+    events, followed, whole = [0.0] * 4, [0.0] * 4, 0.0
+    for j, log_hazard in enumerate(log_hazards):
+        begin, end = HORIZON * j / 4, HORIZON * (j + 1) / 4
+        hazard = max(0.0, min(time, end) - begin) * math.exp(min(max(log_hazard, -30.0), 30.0))
+        followed[j] = min(hazard, max(0.0, 0.6 - whole))
+        whole += hazard
+    if happened and time <= HORIZON and whole <= 0.6:
+        events[max(0, math.ceil(time / (HORIZON / 4)) - 1)] = 1.0
+    return events, followed
+
+
 def one_vector(kind: str, x: np.ndarray, y: Any, theta: np.ndarray, number: int) -> np.ndarray:
     """The oracle: the vector of one record, number by number."""
     bounds = family(kind)
@@ -126,10 +153,22 @@ def one_vector(kind: str, x: np.ndarray, y: Any, theta: np.ndarray, number: int)
         for i, first in enumerate(z):
             for j in range(i, len(z)):
                 upper.append(weight * first * z[j] * (1 if i == j else math.sqrt(2)) / longest**2)
-        return np.array([0.0] * (outputs * len(z)) + upper)
-    slopes = theta[width * width :].reshape(outputs, width)
+        return np.array([0.0] * (outputs * len(z) + (8 if kind == "survival" else 0)) + upper)
+    after = width * (width + outputs)
+    slopes = theta[width * width : after].reshape(outputs, width)
     f = [sum(float(w) * one for w, one in zip(slopes[k], z, strict=True)) for k in range(outputs)]
-    if kind == "logistic":
+    moments = [0.0] * (len(z) * (len(z) + 1) // 2)
+    if kind == "survival":
+        events, followed = followed_by_hand(y, [f[0] + float(one) for one in theta[after:]])
+        pull = sum(events) - sum(followed)
+        scores = [*(pull * one for one in z), *(0.5 * one for one in [*events, *followed])]
+        return np.array([weight * one / math.sqrt(1.25) for one in scores] + moments)
+    if kind == "counts":
+        mean = math.exp(f[0])
+        law = [math.exp(-mean) * mean**k / math.factorial(k) for k in range(CAP)]
+        expected = sum(k * one for k, one in enumerate(law)) + CAP * (1 - sum(law))
+        residual = [min(float(y), CAP) - expected]
+    elif kind == "logistic":
         residual = [float(y) - 1 / (1 + math.exp(-f[0]))]
     elif kind == "softmax":
         whole = sum(math.exp(one) for one in f)
@@ -137,9 +176,8 @@ def one_vector(kind: str, x: np.ndarray, y: Any, theta: np.ndarray, number: int)
     else:
         residual = [float(y) - f[0]]
     bound = bounds.residual_norm(outputs)
-    short = min(1.0, bound / math.sqrt(sum(one * one for one in residual)))
+    short = min(1.0, bound / max(math.sqrt(sum(one * one for one in residual)), 1e-300))
     pulled = [weight * short * one / bound for one in residual]
-    moments = [0.0] * (len(z) * (len(z) + 1) // 2)
     return np.array([r * one for r in pulled for one in z] + moments)
 
 
@@ -190,9 +228,15 @@ def test_the_longest_records_reach_the_bound(kind: str, number: int) -> None:
     longest = 1.7 if number == 1 else 1.0
     x = math.sqrt(((longest / 0.4) ** 2 - 1) / INPUTS)
     held = replace(held, features=np.full((1, INPUTS), x, dtype=np.float32))
-    if KINDS[kind][1] is None:
+    slopes = torch.zeros(outputs * width)
+    if kind == "survival":
+        # An event after almost no hazard.
+        held = replace(held, targets=np.array([[1, 1e-6]], dtype=np.float32))
+    elif KINDS[kind][1] is None:
         held = replace(held, targets=np.full(1, 1e6, dtype=np.float32))
-    start = torch.cat((0.4 * torch.eye(width).flatten(), torch.zeros(outputs * width)))
+    if kind == "counts":
+        slopes[-1] = -20.0 / 0.4  # the mean is 0
+    start = torch.cat((0.4 * torch.eye(width).flatten(), slopes, torch.zeros(family(kind).baseline)))
     assert np.linalg.norm(sums(kind, held, number, Weights.MAIN, start)) > 0.999
 
 
@@ -257,15 +301,17 @@ def test_the_servers_step_is_that_of_the_formula(kind: str) -> None:
     rng = np.random.default_rng(3)
     server = NewtonSteps(family=bounds, ridge=0.7).at_noise(0.01)
     basis = rng.normal(size=(width, width))
-    start = np.concatenate((basis.ravel(), rng.normal(size=outputs * width))).astype(np.float32)
+    baseline = bounds.baseline
+    start = rng.normal(size=outputs * width + baseline)
+    start = np.concatenate((basis.ravel(), start)).astype(np.float32)
     x = rng.normal(size=(6, width - 1)).astype(np.float32)
     model, state = torch.from_numpy(start), server.init(torch.from_numpy(start))
     squared = math.nan
     for number in (1, 2):
-        released = rng.normal(size=outputs * width + width * (width + 1) // 2)
+        released = rng.normal(size=outputs * width + 2 * baseline + width * (width + 1) // 2)
         longest = bounds.record_length if number == 1 else 1.0
         moments = np.zeros((width, width))
-        place = outputs * width
+        place = outputs * width + 2 * baseline
         for i in range(width):
             for j in range(i, width):
                 entry = released[place] * longest**2 / (1 if i == j else math.sqrt(2))
@@ -279,16 +325,25 @@ def test_the_servers_step_is_that_of_the_formula(kind: str) -> None:
         )
         shown = task(kind).model
         torch.nn.utils.vector_to_parameters(model, shown.parameters())
-        assert shown(torch.from_numpy(x)).detach().numpy() == pytest.approx(0.7, abs=1e-3)
+        found = shown(torch.from_numpy(x)).detach().numpy()
+        assert found == pytest.approx(math.exp(0.7) if kind == "counts" else 0.7, abs=2e-3)
+        assert not model[len(model) - baseline :].any()
     released = rng.normal(size=len(released)) * 0.1
     after, _ = server.step(model, torch.from_numpy(released), state)
     slope, norm = bounds.slope(outputs), bounds.residual_norm(outputs)
-    rate = 1 / max(slope / squared, 2 * 0.7 * slope * 0.01)
+    scale = math.sqrt(1.25) if kind == "survival" else norm
+    rate = 1 / max(slope / squared, 2 * 0.7 * slope * 0.01 * scale / norm)
     moves = (after - model).numpy()
     assert not moves[: width * width].any()
-    assert moves[width * width :] == pytest.approx(
-        released[: outputs * width] * norm * rate, rel=1e-3, abs=1e-4
+    assert moves[width * width : len(moves) - baseline] == pytest.approx(
+        released[: outputs * width] * scale * rate, rel=1e-3, abs=1e-4
     )
+    if baseline:
+        floor = 2 * 0.01 * scale / 0.5 + 1e-9
+        events, followed = np.maximum(released[outputs * width :][:8].reshape(2, 4) * scale / 0.5, 0) + floor
+        logs = [math.log(e / h) for e, h in zip(events, followed, strict=True)]
+        level = sum(h * one for h, one in zip(followed, logs, strict=True)) / sum(followed)
+        assert moves[-4:] == pytest.approx([min(max(one - level, -1), 1) for one in logs], abs=1e-5)
     assert d == len(after)
 
 
@@ -338,9 +393,29 @@ def test_without_noise_the_steps_end_at_the_regression(tmp_path: Path) -> None:
     assert intercepts[1] - intercepts[0] == pytest.approx(exact.intercept_[0], abs=2e-3)
 
 
+def composed(**changes: Any) -> Any:
+    given: dict[str, Any] = {
+        "inputs": 3,
+        "classes": 2,
+        "task": "classification",
+        "schema": None,
+        "target_range": None,
+        "noise_multiplier": 2.0,
+    }
+    return newton(**given | changes)
+
+
 def test_the_guarantee_is_that_of_a_gaussian_sum() -> None:
     facts = PublicFacts(n_silos=SILOS, n_users=150, dimension=14)
-    method = newton(inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=2.0, power=0.0)
+    method = newton(
+        inputs=3,
+        classes=2,
+        task="classification",
+        schema=None,
+        target_range=None,
+        noise_multiplier=2.0,
+        power=0.0,
+    )
     guarantee = derive(method, facts)
     assert sensitivity(method, facts) == 1.0
     assert guarantee.event == GaussianEvent(noise_multiplier=2.0)
@@ -358,13 +433,13 @@ def test_the_guarantee_is_that_of_a_gaussian_sum() -> None:
     ],
 )
 def test_stages_of_updates_are_refused(changes: dict[str, Any], reason: str) -> None:
-    method = newton(inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=2.0)
+    method = composed()
     with pytest.raises(CompositionError, match=reason):
         replace(method, **changes)
 
 
 def test_newton_steps_of_updates_are_refused() -> None:
-    method = newton(inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=2.0)
+    method = composed()
     updates = uldp_sgd(clip=1.0, noise_multiplier=1.0)
     with pytest.raises(CompositionError, match="steps by the mean of scores and curvatures"):
         replace(updates, server=method.server)
@@ -376,7 +451,7 @@ def test_newton_steps_of_updates_are_refused() -> None:
         ("mlp", {}, ModelError, "whitened-linear"),
         (torch.nn.Linear(3, 1), {}, ModelError, "whitened-linear"),
         (WhitenedLinear(4, 1), {}, ModelError, "shape|whitened-linear|features"),
-        ("whitened-linear", {"loss": "focal"}, ModelError, "focal has no Newton step"),
+        ("whitened-linear", {"loss": "focal"}, ModelError, "loss focal; it takes its own form"),
         (
             "whitened-linear",
             {"server": fv.Sgd(1.0)},
@@ -421,6 +496,141 @@ def test_the_length_of_a_record_follows_from_the_schema() -> None:
     )
     assert expected_length(schema, schema.width) == pytest.approx(math.sqrt(1 + 2 + 1 / 3))
     assert expected_length(None, 6) == pytest.approx(math.sqrt(3))
+
+
+OTHERS = {
+    "counts": ("whitened-rates", "poisson", {"cap": 8}),
+    "survival": ("whitened-hazards", "cox", {"horizon": 4.0}),
+}
+every_other = pytest.mark.parametrize("kind", OTHERS)
+
+
+def others(kind: str, n: int = 600, seed: int = 2) -> Population:
+    """Return people whose mean count, or whose hazard, is e^score."""
+    rng = np.random.default_rng(seed)
+    features = rng.uniform(-1, 1, size=(n, 3)).astype(np.float32)
+    score = features @ np.array([1.0, -0.5, 0.2]) - (0.0 if kind == "counts" else 1.5)
+    if kind == "counts":
+        targets = rng.poisson(np.exp(score)).astype(np.float32)
+    else:
+        time, end = rng.exponential(np.exp(-score)) + 1e-3, rng.uniform(1, 4, size=n)
+        targets = np.stack((time < end, np.minimum(time, end)), axis=1).astype(np.float32)
+    return fv.population(
+        features,
+        targets,
+        user=np.arange(n),
+        silo=rng.integers(0, SILOS, n),
+        n_users=n,
+        silos=[0, 1, 2],
+        task="regression" if kind == "counts" else "survival",
+    )
+
+
+@every_other
+def test_without_noise_counts_and_survival_end_at_their_regression(kind: str, tmp_path: Path) -> None:
+    held, (model, loss, keys) = others(kind), OTHERS[kind]
+    found = fv.train(
+        model,
+        held,
+        method=fv.newton(noise_multiplier=0.0, record_length=3.0, **keys),
+        rounds=60,
+        loss=loss,
+        folder=tmp_path,
+        settings={"server": {"average": {"name": "last"}}},
+    )
+    law = found.model
+    method = composed(task=held.task, classes=None, **keys)
+    theta = torch.nn.utils.parameters_to_vector(law.parameters()).detach()
+    # The estimating equation, from which a step without noise moves no more.
+    trainer = RecordSumsTrainer(task=Task(model=law, loss=load_loss(loss)), local=method.local).at_round(3)
+    groups = held.train.by_silo_user()
+    cohort = Cohort.from_records(
+        held.train, groups=groups, n_silos=SILOS, scale=Affine(), device=torch.device("cpu")
+    )
+    weights = Weights.MAIN.for_groups(groups, SILOS, 600)
+    job = TrainJob(
+        theta,
+        cohort,
+        torch.arange(len(groups)),
+        weights,
+        Clip(norm=1.0),
+        ExperimentRandomness(0),
+        ("round", 3),
+    )
+    score = trainer.sums(job).total.numpy().sum(axis=0)[:4]
+    assert np.abs(score).max() < 2e-3 * len(groups)
+    slopes = law.coefficients()[0].detach().numpy()[0]
+    assert slopes == pytest.approx([1.0, -0.5, 0.2], abs=0.3)
+    shown = found.predict(np.zeros((1, 3), dtype=np.float32))
+    assert shown == pytest.approx(1.0 if kind == "counts" else -1.5, abs=0.3)
+
+
+def test_estimators_of_survival_and_of_counts_take_newton(tmp_path: Path) -> None:
+    held = others("survival").train
+    cox = CoxRegressor(
+        "whitened-hazards",
+        epsilon=8.0,
+        n_users=600,
+        method=fv.newton(horizon=4.0),
+        rounds=12,
+        folder=tmp_path,
+        settings={"privacy": {"insecure_seed": 3}},
+    )
+    cox.fit(held.features, held.targets, user=held.user, silo=held.silo)
+    assert cox.score(held.features, held.targets) > 0.65
+    held = others("counts").train
+    counts = Regressor(
+        "whitened-rates",
+        loss="poisson",
+        epsilon=8.0,
+        n_users=600,
+        method=fv.newton(cap=6),
+        rounds=24,
+        folder=tmp_path,
+        settings={"privacy": {"insecure_seed": 3}},
+    )
+    found = counts.fit(held.features, held.targets, user=held.user + 1000, silo=held.silo).predict(
+        held.features
+    )
+    assert (found > 0).all()
+    assert np.corrcoef(found, held.targets)[0, 1] > 0.3
+
+
+@every_other
+def test_counts_and_survival_pass_masks_and_institutions(kind: str, tmp_path: Path) -> None:
+    model, loss, keys = OTHERS[kind]
+    policy = TESTING.model_copy(update={"models": (model,)})
+    held, made = population(), others(kind)
+    held = replace(
+        held,
+        train=replace(held.train, targets=made.train.targets[: len(held.train)]),
+        test_targets=made.train.targets[: len(held.test_targets)],
+        task=made.task,
+        n_classes=None,
+    )
+    given = newton_of(
+        model={"name": model, "loss": loss},
+        method={"name": "newton", "clip": None, "noise_multiplier": 3.0, "power": 1.0, **keys},
+        protection={"name": "secure-aggregation"},
+    )
+    world = World(tmp_path, given, held, policy)
+    world.play()
+    world.assert_as_in_one_process()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"task": "survival", "classes": None}, "survival needs method.horizon"),
+        ({"cap": 5}, "method.cap is for counts"),
+        ({"horizon": 5.0}, "method.horizon is for survival"),
+        ({"rate": 5.0}, "method.rate is for counts"),
+        ({"task": "regression", "classes": None, "cap": 5, "residual": 1.0}, "method.residual is not for"),
+    ],
+)
+def test_keys_of_another_target_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CompositionError, match=reason):
+        composed(**changes)
 
 
 def newton_of(**changes: Any) -> Any:

@@ -45,6 +45,10 @@ class Deployment:
         }
         self.ask("poc", "prepare", "-n", str(len(SITES)))
 
+    def folder_of(self, name: str) -> Path:
+        """Return the folder of the server or of a site."""
+        return self._project / name
+
     def ask(self, *words: str, check: bool = True) -> str:
         """Run a command of NVFlare; return what it printed."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -15,7 +15,7 @@ from fedveil.federation.hosts.submission import create_run, read_document
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent
+from fedveil.privacy.events import Adjacency, ComposedEvent, ConcentratedEvent, GaussianEvent, split_grid_loss
 from fedveil.privacy.joint_cost import joint_cost
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.experiment import PrivacySection, parse
@@ -50,7 +50,7 @@ def regression(folder: Path, share: float) -> InferenceDocument:
 
 def strength(folder: Path) -> float:
     """mu^2 of what a run was charged."""
-    events = [entry.event for entry in read_entries(folder / "ledger.jsonl")]
+    events = [split_grid_loss(entry.event)[0] for entry in read_entries(folder / "ledger.jsonl")]
     assert all(isinstance(one, GaussianEvent) for one in events)
     return math.fsum(one.noise_multiplier**-2 for one in events if isinstance(one, GaussianEvent))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,9 @@ from fedveil.privacy.events import (
     NoGuarantee,
     SampledWithoutReplacementEvent,
     SelfComposedEvent,
+    split_grid_loss,
 )
+from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protocols.driver import LocalDriver
@@ -459,6 +460,43 @@ def test_the_published_noise_is_named_and_claims_no_client(tmp_path: Path) -> No
     assert [line.epsilon for line in statement.trust[1:]] == [None, None, None]
 
 
+def test_drawn_clients_alone_send_and_remark_1_counts_their_share(tmp_path: Path) -> None:
+    method = {"name": "paraaegis", "noise_multiplier": "closed-form", "calibration": "as-published"}
+    drawn = method | {"client_sampling_rate": 0.6}
+    privacy = {"epsilon": 1.0, "delta": 1e-5, "insecure_seed": 1}
+    prepared = asked(drawn, {"ratio": 0.1, "strategy": "random"}, privacy=privacy)
+    everyone = asked(method, {"ratio": 0.1, "strategy": "random"}, privacy=privacy)
+    assert isinstance(prepared.protocol_spec, PartialEncryptionSpec)
+    assert isinstance(everyone.protocol_spec, PartialEncryptionSpec)
+    ratio = prepared.protocol_spec.clear.noise_std / everyone.protocol_spec.clear.noise_std
+    assert ratio == pytest.approx(math.sqrt(0.6))  # q is 1 for everyone
+    assert count_senders(prepared.method.channel, CLIENTS) == 3
+    assert prepared.method.divisor(CLIENTS, CLIENTS, 3) == 3
+    statement = run(prepared, tmp_path, Silent()).statement
+    assert [claim.value for claim in statement.as_published] == [pytest.approx(1.0)]
+    assert statement.adjacency is Adjacency.REPLACE_ONE
+    form = prepared.method.closed_form
+    assert form is not None
+    assert [form.rounds(form.noise_multiplier(t, 1.0, 1e-5), 1.0, 1e-5) for t in (1, 2, 50)] == [1, 2, 50]
+
+
+def test_a_sample_that_the_server_reads_amplifies_for_readers_alone() -> None:
+    """The server and the clients read who is drawn in a round; readers of the models do not."""
+    protected = {"ratio": 0.5, "strategy": "random", "he_noise": 1.0, "he_clip": 0.5}
+    given = {"name": "paraaegis", "noise_multiplier": 4.0, "client_sampling_rate": 0.6}
+    server, silo, reader, _ = asked(given, protected).guarantee.views
+    # Replaced, a client moves both parts by 2 theta each; an event of replacing one counts 2 theta itself.
+    both = 4.0 / math.sqrt(2)
+    assert isinstance(reader.event, SampledWithoutReplacementEvent)
+    assert (reader.event.population, reader.event.sample) == (CLIENTS, 3)
+    assert reader.event.event.noise_multiplier == pytest.approx(both * math.sqrt(3))
+    # Not sampled: one message's unencrypted part, and the encrypted parts' sum with three shares of noise.
+    assert isinstance(server.event, GaussianEvent)
+    assert server.event.noise_multiplier == pytest.approx(1 / math.sqrt(1 / 4.0**2 + 1 / (3 * 4.0**2)))
+    assert isinstance(silo.event, GaussianEvent)
+    assert silo.event.noise_multiplier == pytest.approx(both * math.sqrt(2))
+
+
 def test_a_target_is_met_against_the_server_by_the_default_calibration(tmp_path: Path) -> None:
     method = {"name": "paraaegis", "noise_multiplier": "calibrated"}
     prepared = asked(method, {"ratio": 0.1, "strategy": "random"}, privacy={"epsilon": 3.0})
@@ -471,8 +509,8 @@ def test_a_target_is_met_against_the_server_by_the_default_calibration(tmp_path:
 def test_noise_that_falls_is_charged_round_by_round(tmp_path: Path) -> None:
     prepared = asked({"name": "varying-dp", "noise_multiplier": 2.0}, rounds=3, privacy={})
     outcome = run(prepared, tmp_path, Silent())
-    lines = (outcome.folder / "ledger.jsonl").read_text().splitlines()
-    charged = [json.loads(line)["event"]["noise_multiplier"] for line in lines]
+    entries = read_entries(outcome.folder / "ledger.jsonl")
+    charged = [split_grid_loss(one.event)[0].to_json()["noise_multiplier"] for one in entries]
     first = 2.0 * math.sqrt(CLIENTS)
     assert charged == [pytest.approx(first * 0.9**t) for t in range(3)]
     accountant = make_accountant("pld", Adjacency.ADD_OR_REMOVE_ONE)

@@ -75,6 +75,18 @@ def test_the_rounds_of_a_budget_fit_it_and_one_more_does_not() -> None:
     assert fits["epsilon"] <= 1.0 < one_more[-1]["epsilon"]
 
 
+def test_a_theorem_allows_its_own_most_rounds() -> None:
+    """Equation 6 of DP-Fed-LS, beside the accountant's most rounds: the theorem allows fewer."""
+    rows = plan(0.8081 / 0.3, epsilon=6.0, rounds=None)
+    most = {row["accountant"]: row for row in rows if "uniform" in str(row["method"])}  # the last of each
+    assert most["theorem 1"]["rounds"] == 30
+    assert 5.9 < most["theorem 1"]["epsilon"] <= 6.0
+    assert most["rdp"]["rounds"] > 100
+    assert {
+        row["rounds"] for row in plan(0.5, epsilon=6.0, rounds=None) if row["accountant"] == "theorem 1"
+    } == {0}
+
+
 def test_a_round_beyond_the_budget_leaves_none() -> None:
     rows = plan(0.3, epsilon=0.01, rounds=None)
     assert {(row["rounds"], row["epsilon"]) for row in rows} == {(0, 0.0)}

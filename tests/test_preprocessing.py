@@ -23,7 +23,7 @@ from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderErro
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA, RunFolder
@@ -227,7 +227,8 @@ def test_a_run_is_clipped_to_what_was_found_and_pays_for_it(clipped: Outcome) ->
     outcome = clipped
     entries = read_entries(outcome.folder / "ledger.jsonl")
     assert [entry.run for entry in entries] == ["hospitals/prep/1", "hospitals/prep/2", *["hospitals"] * 2]
-    strengths = [e.event.noise_multiplier**-2 for e in entries if isinstance(e.event, GaussianEvent)]
+    noises = [split_grid_loss(entry.event)[0] for entry in entries]
+    strengths = [one.noise_multiplier**-2 for one in noises if isinstance(one, GaussianEvent)]
     shares = np.array(strengths) / sum(strengths)
     assert shares[:2] == pytest.approx([0.2 * 3 / 4, 0.2 / 4], abs=1e-3)
     found = read_preprocessed(outcome.folder)
@@ -305,7 +306,8 @@ def test_preprocessing_training_and_evaluation_spend_what_was_declared(
     entries = read_entries(outcome.folder / "ledger.jsonl")
     names = ["hospitals/prep/1", "hospitals", "hospitals", "hospitals/eval/1", "hospitals/eval/2"]
     assert [entry.run for entry in entries] == names
-    strengths = [e.event.noise_multiplier**-2 for e in entries if isinstance(e.event, GaussianEvent)]
+    noises = [split_grid_loss(entry.event)[0] for entry in entries]
+    strengths = [one.noise_multiplier**-2 for one in noises if isinstance(one, GaussianEvent)]
     assert len(strengths) == 5
     assert gaussian_epsilon(math.sqrt(math.fsum(strengths)), 1e-5) == pytest.approx(20.0, abs=1e-3)
     assert outcome.statement.epsilon == pytest.approx(20.0, abs=1e-3)
@@ -598,7 +600,7 @@ def test_a_round_leaves_room_for_an_evaluation_that_is_charged_and_not_made(tmp_
     folder = tmp_path / "runs" / "hospitals"
     with Ledger(folder / "ledger.jsonl", unit="user") as ledger:
         for one in plain.releases_after_training:
-            ledger.charge(run=one.of_run("hospitals"), round=0, attempt=0, event=one.guarantee.event)
+            ledger.charge(run=one.of_run("hospitals"), round=0, attempt=0, event=one.event)
     outcome = resume(folder, Silent())
     assert outcome.rounds == 2
     assert outcome.stopped is not None

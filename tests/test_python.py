@@ -794,7 +794,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "more users than there are": (bad_people(n_users=3), "n_users is 3, but more users"),
     "a task that is none": (
         bad_people(task="ranking"),
-        "task must be one of classification, regression, survival",
+        "task must be one of classification, multi-label, regression, multi-output, survival",
     ),
     "a test share beside a test table": (
         bad_people(test_share=0.3),
@@ -914,8 +914,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "settings of no key": (bad_train(settings={"trainer": {"nam": "x"}}), "trainer.nam: no such key"),
     "several processes": (
-        bad_train(settings={"trainer": {"processes": 2}}),
-        "trainer.processes: .*leave processes at 1",
+        bad_train(processes=2, loss=lambda outputs, targets: (outputs[:, 0] - targets) ** 2),
+        "trainer.processes: .*cannot be carried .*lambda.*leave processes at 1",
     ),
     "a folder that is none": (lambda folder: fv.resume(folder, network(), people()), "not a run folder"),
     "a client method over shared silos": (

@@ -23,8 +23,7 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.rounds.client_inputs import make_round_inputs
-from fedveil.run.rounds.round_context import RoundContext
-from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.round_context import RoundContext, SumHistory
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import SimulatedParties, play_round
 

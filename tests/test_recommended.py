@@ -131,12 +131,15 @@ def test_the_curvature_is_that_of_the_loss_at_a_zero_start() -> None:
         ("cross_entropy", 4, torch.tensor([1])),
         ("binary_cross_entropy", 1, torch.tensor([1])),
         ("squared_error", 1, torch.tensor([0.5])),
+        ("multi_label_cross_entropy", 3, torch.tensor([[1.0, 0.0, 1.0]])),
     ):
 
         def at(value: float, name: str = loss, k: int = outputs, y: torch.Tensor = target) -> float:
             z = torch.zeros(1, k, dtype=torch.float64)
             z[0, 0] = value
-            return float(LOSSES[name].records(z, y.double() if k == 1 else y, torch.ones(1))[0])
+            return float(
+                LOSSES[name].records(z, y.double() if y.is_floating_point() else y, torch.ones(1))[0]
+            )
 
         second = (at(step) - 2 * at(0.0) + at(-step)) / step**2
         assert second == pytest.approx(LOSSES[loss].curvature(outputs), rel=1e-4)

@@ -140,7 +140,7 @@ def test_a_bad_value_is_found_beyond_the_first_chunk(monkeypatch: pytest.MonkeyP
         (np.zeros((3, 2), np.float64), np.zeros(3, np.int64), "not float64 of shape"),
         (np.zeros(3, np.float32), np.zeros(3, np.int64), r"not float32 of shape \(3,\)"),
         (np.zeros((3, 2), np.float32), np.zeros(3, np.int32), "not int32"),
-        (np.zeros((3, 2), np.float32), np.zeros((3, 3), np.float32), r"\(event, time\)"),
+        (np.zeros((3, 2), np.float32), np.zeros((3, 3, 3), np.float32), r"\(event, time\)"),
     ],
 )
 def test_columns_that_are_no_table_are_refused(

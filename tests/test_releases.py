@@ -17,7 +17,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.bounds import Clip, FixedVector
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import GaussianEvent
+from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
@@ -215,7 +215,9 @@ def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:
 def test_a_release_is_charged_once_for_what_it_states(released: Path) -> None:
     (entry,) = read_entries(released / "ledger.jsonl")
     statement = json.loads((released / "privacy.json").read_text())
-    assert isinstance(entry.event, GaussianEvent)
+    noise, loss = split_grid_loss(entry.event)
+    assert isinstance(noise, GaussianEvent)
+    assert 0 < loss < 1e-9
     assert statement["epsilon"] == pytest.approx(2.0, abs=1e-3)
     assert statement["released"] == "statistics"
     assert {line["role"]: line["epsilon"] for line in statement["trust"]}["server"] == statement["epsilon"]
@@ -308,8 +310,9 @@ def test_charges_that_another_machine_rounded_otherwise_are_told_from_another_do
 def spent_by_two(folder: Path) -> float:
     """Two releases of mu are one of sqrt(2) mu."""
     (entry,) = read_entries(folder / "ledger.jsonl")
-    assert isinstance(entry.event, GaussianEvent)
-    return gaussian_epsilon(2**0.5 / entry.event.noise_multiplier, 1e-5)
+    event = split_grid_loss(entry.event)[0]
+    assert isinstance(event, GaussianEvent)
+    return gaussian_epsilon(2**0.5 / event.noise_multiplier, 1e-5)
 
 
 def test_rows_are_near_the_exact_figures(released: Path) -> None:

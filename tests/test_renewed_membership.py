@@ -236,6 +236,29 @@ def test_no_other_membership_is_used(
     assert [federation.charges(name) for name in ("north", "south")] == [before + 2, before + 2]
 
 
+def test_a_file_that_is_replaced_between_its_check_and_its_use_is_not_used(federation: Federation) -> None:
+    """The silo keeps to its membership while one that adds a silo waits; what lies there by then is checked anew."""
+    bad = _without_revocation(federation)
+    federation.join("a-third")
+    seal(federation.founder, None)
+    made = federation.accept(*map(federation.folder, ("north", "south", "a-third")), federation.coordinator)
+    north, file = federation.silos["north"], federation.folder("north") / "membership.toml"
+    with pytest.raises(ProtocolError):
+        north.receive(b"")  # it has read the new membership, and is not asked to go on under it yet
+    right = file.read_bytes()
+    file.write_bytes(bad)
+    with closing(ServedSilo(SiloFolder(federation.folder("a-third")))) as third:
+        federation.silos["a-third"] = third
+        with closing(federation.begin()) as party:
+            stopped = federation.play(party, made.silos)
+        assert stopped is not None
+        assert "north" in stopped
+        assert [federation.charges(name) for name in made.silos] == [2, 2, 0]
+        file.write_bytes(right)
+        with closing(federation.begin()) as party:
+            assert federation.play(party, made.silos) is None
+
+
 def test_a_revoked_coordinator_gets_nothing_more_of_the_session_that_is_open(federation: Federation) -> None:
     party = federation.begin()
     with closing(party):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.privacy.claims import Role
+from fedveil.privacy.events import NoGuarantee
 from fedveil.privacy.statement import AsPublished, Disclosure
 from fedveil.report.document import escape, fields, write_document
 from fedveil.report.drawing import show, show_delta, show_epsilon
@@ -316,7 +317,9 @@ def test_hostile_names_inject_nothing(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=2, settings=f"text = '''{HOSTILE}'''\n")
     rewrite(folder / "diagnostics.json", silo_names=[HOSTILE] * 5)
     rewrite(folder / "environment.json", **{HOSTILE: HOSTILE})
-    disclosure = Disclosure(role=Role.SERVER, party=HOSTILE, sees=HOSTILE, epsilon=None)
+    disclosure = Disclosure(
+        role=Role.SERVER, party=HOSTILE, sees=HOSTILE, epsilon=None, event=NoGuarantee(reason=HOSTILE)
+    )
     lists = dict.fromkeys(("mechanisms", "uncovered", "notes"), (HOSTILE,) * 2)
     hostile = dataclasses.replace(
         load_run(folder).statement,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,26 @@ def test_white_noise_is_flat_and_a_wave_is_a_line() -> None:
     found = spectrum(wave)
     peak = found.frequencies[int(np.argmax(found.magnitudes))]
     assert 33 < peak < 42
+
+
+def test_a_long_vector_has_the_spectrum_of_a_short_one_in_a_quarter_of_the_memory() -> None:
+    """Of a length with a large prime factor, whose own transform takes 125 bytes for each number."""
+    length = (1 << 20) + 7
+    at = torch.arange(length, dtype=torch.float64) / length
+    vector = torch.from_numpy(np.random.default_rng(0).normal(size=length)) + 3.0
+    vector += torch.sin(2 * torch.pi * 2000 * at)
+    tracemalloc.start()
+    found = spectrum(vector.float())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 * length
+    power = torch.fft.rfft(vector).abs().square()[1:].numpy()
+    for frequency, magnitude in zip(found.frequencies[30:-1], found.magnitudes[30:-1], strict=True):
+        near = power[
+            int(frequency * 0.9) : int(frequency * 1.1)
+        ]  # within a band, whose neighbours are 1.3 apart
+        if not 1500 < frequency < 2700:
+            assert abs(magnitude / np.sqrt(near.mean()) - 1) < 0.2
+    loudest = found.frequencies[int(np.argmax(found.magnitudes))]
+    assert 1700 < loudest < 2400
+    assert max(found.magnitudes[:4]) < 6 * length**0.5  # the mean of 3 does not leak

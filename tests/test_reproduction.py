@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from reproduction.index import IndexItem, index_items
+from reproduction.layout import lay_out
 from reproduction.page import _counted, pages
 from reproduction.play import reproduce
 from reproduction.results import ResultError, ResultFolder, Results, Run, digest
@@ -89,6 +91,19 @@ def test_every_measured_table_has_one_section_and_the_index_links_to_it():
         if label == name
     }
     assert linked == sections
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_page_shows_every_cell_of_a_table_once_and_what_is_outside_in_bold(table):
+    rows = section_rows(table, ResultFolder(ROOT / "results").read(table.name))
+    if not rows:
+        return
+    lines, said = lay_out(table, rows)
+    shown = Counter(text.strip("*").split(" (")[0].split("; ")[0] for line in lines for text in line.values())
+    assert Counter(row[table.value].replace(" ± ", "±").split(" (")[0] for row in rows) <= shown
+    outside = sum(row.get("verdict") == "outside" for row in rows)
+    assert sum(text.startswith("**") for line in lines for text in line.values()) == outside
+    assert f"{outside} outside" in said or not outside
 
 
 def test_no_cell_stands_on_the_page_with_fewer_than_three_runs():

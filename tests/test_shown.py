@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.privacy.accountant import epsilon_on_grid
-from fedveil.privacy.events import ComposedEvent
+from fedveil.privacy.events import ComposedEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.report.page import write_report
 from fedveil.run.folder.shown import FEDERATED, FIELDS, FILES, METRICS, Kind, uncovered_outputs
@@ -149,13 +148,11 @@ def test_epsilon_stands_among_the_epsilons_with_the_grid_loss(case: str, tmp_pat
     ledger = run(prepared, tmp_path, Silent()).folder / "ledger.jsonl"
     spent = ComposedEvent(events=tuple(entry.event for entry in read_entries(ledger)))
     statement = state(prepared, 2, SpentBudget(charges=2, beside=(), event=spent))
-    loss = 2 * 0.01 * prepared.task.dimension
-    assert statement.epsilon == pytest.approx(
-        epsilon_on_grid(prepared.accountant, spent, statement.delta, loss)
-    )
+    continuous, loss = split_grid_loss(spent)
+    assert loss == pytest.approx(2 * 0.01 * prepared.task.dimension)
+    assert statement.epsilon == pytest.approx(prepared.accountant.epsilon(spent, statement.delta))
     assert dict(statement.epsilons)[statement.accountant] == pytest.approx(statement.epsilon, rel=1e-9)
-    without = prepared.accountant.epsilon(spent, statement.delta)
-    assert statement.epsilon > without + loss
+    assert statement.epsilon > prepared.accountant.epsilon(continuous, statement.delta) + loss
 
 
 @pytest.mark.skipif(not find_spec("tenseal"), reason="partial encryption needs tenseal")

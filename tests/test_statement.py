@@ -43,8 +43,12 @@ GOOD = Statement(
     units=100,
     mechanisms=("discrete Gaussian noise, multiplier 5, on 10 rounds over everyone",),
     trust=(
-        Disclosure(role=Role.SERVER, party="the server", sees="the sum of all silos", epsilon=2.8013),
-        Disclosure(role=Role.SILO, party="one silo", sees="its own share of the noise", epsilon=None),
+        Disclosure(
+            role=Role.SERVER, party="the server", sees="the sum of all silos", epsilon=2.8013, event=EVENT
+        ),
+        Disclosure(
+            role=Role.SILO, party="one silo", sees="its own share of the noise", epsilon=None, event=EVENT
+        ),
     ),
     randomness="the operating system's generator",
     secure_randomness=True,
@@ -138,7 +142,7 @@ def test_epsilon_is_shown_rounded_up_and_a_lower_bound_down(value: float) -> Non
 @pytest.mark.parametrize("statement", [GOOD, NONE])
 def test_json_round_trip(statement: Statement) -> None:
     text = json.dumps(statement.to_json(), allow_nan=False)
-    assert json.loads(text)["schema_version"] == 2
+    assert json.loads(text)["schema_version"] == 3
     assert json.loads(text)["sentences"][0] == statement.sentences()[0]
     assert Statement.from_json(json.loads(text)) == statement
 
@@ -163,7 +167,7 @@ def test_a_statement_that_contradicts_itself_is_refused(change: dict[str, object
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 3}, "schema_version 3"),
+        ({"schema_version": 2}, "schema_version 2"),
         ({"epsilon": 0.1}, "do not fit"),
         ({"sentences": []}, "do not fit"),
         ({"extra": 1}, "extra: no such key"),
@@ -181,18 +185,16 @@ def test_a_damaged_statement_is_refused(change: dict[str, object], message: str)
 
 def test_epsilons_of_every_supporting_accountant() -> None:
     sampled = PoissonSampledEvent(rate=0.1, event=GaussianEvent(noise_multiplier=2.0))
-    found = dict(epsilons_by_accountant(sampled, 1e-5, Adjacency.ADD_OR_REMOVE_ONE, loss=0.0))
+    found = dict(epsilons_by_accountant(sampled, 1e-5, Adjacency.ADD_OR_REMOVE_ONE))
     assert found == {name: epsilon(sampled, 1e-5, name) for name in ("pld", "rdp", "rdp-2017")}
-    assert [name for name, _ in epsilons_by_accountant(sampled, 1e-5, Adjacency.REPLACE_ONE, loss=0.0)] == [
-        "pld"
-    ]
-    nothing = dict(epsilons_by_accountant(NoGuarantee(reason="x"), 1e-5, Adjacency.REPLACE_ONE, loss=0.0))
+    assert [name for name, _ in epsilons_by_accountant(sampled, 1e-5, Adjacency.REPLACE_ONE)] == ["pld"]
+    nothing = dict(epsilons_by_accountant(NoGuarantee(reason="x"), 1e-5, Adjacency.REPLACE_ONE))
     assert set(nothing.values()) == {None}
 
 
 def test_an_accountant_that_has_no_number_is_left_out() -> None:
     sampled = PoissonSampledEvent(rate=0.5, event=GaussianEvent(noise_multiplier=2.0))
-    found = epsilons_by_accountant(sampled, 1e-13, Adjacency.ADD_OR_REMOVE_ONE, loss=0.0)
+    found = epsilons_by_accountant(sampled, 1e-13, Adjacency.ADD_OR_REMOVE_ONE)
     assert [name for name, _ in found] == ["rdp", "rdp-2017"]
 
 

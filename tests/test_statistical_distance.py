@@ -14,7 +14,6 @@ from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.uldp import uldp_avg_w
-from fedveil.privacy.accountant import epsilon_on_grid
 from fedveil.privacy.accounting import dominating_event, make_accountant
 from fedveil.privacy.claims import Claim, Reveals, Role, covered_knowledge
 from fedveil.privacy.events import (
@@ -173,9 +172,7 @@ def test_the_line_of_the_server_alone_has_the_distance_of_what_it_decrypts() -> 
         told = any("delta counts 1 + e^epsilon times" in line for line in guarantee.mechanisms)
         assert told == (distance > 0)
         readers, server = (
-            epsilon_on_grid(
-                make_accountant("pld"), guarantee.after_rounds(guarantee.event_for(role), 100), DELTA, 0.0
-            )
+            make_accountant("pld").epsilon(guarantee.after_rounds(guarantee.event_for(role), 100), DELTA)
             for role in (Role.READER, Role.SERVER)
         )
         assert (server > readers) == (distance > 0)

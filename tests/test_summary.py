@@ -12,9 +12,9 @@ import pytest
 from scipy.special import ndtr
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, PrivacyError
 from fedveil.privacy.accountant import gaussian_epsilon
-from fedveil.privacy.attack_bound import attack_accuracy
+from fedveil.privacy.attack_bound import attack_accuracy, membership_bound
 from fedveil.privacy.events import GaussianEvent, SelfComposedEvent
 from fedveil.privacy.statement import Statement
 from fedveil.report.page import report_page, write_report
@@ -52,6 +52,43 @@ def test_the_bound_of_epsilon_alone_stands_where_the_event_has_no_number() -> No
     odds = math.exp(said.epsilon)
     assert attack_accuracy(said) == pytest.approx((odds + said.delta) / (1 + odds))
     assert attack_accuracy(Statement.from_json(statement(epsilon=None))) is None
+
+
+def test_a_member_is_not_recognised_more_surely_than_its_bound_says() -> None:
+    """Random pairs of laws: Bayes' rule against prior + epsilon / 4 + delta, with the exact delta of every epsilon."""
+    random = np.random.default_rng(5)
+    closest = 1.0
+    for _ in range(300):
+        size = int(random.integers(2, 6))
+        with_unit, without = random.dirichlet(np.full(size, 0.5)), random.dirichlet(np.full(size, 0.5))
+        mix = random.uniform()
+        with_unit = mix * without + (1 - mix) * with_unit
+        prior, epsilon = random.uniform(0.01, 0.99), random.uniform(0, 2)
+        delta = max(1e-15, float(np.maximum(with_unit - math.exp(epsilon) * without, 0).sum()))
+        posterior = prior * with_unit / (prior * with_unit + (1 - prior) * without)
+        said = replace(gaussian(1.0, 4), accountant="unknown", epsilon=epsilon, delta=delta)
+        bound = membership_bound(said, prior)
+        assert bound is not None
+        mean = float(with_unit @ posterior)
+        odds = math.exp(epsilon) * prior / (1 - prior)
+        assert mean <= (odds + delta) / (1 + odds) + 1e-12
+        assert (odds + delta) / (1 + odds) <= bound + 1e-12
+        closest = min(closest, bound - mean)
+    assert closest < 0.05  # c = 1: a bound far from what is attained would prove nothing
+    assert membership_bound(Statement.from_json(statement(epsilon=None))) is None
+    with pytest.raises(PrivacyError, match="prior = 2"):
+        membership_bound(said, 2.0)
+
+
+def test_the_linear_bound_of_membership_is_the_tangent_of_the_one_by_epsilon() -> None:
+    said = replace(gaussian(1.0, 4), accountant="unknown")
+    for epsilon in (0.01, 0.5, 3.0):
+        small = replace(said, epsilon=epsilon, delta=1e-15)
+        by_epsilon, linear = attack_accuracy(small), membership_bound(small)
+        assert by_epsilon is not None
+        assert linear is not None
+        assert by_epsilon <= linear
+        assert epsilon > 0.1 or linear - by_epsilon < 1e-6
 
 
 def test_the_share_of_right_guesses_is_rounded_up(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ from fedveil.training.validation import validate_behaviour, validate_loss
 from fedveil.training.vectorized import VmapTrainer
 
 LABELS = torch.zeros(1, dtype=torch.int64)
-KINDS = {"classification": LABELS, "regression": torch.zeros(1), "survival": torch.zeros(1, 2)}
+KINDS = {"classification": LABELS, "regression": torch.zeros(1), "survival": torch.zeros(1, 2)} | {
+    "multi-label": torch.zeros(1, 3),
+    "multi-output": torch.zeros(1, 3),
+}
 
 
 def balanced(outputs, targets):
@@ -261,7 +264,7 @@ def test_a_module_within_a_module_is_looked_into(monkeypatch):
 def test_the_losses_of_the_house_are_taken(name):
     loss = LOSSES[name]
     for task in loss.tasks:
-        outputs = 3 if name in {"cross_entropy", "focal"} else 1
+        outputs = 3 if name in {"cross_entropy", "focal"} or task.startswith("multi") else 1
         validate_loss(loss, task, outputs, KINDS[task])
 
 

@@ -68,15 +68,11 @@ def bounds(
     adjacency, at = statement["adjacency"], statement["delta"] if delta is None else delta
     if kinds - {(statement["unit"], adjacency)} or expand(event) != expand(statement["event"]):
         raise DisagreementError("the statement's event is not the composition of the ledger's charges")
-    grid = [{"type": "grid", "loss": statement["grid_loss"]}]
     lines_of = [
         ("reader", statement["epsilon"], event),
         *((a["role"], a["epsilon"], a["event"]) for a in statement["trust"]),
     ]
-    return [
-        (role, stated, epsilon_of({"type": "composed", "events": [seen, *grid]}, at, adjacency))
-        for role, stated, seen in lines_of
-    ]
+    return [(role, stated, epsilon_of(seen, at, adjacency)) for role, stated, seen in lines_of]
 
 
 def main() -> int:

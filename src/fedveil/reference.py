@@ -93,15 +93,17 @@ def _entry(member: Member) -> Entry:
 
 
 def _page() -> Iterator[str]:
-    yield "# Stages, methods and data sets: every name and its keys"
+    yield "# Stages and methods: every name and its keys"
     yield ""
     yield (
         "This page is generated from what the stages declare: `python -m fedveil.reference`. An experiment names a "
         "member in the\n`name` of a table and gives its keys beside it; any other key is refused. An installed package "
-        "may bring more of each\nkind ([how](../how-to/add-a-stage.md)): `fedveil stages`, `fedveil methods` and "
-        "`fedveil data` list those as well."
+        "may bring more of each\nkind ([how](../how-to/add-a-stage.md)): `fedveil stages` and `fedveil methods` "
+        "list those as well. [Data sets](data-sets.md) have a page of their own."
     )
     for kind, (table, meaning) in SECTIONS.items():
+        if kind == "data_sets":
+            continue
         yield from ("", f"## {_title(kind)}", "", f"`{table}`: {meaning}", "")
         found = [one for one in entries(kind) if one.package == PACKAGE]
         yield from ("| name | what it does |", "| --- | --- |")
@@ -118,12 +120,18 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
             rows.setdefault(key.name, {}).setdefault(said, []).append(one.name)
     if not rows:
         return
-    yield from ("", "| key | of | type | default | meaning |", "| --- | --- | --- | --- | --- |")
+    yield from ("", "| key | of | value | meaning |", "| --- | --- | --- | --- |")
     with_keys = [one.name for one in found if one.keys]
     for name, variants in rows.items():
         for (kind_of_value, default, meaning), owners in variants.items():
-            whose = "all" if owners == with_keys and len(owners) > 1 else ", ".join(f"`{o}`" for o in owners)
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value} | {default} | {meaning} |"
+            others = [other for other in with_keys if other not in owners]
+            whose = ", ".join(f"`{owner}`" for owner in owners)
+            if len(owners) > 1 and not others:
+                whose = "all"
+            elif others and len(owners) > 3 * len(others):
+                whose = f"all with keys but {', '.join(f'`{other}`' for other in others)}"
+            given = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{given} | {meaning} |"
 
 
 def _title(kind: str) -> str:

@@ -34,7 +34,7 @@ from fedveil.files import as_path
 from fedveil.run.setup import Prepared
 from fedveil.training.metrics import c_index
 
-__all__ = ["Classifier", "CoxRegressor", "Regressor"]
+__all__ = ["Classifier", "CoxRegressor", "MultiLabelClassifier", "Regressor"]
 
 _FORWARDED = (
     *("method", "rounds", "loss", "local_learning_rate", "local_epochs", "batch_size"),
@@ -84,7 +84,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
         Args:
             X: (n, p) numbers, or a data frame of them.
-            y: (n,) labels or numbers; for :class:`CoxRegressor` (n, 2) of (event, time).
+            y: (n,) labels or numbers; (n, k) for several labels or numbers; for :class:`CoxRegressor` (n, 2) of
+                (event, time).
             user: (n,) the person to whom each record belongs. Required: ``user=np.arange(len(X))`` says that every
                 row is another person.
             silo: (n,) the silo that holds each record; None is one silo.
@@ -132,11 +133,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             user=user,
             silo=silo,
             n_users=self.n_users,
-            task=self._task,
             silos=silos,
             test_share=0,
             name=type(self).__name__,
-            **declared,
+            **{"task": self._task} | declared,
         )
 
     def _outputs(self, X: Any) -> np.ndarray:
@@ -260,12 +260,50 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
 
 
+class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """Several labels of a record with user-level differential privacy; arguments as of :class:`Classifier`.
+
+    ``y`` is (n, k) of 0 and 1, k >= 2: a record has none or several of k labels. ``score`` is the share of records all
+    of whose labels are predicted.
+
+    Attributes:
+        classes_: (k,) names of the columns of ``y``, if it is a data frame; otherwise their numbers.
+    """
+
+    _task = "multi-label"
+
+    def _population(self, X: np.ndarray, y: Any, user: Any, silo: Any) -> Population:
+        people = self._people(X, y, user, silo)
+        names = people.target_names
+        self.classes_ = np.array(names if hasattr(y, "columns") else range(len(names)))
+        return people
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return (n, k) logits."""
+        return self._outputs(X)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the (n, k) probability of each label."""
+        return np.asarray(torch.sigmoid(torch.from_numpy(self._outputs(X)).double()))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return (n, k) of 1 for a label that is more probable than not, and 0 for any other."""
+        return (self._outputs(X) > 0).astype(np.int64)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output, tags.target_tags.single_output = True, False
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
 class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """Regression of numbers with user-level differential privacy; arguments as of :class:`Classifier`, and:
 
     Args:
-        target_range: declared bounds of the target. The model is trained on targets scaled to [-1, 1] by them, and
-            ``predict`` scales back. None trains on the targets as they are. A target outside is refused.
+        target_range: declared bounds of the target; for a ``y`` of k columns a pair for each, or one pair for all. The
+            model is trained on targets scaled to [-1, 1] by them, and ``predict`` scales back. None trains on the
+            targets as they are. A target outside is refused.
     """
 
     _task = "regression"
@@ -278,7 +316,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         delta: float | None = None,
         n_users: int | Counted | None = None,
         silos: Sequence[Any] | None = None,
-        target_range: tuple[float, float] | None = None,
+        target_range: Any = None,
         bounds: Any = None,
         method: Any = None,
         rounds: int | None = None,
@@ -314,25 +352,54 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         self.target_range = target_range
 
     def _population(self, X: np.ndarray, y: Any, user: Any, silo: Any) -> Population:
+        several = np.ndim(y) == 2 and np.shape(y)[1] > 1
+        task: Task = "multi-output" if several else "regression"
+        self.n_outputs_ = np.shape(y)[1] if several else 1
         if self.target_range is None:
-            return self._people(X, y, user, silo)
-        lower, upper = _pair(self.target_range, "target_range")
-        targets = np.asarray(y, dtype=np.float64)
-        outside = (targets < lower) | (targets > upper)
-        if outside.any():
+            return self._people(X, y, user, silo, task=task)
+        targets = np.asarray(read_numbers(y, task, "y"), dtype=np.float64)
+        lower, upper = self._ranges()
+        outside = np.argwhere((targets < lower) | (targets > upper))
+        if len(outside):
+            row, *column = outside[0].tolist()
+            first, last = (np.broadcast_to(one, targets.shape[1:])[tuple(column)] for one in (lower, upper))
             raise ConfigError(
-                f"y, row {int(np.argmax(outside))}: the target is outside of target_range, {lower:g} to {upper:g}; "
-                "numpy.clip takes it for the bound"
+                f"y, row {row}: the target{''.join(f' {one}' for one in column)} is outside of target_range, "
+                f"{first:g} to {last:g}; numpy.clip takes it for the bound"
             )
-        return self._people(X, 2 * (targets - lower) / (upper - lower) - 1, user, silo, target_range=(-1, 1))
+        scaled = 2 * (targets - lower) / (upper - lower) - 1
+        return self._people(X, scaled, user, silo, task=task, target_range=(-1.0, 1.0))
+
+    def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lower and the upper bounds, (k,) or () if one pair holds for all targets.
+
+        Raises:
+            ConfigError: no pair, or not as many pairs as targets.
+        """
+        given: Any = self.target_range
+        if self.n_outputs_ == 1 or np.ndim(given) == 1:
+            pair = np.array(_pair(given, "target_range"))
+            return pair[0], pair[1]
+        if len(given) != self.n_outputs_:
+            raise ConfigError(
+                f"target_range: give one pair for all, or {self.n_outputs_} pairs, one for each target"
+            )
+        pairs = np.array([_pair(one, f"target_range of target {place}") for place, one in enumerate(given)])
+        return pairs[:, 0], pairs[:, 1]
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return (n,) numbers."""
-        found = self._outputs(X)[:, 0].astype(np.float64)
+        """Return (n,) numbers, or (n, k) after a fit to k."""
+        outputs = self._outputs(X).astype(np.float64)
+        found = outputs if self.n_outputs_ > 1 else outputs[:, 0]
         if self.target_range is None:
             return found
-        lower, upper = _pair(self.target_range, "target_range")
-        return lower + (found + 1) * (upper - lower) / 2
+        lower, upper = self._ranges()
+        return np.asarray(lower + (found + 1) * (upper - lower) / 2)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
 
 class CoxRegressor(_Estimator):

@@ -133,6 +133,10 @@ class ClosedForm(Protocol):
         """Return the epsilon that the theorem shows for a noise multiplier; infinite outside its domain."""
         ...
 
+    def rounds(self, noise_multiplier: float, epsilon: float, delta: float) -> int:
+        """Return the most rounds that the theorem allows at (epsilon, delta); 0 if it allows none."""
+        ...
+
 
 _Answer = TypeVar("_Answer", bound=Callable[..., Any])
 _DUTY: Final = "__duty__"

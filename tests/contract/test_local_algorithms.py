@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from benchmarks.control_variates import ControlVariates
 from torch import Tensor
 
 import fedveil as fv
@@ -90,6 +91,7 @@ ALGORITHMS: dict[str, LocalAlgorithm] = {
     "normalised, of the example package": Normalised(),
     "every factor of the span": Halved(),
     "with state": Corrected(),
+    "control variates": ControlVariates(),
 }
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
 STEPS: dict[str, dict[str, Any]] = {
@@ -284,6 +286,24 @@ def test_an_algorithm_keeps_what_follows_from_the_clipped_update() -> None:
         wanted = job.kept["sent"].double() + shortened / (3 * 0.2)
         np.testing.assert_allclose(found.kept["sent"], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
         assert torch.equal(found.kept["sent"][EMPTY], job.kept["sent"][EMPTY])
+
+
+def test_the_server_computes_its_control_variate_from_the_released_mean_alone() -> None:
+    """Over rounds it is the mean of the contributions' own, which are never sent."""
+    algorithm, sizes = ControlVariates(), [7, 2, 4, 3]
+    cohort, trainer = cohort_of(sizes), VmapTrainer(task=linear(), local=local_of(algorithm, epochs=3))
+    dimension = linear().dimension
+    kept = {"control": torch.zeros(len(sizes), dimension)}
+    broadcast = algorithm.begin_server(dimension)
+    for _ in range(4):
+        job = replace(job_of(trainer, cohort, Clip(norm=0.05)), kept=kept, broadcast=broadcast)
+        job = replace(job, weights=torch.ones(len(sizes), dtype=torch.float64))
+        sums = trainer.sums(job)
+        mean = sums.total.sum(0) / len(sizes)
+        kept, broadcast = dict(sums.kept), algorithm.step_server(mean, job.local_state(trainer.local))
+        own = kept["control"].double().mean(0)
+        torch.testing.assert_close(broadcast["control"].double(), own, rtol=1e-4, atol=1e-5)
+        assert float(own.norm()) > 0.01
 
 
 def test_an_update_that_is_not_finite_counts_as_zero_for_what_is_kept() -> None:

@@ -99,7 +99,7 @@ METHOD_CASES |= {
     "fl-laplace-sdq": lambda sigma: fl_laplace_sdq(**messages(sigma), step=1.0),
 }
 METHOD_CASES["newton"] = lambda sigma: newton(
-    inputs=3, classes=2, schema=None, target_range=None, noise_multiplier=sigma
+    inputs=3, classes=2, task="classification", schema=None, target_range=None, noise_multiplier=sigma
 )
 METHOD_CASES["boosted-trees"] = lambda sigma: boosted_trees(
     inputs=3, classes=2, target_range=None, noise_multiplier=sigma

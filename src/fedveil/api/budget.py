@@ -20,14 +20,15 @@ from scipy.optimize import brentq
 
 from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
-from fedveil.files import as_path, parse_json, reading, writing
+from fedveil.files import as_path, check_schema_version, parse_json, reading, writing
 from fedveil.line_log import LineLog
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid, gaussian_delta, gaussian_epsilon
+from fedveil.privacy.accountant import Accountant, cached_epsilon, gaussian_delta, gaussian_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, atoms, compose, event_from_json
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.run.setup import Prepared
 
+_SCHEMA_VERSION: Final = 2
 _TRIES: Final = 12
 _LESS: Final = 0.93
 """Factor between two tries of a fit's epsilon, where the Gaussian rule gives too much."""
@@ -41,20 +42,17 @@ class Charge:
 
     Attributes:
         event: the privacy event of all its rounds.
-        loss: privacy loss of the grids of its noise.
         protects: the protected unit, and the neighbouring data sets that the guarantee compares.
         is_fit: whether the charge is of a fit; otherwise it is what a fit released beyond its plan.
     """
 
     event: Event
-    loss: float
     protects: tuple[str, str]
     is_fit: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the charge as JSON."""
-        own = {"loss": self.loss, "protects": list(self.protects), "is_fit": self.is_fit}
-        return {"event": self.event.to_json(), **own}
+        return {"event": self.event.to_json(), "protects": list(self.protects), "is_fit": self.is_fit}
 
     @classmethod
     def from_json(cls, data: Any) -> Charge:
@@ -62,7 +60,6 @@ class Charge:
         unit, adjacency = data["protects"]
         return cls(
             event=event_from_json(data["event"]),
-            loss=float(data["loss"]),
             protects=(str(unit), str(adjacency)),
             is_fit=bool(data["is_fit"]),
         )
@@ -70,9 +67,9 @@ class Charge:
     @classmethod
     def of_run(cls, prepared: Prepared) -> Charge:
         """Return what a run that is ready to be played will release to readers of its models."""
-        event, loss = prepared.learned_event(Role.READER, prepared.experiment.rounds, prepared.side_releases)
+        event = prepared.learned_event(Role.READER, prepared.experiment.rounds, prepared.side_releases)
         of = prepared.guarantee
-        return cls(event=event, loss=loss, protects=(of.unit, of.adjacency.value))
+        return cls(event=event, protects=(of.unit, of.adjacency.value))
 
 
 class Budget:
@@ -233,20 +230,25 @@ class Budget:
                 yield charges
 
     def _head(self) -> dict[str, Any]:
-        return {"schema_version": 1, "epsilon": self.epsilon, "delta": self.delta, "fits": self.fits}
+        return {
+            "schema_version": _SCHEMA_VERSION,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "fits": self.fits,
+        }
 
     def _read(self, lines: Sequence[bytes], torn: bytes) -> list[Charge]:
         """Return the charges of a file.
 
         Raises:
             ConfigError: the file is of another budget.
-            RunFolderError: a line is damaged. A torn line counts as damage: it may be a charge.
+            RunFolderError: another version wrote the file, or a line is damaged; a torn line may be a charge.
         """
         place = f"{self.file} (fedveil.Budget)"
         if torn:
             raise RunFolderError(f"{place} is damaged: its last line is not complete, and may be a charge")
         head, *rows = [parse_json(line, place, RunFolderError) for line in lines] or [self._head()]
-        if head != self._head():
+        if check_schema_version(head, place, _SCHEMA_VERSION) != self._head():
             raise ConfigError(f"{place} was begun with other numbers; give those, or another file")
         with reading(place, RunFolderError):
             return [Charge.from_json(row) for row in rows]
@@ -276,11 +278,11 @@ def _open_budget(epsilon: float, fits: int, delta: float, file: Path) -> Budget:
 
 
 def joint_epsilon(charges: Sequence[Charge], accountant: Accountant, delta: float) -> float:
-    """Return the epsilon of several fits together: of their composed events, and the grids of all noise."""
+    """Return the epsilon of several fits together."""
     whole: Counter[Event] = Counter()
     for one in charges:
         whole.update(atoms(one.event))
-    return epsilon_on_grid(accountant, compose(whole), delta, sum(one.loss for one in charges))
+    return cached_epsilon(accountant, compose(whole), delta)
 
 
 def _mu_of(epsilon: float, delta: float) -> float:

@@ -119,10 +119,8 @@ def cross_validate(
             charge = Charge.of_run(prepared)
         note_fit(prepared, charge, budget)
         results.append(play(prepared, learned[-1], parent))
-        stated = results[
-            -1
-        ].statement  # with attempts at rounds that were repeated, and the grids of their noise
-        charges.append(replace(charge, event=stated.event, loss=max(charge.loss, stated.grid_loss or 0.0)))
+        # The statement includes attempts at rounds that were repeated.
+        charges.append(replace(charge, event=results[-1].statement.event))
     # A user of fold j is in all fits but the j-th.
     together = max(
         joint_epsilon([one for at, one in enumerate(charges) if at != number], prepared.accountant, delta)

@@ -23,7 +23,7 @@ from fedveil.run.config.task_choice import defaults_of
 from fedveil.training.copying import copy_module, unwrap
 from fedveil.training.import_path import import_object
 from fedveil.training.losses import LOSSES, ClassWeighted, Loss, Metric, RecordLoss, load_loss
-from fedveil.training.metrics import check_metric, load_metric
+from fedveil.training.metrics import check_metric, load_metrics
 from fedveil.training.models import STARTS, build_model
 from fedveil.training.state_leak_check import fingerprint, snapshot, tensor_bytes
 from fedveil.training.task import Task
@@ -106,7 +106,8 @@ def objective(
     found.check_targets(torch.from_numpy(people.test_targets), outputs)
     named = _metrics(metrics, people, found)
     section = {**recorded, "loss": found.name, "loss_sha256": _loss_digest(found), "metrics": list(named)}
-    return Objective(module=module, loss=found, metrics=named, section=section)
+    metrics_by_name = {name: metric for metrics in named.values() for name, metric in metrics.items()}
+    return Objective(module=module, loss=found, metrics=metrics_by_name, section=section)
 
 
 def model_digest(model: nn.Module) -> str:
@@ -161,8 +162,9 @@ def _module(
     """
     shape = people.feature_shape
     if isinstance(model, str):
-        wide = people.n_classes or 1
-        built = build_model(model, input_shape=shape, n_outputs=wide, randomness=ExperimentRandomness(seed))
+        built = build_model(
+            model, input_shape=shape, n_outputs=people.n_outputs, randomness=ExperimentRandomness(seed)
+        )
         STARTS[start or "seed"](built)
         return built, {"name": model, "start": start or "seed"}
     if isinstance(model, type) and issubclass(model, nn.Module):
@@ -218,6 +220,12 @@ def _outputs(module: nn.Module, people: Population) -> int:
             f"the model gives {outputs} outputs a record, but there are {classes} classes; its last layer must give "
             f"{'1 (a logit) or 2' if classes == 2 else classes}"
         )
+    targets = len(people.target_names)
+    if targets and outputs != targets:
+        raise ModelError(
+            f"the model gives {outputs} outputs a record, but there are {targets} targets; its last layer must give "
+            f"{targets}, one for each"
+        )
     return outputs
 
 
@@ -254,18 +262,21 @@ def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
     return RecordLoss(recorded_name(given, "loss"), given)
 
 
-def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss) -> dict[str, Metric]:
+def _metrics(
+    given: Sequence[MetricLike] | None, people: Population, loss: Loss
+) -> dict[str, dict[str, Metric]]:
+    """Return by each name that was given the metrics for which it stands."""
     if given is None:
         given = defaults_of(None, people).metrics
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigError("metrics: a list of names or functions is needed")
-    found: dict[str, Metric] = {}
+    found: dict[str, dict[str, Metric]] = {}
     for one in given:
         if isinstance(one, str):
-            name, metric = one, load_metric(one, loss)
+            name, metrics = one, load_metrics(one, loss, people.task, people.target_names)
         elif callable(one) and not isinstance(one, type):
             name = recorded_name(one, "metric")
-            metric = check_metric(name, one)
+            metrics = {name: check_metric(name, one)}
         else:
             raise ConfigError(
                 f"metrics: a name or a function (outputs, targets, weights) -> number is needed, not "
@@ -275,5 +286,5 @@ def _metrics(given: Sequence[MetricLike] | None, people: Population, loss: Loss)
             raise ConfigError(
                 f"metrics: two are called {name}; a report tells them by name, so give each its own"
             )
-        found[name] = metric
+        found[name] = metrics
     return found

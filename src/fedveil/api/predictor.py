@@ -25,6 +25,7 @@ class Predictor:
         model: the model in evaluation mode, on the CPU.
         task: the task of the model.
         classes: labels in the order of their numbers; empty unless the task is classification.
+        targets: names of k labels or numbers to predict; empty for any other task.
         shape: shape of one record's features.
         feature_names: names of the feature columns; None if the training records had no names.
         scale: the map from stored features to the features that the model sees.
@@ -34,6 +35,7 @@ class Predictor:
     task: Task
     classes: tuple[Label, ...]
     shape: tuple[int, ...]
+    targets: tuple[str, ...] = ()
     feature_names: tuple[str, ...] | None = None
     scale: Affine = field(default_factory=Affine)
 
@@ -73,22 +75,31 @@ class Predictor:
         return np.asarray(outputs)
 
     def probabilities(self, features: Any) -> Float32[np.ndarray, "n classes"]:
-        """Return the (n, classes) probabilities of a classification model.
+        """Return the (n, classes) probabilities of a classification model, or (n, labels) of each label of several.
 
         Raises:
-            ConfigError: the task is not classification.
+            ConfigError: the task has no classes or labels.
             DataError: as :meth:`outputs`.
         """
-        if self.task != "classification":
+        if self.task not in ("classification", "multi-label"):
             raise ConfigError(f"probabilities belong to classification; this model is for {self.task}")
         logits = torch.from_numpy(self.outputs(features))
+        if self.task == "multi-label":
+            return np.asarray(torch.sigmoid(logits))
         if logits.shape[1] == 1:  # binary cross-entropy: one logit, of class 1
             positive = torch.sigmoid(logits)
             return np.asarray(torch.cat((1 - positive, positive), dim=1))
         return np.asarray(torch.softmax(logits, dim=1))
 
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
-        """Return the most probable label (classification), number (regression) or log hazard (survival)."""
+        """Return the most probable label (classification), number (regression) or log hazard (survival).
+
+        Of several targets (n, k): 1 for a label that is more probable than not and 0 for any other, or k numbers.
+        """
+        if self.task == "multi-label":
+            return np.asarray(self.outputs(features) > 0).astype(np.int64)
+        if self.task == "multi-output":
+            return self.outputs(features)
         if self.task != "classification":  # one output: the number, or the log hazard
             return np.asarray(self.outputs(features)[:, 0])
         return np.asarray(np.array(self.classes)[self.probabilities(features).argmax(axis=1)])

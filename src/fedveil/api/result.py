@@ -234,6 +234,7 @@ class Result:
             model=self.model,
             task=people.task,
             classes=classes,
+            targets=people.target_names,
             shape=people.feature_shape,
             feature_names=people.feature_names,
             scale=people.scale,

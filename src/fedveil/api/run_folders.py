@@ -16,7 +16,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import as_path
 from fedveil.privacy.audit import EpsilonBound, Membership, unlike_records
 from fedveil.privacy.joint_cost import JointCost, joint_cost
-from fedveil.privacy.statement import show_epsilon, show_lower_bound
+from fedveil.privacy.statement import show_at_most, show_epsilon, show_lower_bound
 from fedveil.report.compare import Comparison
 from fedveil.report.compare import compare as compare_folders
 from fedveil.report.figure_files import write_figures
@@ -206,6 +206,12 @@ class AuditFrame(Frame):
         told = [f"membership inference: AUC {found.auc:.4f} ({found.low:.4f} to {found.high:.4f})"]
         if self.unlike is not None:
             told.append(f"WARNING: {self.unlike}")
+        if self.found.accuracy_bound is not None and self.found.membership_bound is not None:
+            told.append(
+                f"by the claim, an attacker is right about one {self.found.unit}, in or out by a fair coin, with "
+                f"probability {show_at_most(self.found.accuracy_bound)} at most (by 1/2 + epsilon / 4 + delta: "
+                f"{show_at_most(self.found.membership_bound)})"
+            )
         if self.bound is not None:
             least = show_lower_bound(self.bound.epsilon)
             claimed = (

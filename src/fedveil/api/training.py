@@ -33,6 +33,7 @@ from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
+from fedveil.run.workers import check_carried
 from fedveil.stage import answers
 from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.averages import Average
@@ -72,12 +73,13 @@ def train(
     start: Literal["zeros", "zero-output"] | None = None,
     class_weight: Mapping[Label, float] | None = None,
     callbacks: Sequence[Callback] = (),
+    processes: int = 1,
     seed: int = 0,
     name: str = "run",
     folder: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train a model on a population's records, in one process, and return it with its privacy statement.
+    """Train a model on a population's records, on one machine, and return it with its privacy statement.
 
     The guarantee is (epsilon, delta)-differential privacy of the models of all rounds, for the unit that the method
     protects. For most methods the unit is one user, with all of the user's records in all silos.
@@ -85,8 +87,8 @@ def train(
     which the guarantee holds, and the exceptions that it does not cover.
 
     Args:
-        model: any ``torch.nn.Module`` that computes each record independently (no BatchNorm), or the name of a
-            shipped model or of a factory, ``package.module:factory``. A module is copied and never changed. Its
+        model: any ``torch.nn.Module`` that computes each record independently (no BatchNorm that trains), or the name
+            of a shipped model or of a factory, ``package.module:factory``. A module is copied and never changed. Its
             initial values count as PUBLIC: do not pass a model that was trained on these people. Left out, as in
             ``fedveil.train(people, epsilon=2)``, a rule of public facts (kind of target, users, columns, epsilon)
             chooses Newton steps, boosted trees or the recommended settings for a table, and prints its choice
@@ -124,6 +126,8 @@ def train(
             layer. A module is copied first.
         class_weight: DECLARED weight of each class in the loss, by label; weights counted from the records are refused.
         callbacks: callbacks that receive public numbers after every round.
+        processes: number of processes that share local training. The call then stands under ``if __name__ ==
+            "__main__":``, and model, loss and local algorithm must be importable (docs/how-to/several-processes.md).
         seed: seed of the initial values of a model given by name, of batches and of dropout. The noise does not
             depend on it.
         name: name of the run.
@@ -159,6 +163,7 @@ def train(
         protection=protection,
         start=start,
         class_weight=class_weight,
+        processes=processes,
         seed=seed,
         name=name,
         settings=settings,
@@ -212,6 +217,7 @@ class TrainingArguments:
     protection: ProtectionStage | Table | None
     start: Literal["zeros", "zero-output"] | None
     class_weight: Mapping[Label, float] | None
+    processes: int
     seed: int
     name: str
     settings: Mapping[str, Any] | None
@@ -307,6 +313,8 @@ class TrainingArguments:
         }
         if self.rounds is not None:
             document["rounds"] = self.rounds
+        if self.processes != 1:
+            document["trainer"] = {"processes": self.processes}
         if self.protection is not None:
             document["protection"] = _stage("protections", "protection", self.protection)
         if local := _local(method, {name: getattr(self, name) for name in _LOCAL}):
@@ -678,12 +686,9 @@ def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> 
 
 
 def _prepared(experiment: Experiment, people: Population, learned: Objective) -> Prepared:
-    # Worker processes rebuild data and model from the experiment, which is not possible for objects in memory.
-    if experiment.trainer.processes > 1:
-        raise ConfigError(
-            "trainer.processes: what is handed over in Python is in this process alone; leave processes at 1"
-        )
-    return prepare(experiment, FixedPopulation(people, "this"), learned.task)
+    prepared = prepare(experiment, FixedPopulation(people, "this"), learned.task)
+    check_carried(prepared)
+    return prepared
 
 
 def _words(value: Any) -> str:

@@ -88,6 +88,7 @@ class Bundle:
             model=self.model,
             task=self.manifest.task,
             classes=self.manifest.classes,
+            targets=self.manifest.targets,
             shape=said.shape,
             feature_names=said.columns,
             scale=Affine(factor=said.factor, shift=said.shift),
@@ -148,11 +149,14 @@ class Bundle:
             ) from None
 
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
-        """Return a label (classification), number (regression) or log hazard (survival) per record."""
+        """Return a label (classification), number (regression) or log hazard (survival) per record.
+
+        Of several targets, k labels of 0 and 1 or k numbers per record.
+        """
         return self.predictor.predict(features)
 
     def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
-        """Return the (n, classes) probabilities."""
+        """Return the (n, classes) probabilities, or those of each of several labels."""
         return self.predictor.probabilities(features)
 
     def predict_table(self, path: str | Path, keep: Sequence[str] = ()) -> pa.Table:
@@ -163,7 +167,8 @@ class Bundle:
             keep: columns to copy into the result, such as an id.
 
         Returns:
-            The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class.
+            The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class. Of several
+            targets ``prediction_NAME`` for each, and ``probability_NAME`` if they are labels.
 
         Raises:
             ConfigError: ``path`` is no path, or ``keep`` is a text instead of a list.
@@ -182,6 +187,8 @@ class Bundle:
             columns = {"prediction": pa.array(best)} | {
                 f"probability_{one}": pa.array(chances[:, at]) for at, one in enumerate(self.manifest.classes)
             }
+        elif self.manifest.targets:
+            columns = self._predictions_by_target(features)
         else:
             columns = {"prediction": pa.array(self.predict(features))}
         for name in keep:
@@ -190,6 +197,16 @@ class Bundle:
                     f"{path}: column '{name}' cannot be kept: one of that name is written; rename it there"
                 )
         return pa.table({name: without_days(kept.column(name)) for name in keep} | columns)
+
+    def _predictions_by_target(self, features: np.ndarray) -> dict[str, pa.Array]:
+        found = self.predict(features)
+        columns = {f"prediction_{name}": found[:, at] for at, name in enumerate(self.manifest.targets)}
+        if self.manifest.task == "multi-label":
+            chances = self.predict_proba(features)
+            columns |= {
+                f"probability_{name}": chances[:, at] for at, name in enumerate(self.manifest.targets)
+            }
+        return {name: pa.array(values) for name, values in columns.items()}
 
     def _features(self, path: Path) -> np.ndarray:
         schema, said = self.schema, self.manifest.input

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedveil.bundle.archive import BundleError
+from fedveil.data.column_checks import SEVERAL_TARGETS
 from fedveil.data.records import Label, Task
 from fedveil.files import parse_json
 from fedveil.validation import DocumentTable, validate_document
@@ -68,6 +69,7 @@ class Manifest(DocumentTable):
         input: form of a record.
         task: task of the model.
         classes: labels in the order of their numbers.
+        targets: names of k labels or numbers to predict, in the order of the outputs; empty for any other task.
         rounds: number of completed rounds.
         test: origin of the metrics. "public": exact metrics of a public table, which no guarantee covers. "released":
             metrics of private records, released with noise within the stated epsilon. "private": the test records are
@@ -85,6 +87,7 @@ class Manifest(DocumentTable):
     input: InputPart
     task: Task
     classes: tuple[Label, ...]
+    targets: tuple[str, ...] = ()
     rounds: Annotated[int, Field(ge=0)]
     test: Literal["public", "released", "private"]
     metrics: dict[str, Reached]
@@ -101,6 +104,11 @@ class Manifest(DocumentTable):
     @model_validator(mode="after")
     def _classes_fit(self) -> Self:
         labels, outputs = len(self.classes), self.model.outputs
+        several = outputs if self.task in SEVERAL_TARGETS else 0
+        if len(self.targets) != several or len(set(self.targets)) != several:
+            raise ValueError(
+                f"targets: {several} different names are needed, for {outputs} outputs of a {self.task}"
+            )
         if self.task != "classification" and labels:
             raise ValueError(f"classes: a {self.task} has none")
         if self.task == "classification" and (

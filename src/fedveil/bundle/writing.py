@@ -132,6 +132,7 @@ def bundle_run(run: Path, path: Path, *, about: str = "", code: Collection[str] 
         model=task.model.eval(),
         task=population.task,
         classes=target.classes if isinstance(target, Label) else tuple(range(population.n_classes or 0)),
+        targets=population.target_names,
         shape=population.feature_shape,
         scale=population.scale,
     )
@@ -185,6 +186,7 @@ def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Ro
         ),
         task=predictor.task,
         classes=predictor.classes,
+        targets=predictor.targets,
         rounds=row["round"],
         test=test,
         metrics=metrics,

@@ -19,6 +19,7 @@ from fedveil.federation.hosts.metrics_server import ask_party
 from fedveil.federation.hosts.run_outcome import END
 from fedveil.federation.hosts.status import party_status
 from fedveil.files import parse_json, read_content
+from fedveil.privacy.claims import Role
 from fedveil.report.document import Section, document, fields, join_parts, notice, table, write_document
 from fedveil.report.drawing import show_epsilon
 from fedveil.run.config.release_document import KINDS
@@ -54,7 +55,7 @@ def federation_page(home: CoordinatorFolder, connection: dict[str, Any] | None) 
         Section(
             identifier="runs",
             title="Runs",
-            lead="Each epsilon is that of one run; `fedveil spent` composes several over the same people.",
+            lead="Each epsilon is that of one run; the command fedveil spent composes several over the same people.",
             body=_runs(runs),
         ),
         Section(identifier="refusals", title="Refusals and stops", body=_stops(runs)),
@@ -69,15 +70,17 @@ def federation_page(home: CoordinatorFolder, connection: dict[str, Any] | None) 
 
 def _run_folders(home: CoordinatorFolder) -> list[Path]:
     names = ("experiment.toml", *(kind.file for kind in KINDS))
-    found = {path.parent for name in names for path in (home / "runs").glob(f"*/{name}")}
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+    found = [path for name in names for path in (home / "runs").glob(f"*/{name}")]
+    # The document is written once, when the run is submitted; its folder changes until the run ends.
+    return [path.parent for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.parent.name))]
 
 
 class _Run:
     """Row of the page for a run folder; the reason stands in it if the folder is damaged."""
 
     def __init__(self, folder: Path) -> None:
-        self.name, self.rounds, self.epsilons = folder.name, "0", dict[str, str]()
+        self.name, self.rounds, self.epsilon = folder.name, "0", "–"
+        self.parties = dict[str, str]()
         self.state, self.stop = "waits or is played", ""
         try:
             self._read(folder)
@@ -94,8 +97,11 @@ class _Run:
             self.state = "stopped" if self.stop else "complete"
         if (folder / "privacy.json").exists():
             stated = read_statement(folder / "privacy.json")
-            self.epsilons = {"readers of the results": show_epsilon(stated.epsilon)} | {
-                line.party: show_epsilon(line.epsilon) for line in stated.trust
+            self.epsilon = show_epsilon(stated.epsilon)
+            self.parties = {
+                line.party: show_epsilon(line.epsilon)
+                for line in stated.trust
+                if line.role is not Role.READER
             }
 
 
@@ -139,12 +145,15 @@ def _silos(names: tuple[str, ...], connection: dict[str, Any] | None) -> Markup:
 def _runs(runs: list[_Run]) -> Markup:
     if not runs:
         return notice("No run was submitted yet.", kind="note")
-    roles = list(dict.fromkeys(role for run in runs for role in run.epsilons))
-    rows = [
-        [run.name, run.state, run.rounds, *(run.epsilons.get(role, "–") for role in roles)] for run in runs
-    ]
-    header = ["run", "state", "rounds", *(f"ε against {role}" for role in roles)]
-    return table(header, rows, caption="Runs of this coordinator, the oldest first")
+    rows = [[run.name, run.state, run.rounds, run.epsilon] for run in runs]
+    header = ["run", "state", "rounds", "ε against readers of the results"]
+    parts = [table(header, rows, caption="Runs of this coordinator, the oldest first")]
+    others = [[party, run.name, epsilon] for run in runs for party, epsilon in run.parties.items()]
+    if others:
+        parts.append(
+            table(["party", "run", "ε against it"], others, caption="Parties that see more than the results")
+        )
+    return join_parts(parts)
 
 
 def _stops(runs: list[_Run]) -> Markup:

@@ -13,11 +13,12 @@ from jaxtyping import Bool, Int32, Int64
 
 from fedveil.config_keys import is_number, plain, whole, whole_argument
 from fedveil.data.cells import refuse_rows
-from fedveil.data.column_checks import check_task
+from fedveil.data.column_checks import SEVERAL_TARGETS, check_task
 from fedveil.data.identities import AS_TEXT, MOST_USERS, keys_of, near_duplicate_ids
 from fedveil.data.input_arrays import (
     FeatureTable,
     check_alike,
+    names_of,
     read_features,
     read_ids,
     read_labels,
@@ -80,8 +81,8 @@ def population(
             loader, of (features, target), of (features, target, user, silo), or of mappings with the keys x, y, user
             and silo, which is read into memory; or a frame or a Hugging Face data set whose columns the other
             arguments name. uint8 is kept, every other type is converted to float32, and nothing is scaled.
-        targets: (n,) labels or numbers, or (n, 2) of (event, time) for survival; or the name of a column, or those of
-            event and time. None for a PyTorch data set.
+        targets: (n,) labels or numbers; (n, 2) of (event, time) for survival; (n, k) of k labels, each 0 or 1, or of
+            k numbers; or the name of a column, or a list of names. None for a PyTorch data set.
         features: names of the columns of a frame: ``population(frame, features=["age", "dose"], targets="sick",
             user="patient", silo="hospital")``; or the features, instead of ``data``.
         user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text
@@ -90,11 +91,12 @@ def population(
         silo: (n,) the silo that holds each record.
         n_users: |U|, the PUBLIC number of users, with or without records, at most 10^8. ``"counted"`` counts the
             users that have records; the statement then says that no guarantee covers this number.
-        task: ``"classification"``, ``"regression"`` or ``"survival"``.
+        task: ``"classification"``, ``"regression"``, ``"survival"``, ``"multi-label"`` (k labels, none or several of
+            which a record has) or ``"multi-output"`` (k numbers).
         classes: the labels in the order of the model's outputs. None takes the labels that occur, and the statement
             says that no guarantee covers this choice.
-        target_range: (lower, upper), for regression: DECLARED bounds of the targets. A target outside is refused. To
-            clip targets to the bounds instead, call ``numpy.clip`` first.
+        target_range: (lower, upper), for one or k numbers: DECLARED bounds of the targets. A target outside is refused.
+            To clip targets to the bounds instead, call ``numpy.clip`` first.
         silos: names of the silos; a silo without records takes part like any other. None takes the silos that have
             records, and the statement says that no guarantee covers this choice.
         test: PUBLIC (features, targets) to test on, or a frame of the same columns. None holds out some of the records
@@ -179,6 +181,7 @@ def population(
         silo_names=names,
         task=task,
         n_classes=len(words) if task == "classification" else None,
+        target_names=_target_names(columns.targets, labels, task),
         target_range=within,
         notes=(
             *(_PREPARED, AS_TEXT, OF_ARRAYS),
@@ -261,8 +264,8 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
     """Return the declared bounds of regression targets as floats, None if none are given."""
     if given is None:
         return None
-    if task != "regression":
-        raise ConfigError(f"population: target_range belongs to regression, not to {task}")
+    if task not in ("regression", "multi-output"):
+        raise ConfigError(f"population: target_range belongs to regression and multi-output, not to {task}")
     try:
         lower, upper = (plain(one) for one in given)
     except (TypeError, ValueError):
@@ -292,6 +295,13 @@ def _targets(
     if len(words) < 2:
         raise DataError(f"{where}: fewer than two classes occur; declare classes")
     return found, words
+
+
+def _target_names(given: Any, targets: Targets, task: Task) -> tuple[str, ...]:
+    """Return the names of k targets: of the columns of a table, else "0", "1", ...; empty for a task of one target."""
+    if task not in SEVERAL_TARGETS:
+        return ()
+    return names_of(given, "targets") or tuple(map(str, range(targets.shape[1])))
 
 
 def _silos(

@@ -15,6 +15,9 @@ CHUNK: Final = 1 << 22
 """Number of values that are processed at once, so that a memory-mapped table is never loaded as a whole."""
 
 
+SEVERAL_TARGETS: Final = frozenset({"multi-label", "multi-output"})
+"""Tasks of k targets of a record: k labels, each 0 or 1, or k numbers."""
+
 _LARGEST_BOUND: Final = 3.4e38
 """Largest absolute value of a declared bound, just below the largest float32 (3.4028e38)."""
 
@@ -105,7 +108,7 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
     Args:
         where: name of the table in errors.
         features: (n, ...) float32 or uint8.
-        targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time).
+        targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32: (event, time), k labels or k numbers.
 
     Raises:
         DataError: lengths differ, a dtype or shape is another, or a value is not finite. The error names table, row
@@ -116,11 +119,11 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
             f"{where}: features must be (records, ...) of float32 or uint8, not {describe_values(features)}"
         )
     labels = targets.dtype == np.int64 and targets.ndim == 1
-    numbers = targets.dtype == np.float32 and (targets.ndim == 1 or targets.shape[1:] == (2,))
+    numbers = targets.dtype == np.float32 and targets.ndim in (1, 2)
     if not labels and not numbers:
         raise DataError(
-            f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, 2) "
-            f"float32 of (event, time), not {describe_values(targets)}"
+            f"{where}: targets must be (records,) int64 labels, (records,) float32 numbers or (records, k) float32: "
+            f"(event, time), k labels or k numbers, not {describe_values(targets)}"
         )
     if len(features) != len(targets):
         raise DataError(
@@ -138,7 +141,8 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
 def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None) -> None:
     """Check that targets fit a task.
 
-    Classification needs labels in 0 .. n_classes - 1, regression numbers, survival (event in {0, 1}, time >= 0).
+    Classification needs labels in 0 .. n_classes - 1, regression numbers, survival (event in {0, 1}, time >= 0),
+    multi-label (k in {0, 1}) and multi-output (k numbers), k >= 2.
 
     Raises:
         DataError: a target does not fit. The error names table and row and the allowed values, never the value.
@@ -153,12 +157,21 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
         outside = (targets < 0) | (targets >= n_classes)
         problem = f"the label is outside the classes 0 .. {n_classes - 1}"
     elif task == "survival":
-        if targets.ndim != 2:
+        if targets.shape[1:] != (2,):
             raise DataError(
                 f"{where}: survival needs (records, 2) float32 of (event, time), not {describe_values(targets)}"
             )
         outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
         problem = "the event must be 0 or 1 and the time must not be negative"
+    elif task in SEVERAL_TARGETS:
+        if targets.dtype != np.float32 or targets.ndim != 2 or targets.shape[1] < 2:
+            one = "classification" if task == "multi-label" else "regression"
+            raise DataError(
+                f"{where}: {task} needs (records, k) float32 targets, k >= 2, not {describe_values(targets)}; a single "
+                f"target is a {one}"
+            )
+        outside = ((targets != 0) & (targets != 1)).any(axis=1) & (task == "multi-label")
+        problem = "every label must be 0 or 1"
     else:
         if targets.dtype != np.float32 or targets.ndim != 1:
             raise DataError(

@@ -22,7 +22,7 @@ from jaxtyping import Float64, Int8, Int32, Int64
 from fedveil.data.identities import index_names
 from fedveil.data.memory_tables import TableFile
 from fedveil.data.records import Groups, group_by_silo_user
-from fedveil.data.schema import Amount, Category, Date, Label, Number, Schema, Survival
+from fedveil.data.schema import Category, Date, Label, Labels, Number, Schema, Survival
 from fedveil.data.table_reader import EVENTS, TableReader
 from fedveil.data.tables import check_own, own_numbers, silo_numbers
 from fedveil.errors import DataError, did_you_mean
@@ -151,11 +151,11 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     target = schema.target
     if isinstance(target, Label) and target.column == name:
         return target.classes
-    if isinstance(target, Survival) and target.event == name:
-        return EVENTS
-    if (isinstance(target, Amount) and target.column == name) or (
-        isinstance(target, Survival) and name in (target.time, target.entry)
+    if (isinstance(target, Survival) and target.event == name) or (
+        isinstance(target, Labels) and name in target.columns
     ):
+        return EVENTS
+    if name in schema.amounts or (isinstance(target, Survival) and name in (target.time, target.entry)):
         return None
     known = (*schema.features, *schema.target_columns)
     raise DataError(

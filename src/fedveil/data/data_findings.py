@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 from fedveil.data.columns import Column, Places, State
 from fedveil.data.identities import identifies_user, index_names, near_duplicate_ids, rounded
 from fedveil.data.raw_table import WholeTable
-from fedveil.data.schema import Amount, Category, Date, Label, Number, Schema, Survival
+from fedveil.data.schema import Amount, Category, Date, Label, Labels, Number, Schema, Survival
 from fedveil.data.target_leakage import (
     BY_CHANCE,
     determines_class,
@@ -232,8 +232,8 @@ def _stops(schema: Schema, column: str, found: str, effect: str) -> DataFinding:
 
 def _outside(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
     """Yield a finding if values lie beyond the declared bounds."""
-    target = schema.target
-    refused = isinstance(target, Amount) and target.outside == "error"
+    amount = schema.amounts.get(one.name)
+    refused = amount is not None and amount.outside == "error"
     if one.name not in schema.features and one.outside and refused:
         yield DataFinding(
             bears_on="run",
@@ -257,14 +257,13 @@ def _outcome(tables: WholeTable, name: str) -> Iterator[DataFinding]:
         yield DataFinding(
             bears_on="model", where=name, found="the name sounds like an outcome", effect=effect
         )
-    positive, known = _positive(tables)
     column = tables.columns[name]
-    values = _values(column)
-    if positive is None:
-        if found := _told_of_more(tables, values):
-            yield DataFinding(bears_on="model", where=name, found=found, effect=effect)
-        return
-    if found := leakage_reason(values[known], positive[known], category=isinstance(column, Places)):
+    values, category = _values(column), isinstance(column, Places)
+    reasons = [
+        leakage_reason(values[known], positive[known], category=category)
+        for positive, known in _binary_targets(tables)
+    ]
+    if found := next(filter(None, (*reasons, _told_of_more(tables, values))), None):
         yield DataFinding(bears_on="model", where=name, found=found, effect=effect)
 
 
@@ -276,9 +275,9 @@ def _values(column: Column) -> Float64[np.ndarray, "n"]:
 def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
     """Return the reason for which a feature reveals a numeric or multi-class target; empty if it does not."""
     target = tables.schema.target
-    if isinstance(target, Amount) and is_linear_copy(values, _values(tables.columns[target.column])):
+    if any(is_linear_copy(values, _values(tables.columns[one])) for one in tables.schema.amounts):
         return "it is a linear function of what is predicted"
-    if isinstance(target, Label):
+    if isinstance(target, Label) and len(target.classes) > 2:
         column = tables.columns[target.column]
         known = column.state == State.VALID
         if determines_class(values[known], column.values[known].astype(np.int64)):
@@ -286,19 +285,19 @@ def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
     return ""
 
 
-def _positive(tables: WholeTable) -> tuple[Int64[np.ndarray, "n"] | None, Bool[np.ndarray, "n"]]:
-    """Return the target as 0/1 (None if not binary), and the mask of records with a valid target.
+def _binary_targets(tables: WholeTable) -> Iterator[tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]]:
+    """Yield each binary target as 0/1, with the mask of records for which it is valid.
 
-    1 is the second of two classes, or the event.
+    1 is the second of two classes, the event, or one of several labels.
     """
     target = tables.schema.target
+    names: tuple[str, ...] = target.columns if isinstance(target, Labels) else ()
     if isinstance(target, Label) and len(target.classes) == 2:
-        column = tables.columns[target.column]
+        names = (target.column,)
     elif isinstance(target, Survival):
-        column = tables.columns[target.event]
-    else:
-        return None, np.zeros(len(tables), dtype=np.bool_)
-    return (column.values == 1).astype(np.int64), column.state == State.VALID
+        names = (target.event,)
+    for column in (tables.columns[name] for name in names):
+        yield (column.values == 1).astype(np.int64), column.state == State.VALID
 
 
 def target_findings(tables: WholeTable) -> Iterator[DataFinding]:
@@ -360,7 +359,7 @@ def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
     """Return the statistics of one column."""
     feature = schema.features.get(name)
     valid = column.values[column.state == State.VALID]
-    declared = schema.target if feature is None else feature
+    declared = schema.amounts.get(name, schema.target) if feature is None else feature
     bounds = declared.bounds if isinstance(declared, Number | Date | Amount) else None
     lower, upper = bounds or (-np.inf, np.inf)
     return ColumnFacts(

@@ -25,6 +25,7 @@ from fedveil.data.cells import (
     to_float32,
     unwrap,
 )
+from fedveil.data.column_checks import SEVERAL_TARGETS
 from fedveil.data.identities import index_names
 from fedveil.data.records import Features, Label, Targets, Task
 from fedveil.data.target_leakage import refuse_time_before_event
@@ -70,7 +71,7 @@ def read_features(given: Any, where: str = "features") -> FeatureTable:
         DataError: a value is no number, NaN, infinite, or too large for float32; or the array has a single axis. The
             error names row and column.
     """
-    names = _names(given, where)
+    names = names_of(given, where)
     if names is not None:
         values = to_float32(_columns(given, names, where), where)
     elif isinstance(given, list | tuple):
@@ -203,7 +204,7 @@ def _label_entries(given: Any, where: str) -> tuple[list[str | int], Int64[np.nd
 
 
 def read_numbers(given: Any, task: Task, where: str) -> Targets:
-    """Read (n,) numeric targets, or (n, 2) of (event, time) for survival, as float32.
+    """Read (n,) numeric targets, (n, 2) of (event, time) for survival, or (n, k) of several targets, as float32.
 
     The columns of a table may have different types, including truth values and nullable types.
 
@@ -212,7 +213,7 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
     """
     if task == "survival":
         given = _event_and_time(given, where)
-    names = _names(given, where)
+    names = names_of(given, where)
     if names is not None:
         values = _columns(given, names, where)
     elif isinstance(given, list | tuple):
@@ -223,7 +224,13 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
         values = _whole(given, where)
     if task == "regression" and values.ndim != 1:
         raise DataError(
-            f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1)"
+            f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1), "
+            "and task='multi-output' predicts several numbers"
+        )
+    if task in SEVERAL_TARGETS and (values.ndim != 2 or values.shape[1] < 2):
+        raise DataError(
+            f"{where}: {task} needs (records, k) of two targets or more, but the shape is {values.shape}; "
+            f"task='{'classification' if task == 'multi-label' else 'regression'}' predicts one"
         )
     if task == "survival" and (values.ndim != 2 or values.shape[1] != 2):
         raise DataError(
@@ -264,8 +271,9 @@ def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: 
     if within is not None:
         # The targets are float32: a target at a bound must not lie outside because only one of them was rounded.
         lower, upper = np.float32(within[0]), np.float32(within[1])
+        outside = ((targets < lower) | (targets > upper)).reshape(len(targets), -1)
         refuse_rows(
-            (targets < lower) | (targets > upper),
+            np.asarray(outside.any(axis=1)),
             where,
             f"the target is outside of target_range, {lower:g} to {upper:g}; numpy.clip takes it for the bound",
         )
@@ -292,7 +300,7 @@ def _class(declared: Any) -> Label:
     return _plain(one)
 
 
-def _names(given: Any, where: str) -> tuple[str, ...] | None:
+def names_of(given: Any, where: str) -> tuple[str, ...] | None:
     """Return the column names of a table; None if ``given`` is not a table."""
     if isinstance(given, pa.Table | pa.RecordBatch):
         names = tuple(given.schema.names)

@@ -16,7 +16,7 @@ from jaxtyping import UInt64
 
 from fedveil.data.columns import Column, Numbers, State, concatenate_columns, numbers_of, places_of
 from fedveil.data.memory_tables import TableFile
-from fedveil.data.schema import Category, Date, Feature, Label, Schema, Survival
+from fedveil.data.schema import Category, Date, Feature, Label, Labels, Schema, Survival
 from fedveil.data.table_reader import EVENTS, TableReader
 from fedveil.data.tables import check_files
 
@@ -115,7 +115,8 @@ def _declared(schema: Schema, name: str) -> tuple[str, ...]:
     if isinstance(feature, Category):
         return feature.categories
     target = schema.target
-    if isinstance(target, Survival) and name == target.event:
+    labels = isinstance(target, Labels) and name in target.columns
+    if labels or (isinstance(target, Survival) and name == target.event):
         return EVENTS
     return target.classes if isinstance(target, Label) and name == target.column else ()
 

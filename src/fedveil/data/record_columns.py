@@ -179,11 +179,15 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
     if not isinstance(features, list | tuple) or not features:
         raise ConfigError(f"population: features must be a list of columns of the frame: {', '.join(known)}")
     columns = [("features", name) for name in features]
-    for key, given in named.items():
-        columns += [(key, name) for name in ([given] if isinstance(given, str) else _pair_of_names(given))]
-    _check_names(columns, known)
+    columns += [(key, given) for key, given in named.items() if isinstance(given, str)]
     targets = named["targets"]
+    several = _several_columns(targets, known, len(data))
+    columns += [("targets", name) for name in several]
+    _check_names(columns, known)
     labels = classes.get(targets) if isinstance(targets, str) else None
+
+    def targets_of(table: Any) -> Any:
+        return _features_of(table, several) if several else _targets_of(table, targets, labels)
 
     def read(frame: Any) -> tuple[Any, Any]:
         table = as_arrow_table(frame)
@@ -193,10 +197,10 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
                 f"population: test: a frame of the same columns is needed, not {type(table).__name__}"
             )
         _check_names([one for one in columns if one[0] in ("features", "targets")], present, "test: ")
-        return _features_of(table, list(features)), _targets_of(table, targets, labels)
+        return _features_of(table, list(features)), targets_of(table)
 
     found = {key: _column(data, given) if isinstance(given, str) else given for key, given in named.items()}
-    found |= {"features": _features_of(data, list(features)), "targets": _targets_of(data, targets, labels)}
+    found |= {"features": _features_of(data, list(features)), "targets": targets_of(data)}
     return RecordColumns(**_all_there(found), classes=labels, read=read)
 
 
@@ -209,12 +213,16 @@ def _column_names(data: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _pair_of_names(given: Any) -> list[str]:
-    """Return the two names of an event and a time; empty for any other object."""
-    is_pair = (
-        isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(one, str) for one in given)
-    )
-    return list(given) if is_pair else []
+def _several_columns(given: Any, known: Sequence[str], n_rows: int) -> list[str]:
+    """Return the names of several target columns: event and time, k labels or k numbers; empty for any other object.
+
+    A list of as many texts as the frame has rows holds the records' labels, unless all of them are column names.
+    """
+    is_text = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
+    if not is_text or len(given) < 2:
+        return []
+    labels = len(given) == n_rows and len(given) > 2 and not set(given) <= set(known)
+    return [] if labels else list(given)
 
 
 def _check_names(columns: Sequence[tuple[str, Any]], known: Sequence[str], place: str = "") -> None:
@@ -274,8 +282,6 @@ def _targets_of(data: Any, targets: Any, labels: Sequence[str] | None) -> Any:
     Raises:
         DataError: a number is of no declared class; -1 stands for a missing label.
     """
-    if pair := _pair_of_names(targets):
-        return data.select(pair) if isinstance(data, pa.Table | pa.RecordBatch) else data[pair]
     if not isinstance(targets, str):
         return targets
     column = _column(data, targets)

@@ -17,15 +17,21 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
-from fedveil.data.column_checks import CHUNK, check_columns, check_task, describe_values
+from fedveil.data.column_checks import (
+    CHUNK,
+    SEVERAL_TARGETS,
+    check_columns,
+    check_task,
+    describe_values,
+)
 from fedveil.data.main_silos import MainSilos
 from fedveil.data.memory_tables import TableFile
 from fedveil.data.schema import Schema
 from fedveil.errors import DataError
 
 Features: TypeAlias = Float32[np.ndarray, "n *shape"] | UInt8[np.ndarray, "n *shape"]
-Targets: TypeAlias = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n"] | Float32[np.ndarray, "n 2"]
-Task: TypeAlias = Literal["classification", "regression", "survival"]
+Targets: TypeAlias = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n"] | Float32[np.ndarray, "n k"]
+Task: TypeAlias = Literal["classification", "multi-label", "regression", "multi-output", "survival"]
 Label: TypeAlias = str | int
 
 
@@ -120,7 +126,8 @@ class Records:
 
     Args:
         features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
-        targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time) for survival.
+        targets: (n,) int64 labels; (n,) float32 numbers; (n, 2) float32 of (event, time) for survival; (n, k) float32
+            of k labels, each 0 or 1, or of k numbers.
         silo: (n,) int32, number of the silo that holds the record, from 0.
         user: (n,) int32, number of the user of the record, from 0; the same number is the same person in every silo.
         key: (n,) int64, seed key of the batches and dropout of the record's user: a function of the user's identity
@@ -161,7 +168,7 @@ class Records:
         """SHA-256 of types, shapes and contents of all columns, in hexadecimal; as private as the records.
 
         The digest covers the users' keys: a user's batches follow from the key, and so do the rounds in which the
-        user takes part if noise is correlated. So the same records under other ids have another digest.
+        user takes part under a schedule. So the same records under other ids have another digest.
         """
         digest = hashlib.sha256()
         keys = () if self.key is None else (self.key,)
@@ -238,7 +245,7 @@ class Population:
         name: name of the data set in reports.
         train: the training records of all silos.
         test_features: (t, ...) like ``train.features``.
-        test_targets: (t,) or (t, 2) like ``train.targets``.
+        test_targets: (t,) or (t, k) like ``train.targets``.
         test_weights: (t,) weights of the test rows in every metric; None: equal weights.
         test_rows: (t,) rows of the silos' tables that were held out for testing, in the order of the tables; None if
             the test table has another source.
@@ -254,6 +261,7 @@ class Population:
         main_silos: the silo of each user's whole weight, if a file assigns one.
         feature_names: names of the columns that new records must have, if features came as a table.
         classes: the labels in the order of their numbers; empty if unknown.
+        target_names: names of k labels or numbers to predict, in the order of the outputs; empty for any other task.
         target_range: declared bounds of a number to predict; None without them.
         schema: the public schema by which the records were read; None without one.
         source: the tables that the population was read from; None if it was not read by :func:`fedveil.tables`.
@@ -279,6 +287,7 @@ class Population:
     main_silos: MainSilos | None = None
     feature_names: tuple[str, ...] | None = None
     classes: tuple[Label, ...] = ()
+    target_names: tuple[str, ...] = ()
     target_range: tuple[float, float] | None = None
     schema: Schema | None = None
     source: TableSource | None = None
@@ -304,6 +313,12 @@ class Population:
             )
         check_task(f"{self.name}, training table", self.train.targets, self.task, self.n_classes)
         check_task(f"{self.name}, test table", self.test_targets, self.task, self.n_classes)
+        wanted = self.train.targets.shape[1] if self.task in SEVERAL_TARGETS else 0
+        if len(self.target_names) != wanted or self.test_targets.shape[1:] != self.train.targets.shape[1:]:
+            raise DataError(
+                f"{self.name}: {len(self.target_names)} names of targets, {wanted} columns of targets to train on, and "
+                f"{describe_values(self.test_targets)} to test on; they must agree"
+            )
         self._check_weights()
 
     def _check_users(self) -> None:
@@ -349,6 +364,11 @@ class Population:
     def n_silos(self) -> int:
         """|S|, the number of silos."""
         return len(self.silo_names)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of a record: one per class or per target, otherwise one."""
+        return self.n_classes or len(self.target_names) or 1
 
     @property
     def feature_shape(self) -> tuple[int, ...]:

@@ -271,6 +271,13 @@ class Label(_Part):
         return self
 
 
+def _check_amount(lower: object, upper: object, outside: str) -> None:
+    if (lower is None) != (upper is None):
+        raise ValueError("lower and upper go together: give both or neither")
+    if lower is None and outside == "clip":
+        raise ValueError("outside: clipping needs bounds; give lower and upper")
+
+
 class Amount(_Part):
     """A number to predict, not scaled, with optional declared bounds.
 
@@ -285,10 +292,7 @@ class Amount(_Part):
 
     @model_validator(mode="after")
     def _ordered(self) -> "Amount":
-        if (self.lower is None) != (self.upper is None):
-            raise ValueError("lower and upper go together: give both or neither")
-        if self.bounds is None and self.outside == "clip":
-            raise ValueError("outside: clipping needs bounds; give lower and upper")
+        _check_amount(self.lower, self.upper, self.outside)
         if self.lower is not None and self.upper is not None:
             check_bounds(self.lower, self.upper)
         return self
@@ -297,6 +301,65 @@ class Amount(_Part):
     def bounds(self) -> tuple[float, float] | None:
         """Declared bounds of the target; None if none are declared."""
         return None if self.lower is None or self.upper is None else (self.lower, self.upper)
+
+
+_Limits: TypeAlias = Annotated[
+    tuple[Annotated[float, Field(strict=False, allow_inf_nan=False)], ...], Field(strict=False)
+]
+
+
+def _check_several(columns: tuple[str, ...]) -> None:
+    if len(set(columns)) != len(columns):
+        raise ValueError("columns: a column is named twice")
+
+
+class Labels(_Part):
+    """Several labels of a record: ``columns`` of 0 and 1, which exclude each other in no way.
+
+    A record without one of its labels is refused.
+    """
+
+    kind: Literal["labels"]
+    columns: Annotated[tuple[str, ...], Field(strict=False, min_length=2)]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Labels":
+        _check_several(self.columns)
+        return self
+
+
+class Amounts(_Part):
+    """Several numbers to predict, ``columns``, not scaled, with optional declared bounds, one for each column.
+
+    A target outside its bounds is invalid, or clipped to the nearest bound (``outside = "clip"``).
+    """
+
+    kind: Literal["numbers"]
+    columns: Annotated[tuple[str, ...], Field(strict=False, min_length=2)]
+    lower: _Limits | None = None
+    upper: _Limits | None = None
+    outside: Literal["error", "clip"] = "error"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Amounts":
+        _check_several(self.columns)
+        for key, bounds in (("lower", self.lower), ("upper", self.upper)):
+            if bounds is not None and len(bounds) != len(self.columns):
+                raise ValueError(f"{key}: give {len(self.columns)} numbers, one for each of columns")
+        _check_amount(self.lower, self.upper, self.outside)
+        for lower, upper in zip(self.lower or (), self.upper or (), strict=True):
+            check_bounds(lower, upper)
+        return self
+
+    @property
+    def amounts(self) -> tuple[Amount, ...]:
+        """The declaration of each column by itself."""
+        nothing = (None,) * len(self.columns)
+        declared = zip(self.columns, self.lower or nothing, self.upper or nothing, strict=True)
+        return tuple(
+            Amount(kind="number", column=column, lower=lower, upper=upper, outside=self.outside)
+            for column, lower, upper in declared
+        )
 
 
 class Survival(_Part):
@@ -314,7 +377,7 @@ class Survival(_Part):
 
 
 Feature: TypeAlias = Annotated[Number | Date | Category, Field(discriminator="kind")]
-Target: TypeAlias = Annotated[Label | Amount | Survival, Field(discriminator="kind")]
+Target: TypeAlias = Annotated[Label | Labels | Amount | Amounts | Survival, Field(discriminator="kind")]
 
 
 class Schema(_Part):
@@ -361,6 +424,11 @@ class Schema(_Part):
     @model_validator(mode="before")
     @classmethod
     def _patterns(cls, document: Any) -> Any:
+        if isinstance(document, dict) and isinstance(document.get("target"), list | tuple):
+            raise ValueError(
+                "target: several targets need their kind, which decides the loss: target = { kind = "
+                '"labels", columns = [...] } for labels of 0 and 1, kind = "numbers" for numbers to predict'
+            )
         if not isinstance(document, dict) or not isinstance(document.get("features"), dict):
             return document
         return document | {"features": _expanded(document)}
@@ -431,7 +499,21 @@ class Schema(_Part):
         target = self.target
         if isinstance(target, Survival):
             return (target.event, target.time, *(() if target.entry is None else (target.entry,)))
-        return (target.column,)
+        return target.columns if isinstance(target, Labels | Amounts) else (target.column,)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of k labels or numbers to predict; empty for any other target."""
+        return self.target.columns if isinstance(self.target, Labels | Amounts) else ()
+
+    @property
+    def amounts(self) -> dict[str, Amount]:
+        """Declarations of the numbers to predict, by column."""
+        target = self.target
+        several = (
+            target.amounts if isinstance(target, Amounts) else (target,) if isinstance(target, Amount) else ()
+        )
+        return {one.column: one for one in several}
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -509,6 +591,8 @@ def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
     roles = [document.get("user"), document.get("silo")]
     if isinstance(target, dict):
         roles += [target.get(key) for key in ("column", "time", "event", "entry")]
+        several = target.get("columns")
+        roles += several if isinstance(several, list | tuple) else []
     listed = document.get("listed_columns", ())
     # This runs before validation: the document may still have any type in any place.
     free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []

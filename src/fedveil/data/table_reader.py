@@ -25,7 +25,18 @@ from fedveil.data.cell_values import (
 )
 from fedveil.data.memory_tables import MemoryTable, TableFile, refuse_memory_path
 from fedveil.data.records import Targets
-from fedveil.data.schema import Category, Date, Feature, Label, Number, Schema, Survival
+from fedveil.data.schema import (
+    Amount,
+    Amounts,
+    Category,
+    Date,
+    Feature,
+    Label,
+    Labels,
+    Number,
+    Schema,
+    Survival,
+)
 from fedveil.data.table_file import (
     EXCEL_CELL,
     REPLACED,
@@ -234,12 +245,15 @@ class TableReader:
         return [None if one in nothing else one for one in found]
 
     def targets(self, schema: Schema) -> Targets:
-        """Return the targets: (n,) int64 labels, (n,) float32 numbers, or (n, 2) float32 of (event, time)."""
+        """Return the targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32.
+
+        The k columns are (event, time), k labels, each 0 or 1, or k numbers.
+        """
         target = schema.target
         if isinstance(target, Label):
             return self._classes(target)
         if isinstance(target, Survival):
-            event, time = self._event(target.event), self._required(target.time)
+            event, time = self._zero_or_one(target.event, "target", "event"), self._required(target.time)
             self._count(time < 0, target.time, "the time must not be negative")
             if target.entry is not None:
                 entry = self._required(target.entry)
@@ -248,6 +262,14 @@ class TableReader:
                     entry >= time, target.entry, f"the entry must be before the time ('{target.time}')"
                 )
             return np.stack((event, time), axis=1).astype(np.float32)
+        if isinstance(target, Labels):
+            labels = [self._zero_or_one(column, "label", "label") for column in target.columns]
+            return np.stack(labels, axis=1).astype(np.float32)
+        numbers = [self._amount(one) for one in schema.amounts.values()]
+        return np.stack(numbers, axis=1) if isinstance(target, Amounts) else numbers[0]
+
+    def _amount(self, target: Amount) -> Float32[np.ndarray, "n"]:
+        """Return a column of numbers to predict, clipped if declared; count those outside of their bounds."""
         values = self._required(target.column)
         if target.bounds is not None:
             inside = np.clip(values, *target.bounds)
@@ -295,10 +317,10 @@ class TableReader:
         found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
         return found
 
-    def _event(self, column: str) -> Int64[np.ndarray, "n"]:
+    def _zero_or_one(self, column: str, what: str, of: str) -> Int64[np.ndarray, "n"]:
         place, missing = self.places(column, EVENTS)
-        self._count(missing, column, "the target is missing")
-        self._count((place < 0) & ~missing, column, "the event must be 0 or 1")
+        self._count(missing, column, f"the {what} is missing")
+        self._count((place < 0) & ~missing, column, f"the {of} must be 0 or 1")
         found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
         return found
 

@@ -35,7 +35,13 @@ from fedveil.files import as_path, read_content, reading
 from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
 
-TASKS: dict[str, Task] = {"label": "classification", "number": "regression", "survival": "survival"}
+TASKS: dict[str, Task] = {
+    "label": "classification",
+    "labels": "multi-label",
+    "number": "regression",
+    "numbers": "multi-output",
+    "survival": "survival",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -238,6 +244,7 @@ def read_tables(
         task=TASKS[schema.target.kind],
         n_classes=None if classes is None else len(classes),
         classes=classes or (),
+        target_names=schema.target_names,
         notes=tuple(notes),
     )
 

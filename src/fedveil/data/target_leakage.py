@@ -2,6 +2,11 @@
 
 A feature is suspected by its name, or if it predicts the target on its own. A model that uses such a feature is
 excellent on past records and useless for new ones, whose outcome is not yet known.
+
+Measured on features that are no outcomes, of this project's data sets and those of scikit-learn, statsmodels and
+lifelines: 2 of 392 names are suspected (twice "Time"), and none of about 300 features is suspected of revealing a
+binary target. A measurement that really separates two classes, such as one species of iris from the others, looks like
+a leak.
 """
 
 import re

@@ -124,6 +124,7 @@ class PartyTable:
             n_users=schema.n_users,
             schema=schema,
             target_range=schema.target_range,
+            target_names=schema.target_names,
             silo_names=self.declared.silos,
             main_silos=self.main_silos,
             table=self,
@@ -154,8 +155,8 @@ def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     features = np.zeros((0, schema.width), dtype=np.float32)
     if isinstance(schema.target, Label):
         return features, np.zeros(0, dtype=np.int64)
-    pairs = isinstance(schema.target, Survival)
-    return features, np.zeros((0, 2) if pairs else 0, dtype=np.float32)
+    width = 2 if isinstance(schema.target, Survival) else len(schema.target_names)
+    return features, np.zeros((0, width) if width else 0, dtype=np.float32)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             for figure in stage.published_figures(method, public)
         ),
         grid_loss=method.protection.grid_loss(source.grid_loss(moves), moves),
+        dimension=public.dimension,
         noise_decay=method.noise_decay,
         strengths=round_strengths(method.channel),
     )

@@ -37,7 +37,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
-from fedveil.privacy.published_bounds import theorem_epsilon, theorem_noise
+from fedveil.privacy.published_bounds import theorem_epsilon, theorem_noise, theorem_rounds
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients
 from fedveil.training.server.denoise import Laplacian
 from fedveil.training.server.optimizers import ServerSgd
@@ -77,6 +77,17 @@ class Theorem:
             clip=self.clip,
             rounds=rounds,
             noise_std=noise_multiplier * self.clip,
+            delta=delta,
+        )
+
+    def rounds(self, noise_multiplier: float, epsilon: float, delta: float) -> int:
+        """Return the most rounds that the theorem allows (equation 6 for uniform sampling); 0 if none."""
+        return theorem_rounds(
+            self.sampling,
+            rate=self.rate,
+            clip=self.clip,
+            noise_std=noise_multiplier * self.clip,
+            epsilon=epsilon,
             delta=delta,
         )
 

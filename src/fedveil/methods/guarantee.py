@@ -14,9 +14,11 @@ from fedveil.privacy.events import (
     ComposedEvent,
     Event,
     GaussianEvent,
+    GridEvent,
     NoGuarantee,
     SelfComposedEvent,
     at_distance,
+    atoms,
     split_distance,
 )
 from fedveil.privacy.statement import Disclosure
@@ -24,6 +26,7 @@ from fedveil.stage import Published
 
 _MOST_OF_A_ROUND: Final = 4
 _LEAST_LEFT: Final = 1e-100
+_LOSS_BITS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One party or coalition, its knowledge in words, and the privacy event of one round against it."""
+    """One party or coalition, its knowledge in words, and the privacy event of one round's noise against it."""
 
     role: Role
     party: str
@@ -64,7 +67,7 @@ class View:
         Args:
             epsilon: epsilon of all rounds and of the side releases against the party; None or infinite for no
                 guarantee.
-            event: everything that was released to the party, without the loss of grids.
+            event: everything that was released to the party.
             beside: views of the side releases, of all parties.
         """
         finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
@@ -77,15 +80,20 @@ class View:
 class Guarantee:
     """Guarantee of one round of a method, per party.
 
+    The events of ``event`` and ``views`` are those of continuous noise in a round of strength 1. What rounds release,
+    and what ledgers are charged with, are the events of :meth:`event_at_round` and :meth:`after_rounds`: they have the
+    noise of each round and the loss of its grid (:class:`~fedveil.privacy.events.GridEvent`).
+
     Attributes:
         adjacency: the neighbouring data that the guarantee compares.
-        event: privacy event of one round against readers of the models; the ledger is charged with it.
+        event: privacy event of one round's noise against readers of the models.
         unit: the protected unit.
         mechanisms: every mechanism in words, with its parameters.
         views: views of the parties other than readers of the models.
         uncovered: choices that depend on private data and for which the event does not account.
         published: figures in the literature that the derivation does not support.
-        grid_loss: epsilon of the first round, per coordinate, because its noise lies on a grid.
+        grid_loss: loss of the first round, per coordinate, because its noise lies on a grid.
+        dimension: d, the number of coordinates of a message; needed for events with a loss of a grid.
         noise_decay: factor by which the noise, and every event's noise multiplier, decays from round to round.
         strengths: strengths of the rounds, repeated (:class:`~fedveil.methods.channels.Channel`).
     """
@@ -98,11 +106,12 @@ class Guarantee:
     uncovered: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
     grid_loss: float = 0.0
+    dimension: int | None = None
     noise_decay: float = 1.0
     strengths: tuple[float, ...] = (1.0,)
 
     def event_for(self, role: Role) -> Event:
-        """Return the event of one round against a party or coalition of the statement.
+        """Return the event of one round's noise against a party or coalition of the statement.
 
         Raises:
             KeyError: the statement has no line for it.
@@ -127,7 +136,7 @@ class Guarantee:
         return repeated / left**2
 
     def event_at_round(self, event: Event, number: int, *, again: bool = False) -> Event:
-        """Rescale a round's privacy event to the noise of round ``number``.
+        """Return the event of round ``number`` with its noise and the loss of its grid.
 
         z_t = z / sqrt(strength_t).
 
@@ -138,16 +147,20 @@ class Guarantee:
                 strength is at least 1.
         """
         strength = max(1.0, self.strength(number)) if again else self.strength(number)
-        if strength == 1 or isinstance(event, NoGuarantee):
-            return event
-        release, distance = split_distance(event)
-        # The charge of a round of strength 0 is nothing, but its messages keep their statistical distance.
-        if strength == 0:
-            return at_distance(ComposedEvent(events=()), distance)
-        return at_distance(GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(strength)), distance)
+        grid = self._grid(event)
+        if strength != 1 and not isinstance(event, NoGuarantee):
+            release, distance = split_distance(event)
+            # The noise of a round of strength 0 costs nothing; its messages keep their distance and their grid's loss.
+            noise = (
+                (GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(strength)),)
+                if strength
+                else ()
+            )
+            event = at_distance(ComposedEvent(events=noise), distance)
+        return ComposedEvent(events=(event, *grid)) if grid else event
 
     def after_rounds(self, event: Event, rounds: int, again: int = 0) -> Event:
-        """Return the event of ``rounds`` rounds with the noise of each round.
+        """Return the event of ``rounds`` rounds with the noise of each round and the loss of all grids.
 
         Gaussian releases of multipliers z_t in sequence are one Gaussian release of multiplier (sum_t z_t^-2)^(-1/2).
 
@@ -158,13 +171,14 @@ class Guarantee:
                 have been.
         """
         if (self.noise_decay == 1 and self.strengths == (1.0,)) or isinstance(event, NoGuarantee):
-            return SelfComposedEvent(event=event, count=rounds + again)
+            return SelfComposedEvent(event=self.event_at_round(event, 1), count=rounds + again)
         precision = math.fsum(self.strength(number) for number in range(1, rounds + 1))
         # Which rounds were repeated is unknown here, so each repetition is charged as the strongest round so far.
         precision += math.fsum(self._strongest(rounds + extra + 1) for extra in range(again))
         release, distance = split_distance(event)
         whole = GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(precision))
-        return at_distance(whole, distance * (rounds + again))
+        grid = (SelfComposedEvent(event=one, count=rounds + again) for one in self._grid(event))
+        return ComposedEvent(events=(at_distance(whole, distance * (rounds + again)), *grid))
 
     def learned_event(self, role: Role, rounds: int, again: int = 0) -> Event | None:
         """Return the event of everything that a party learns in so many rounds and attempts; None for nothing.
@@ -183,15 +197,30 @@ class Guarantee:
         period = range(max(1, number + 1 - len(self.strengths)), number + 1)
         return max(1.0, *(self.strength(one) for one in period))
 
-    def grid_loss_after(self, rounds: int, dimension: int) -> float:
-        """Bound the change of a log-likelihood ratio by the noise's grid, over rounds and coordinates.
+    def _grid(self, event: Event) -> tuple[GridEvent, ...]:
+        """Return the loss of a round's grid over all coordinates; empty if the event releases or guarantees nothing.
 
         The loss falls with the square of std / grid. With decaying noise this ratio is between 2^29 and 2^30 in every
         round (:func:`~fedveil.privacy.noise.grid_for`, ``Channel.check_fine``). So the loss of a round is at most 4
         times that of the first round.
+
+        Raises:
+            PrivacyError: the number of coordinates is unknown.
         """
+        if self.grid_loss == 0 or isinstance(event, NoGuarantee) or not atoms(event):
+            return ()
+        if self.dimension is None:
+            raise PrivacyError(
+                "the loss of the noise's grid is per coordinate: derive the guarantee with PublicFacts(dimension=...)"
+            )
         most = self.grid_loss if self.noise_decay == 1 else _MOST_OF_A_ROUND * self.grid_loss
-        return rounds * dimension * most
+        return (GridEvent(loss=_round_up(self.dimension * most)),)
+
+
+def _round_up(loss: float) -> float:
+    """Return a loss with 32 bits, so that machines whose exponentials differ in the last bit state equal events."""
+    mantissa, exponent = math.frexp(loss)
+    return math.ldexp(math.ceil(math.ldexp(mantissa, _LOSS_BITS)), exponent - _LOSS_BITS)
 
 
 def _gaussian(event: Event) -> float:

@@ -41,6 +41,8 @@ Inputs = Annotated[int, composed_field()]
 """Number of features of a record, from the population."""
 Classes = Annotated[int | None, composed_field()]
 """Number of classes, from the population; None for a number to predict."""
+TargetKind = Annotated[str, composed_field()]
+"""Kind of the targets, from the population: classification, regression or survival."""
 DeclaredSchema = Annotated[Schema | None, composed_field()]
 """The public schema by which records were read; None without one."""
 TargetRange = Annotated[tuple[float, float] | None, composed_field()]

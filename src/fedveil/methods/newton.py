@@ -8,6 +8,7 @@ round is one Gaussian mechanism of multiplier sigma, as in ULDP-AVG. docs/theory
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -23,6 +24,7 @@ from fedveil.methods.keys import (
     DeclaredSchema,
     Inputs,
     Noise,
+    TargetKind,
     TargetRange,
     WeightPower,
 )
@@ -30,7 +32,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.newton import LinearFamily, LocalNewton
+from fedveil.training.newton import CountFamily, HazardFamily, LinearFamily, LocalNewton
 from fedveil.training.newton_steps import NewtonSteps
 from fedveil.training.server.averages import Ema
 
@@ -58,35 +60,80 @@ Ridge = Annotated[
     Field(description="factor of the least eigenvalue of the curvature, in units of its noise"),
 ]
 
+Cap = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=1000,
+        description="for counts: a public number for which larger counts are taken; about 4 times the mean that you "
+        "expect",
+    ),
+]
+Horizon = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="for survival: the public time at which follow-up ends; later events count as censored",
+    ),
+]
+StartRate = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="for counts and survival: a public guess at the mean count, or at events per unit of time, from "
+        "which the steps start; default: `cap / 4`, `0.5 / horizon`",
+    ),
+]
+
 
 def newton(
     *,
     inputs: Inputs,
     classes: Classes,
+    task: TargetKind,
     schema: DeclaredSchema,
     target_range: TargetRange,
     noise_multiplier: Noise,
     record_length: RecordLength = None,
     residual: Residual = None,
     ridge: Ridge = 1.0,
+    cap: Cap = None,
+    horizon: Horizon = None,
+    rate: StartRate = None,
     power: WeightPower = "main",
     colluding_silos: Colluding = 0,
 ) -> Method:
     """Newton steps for a linear model: two rounds of curvature, then rounds of scores.
 
     Guarantee: in each round, readers of the models see one user through a Gaussian mechanism of multiplier sigma.
-    Linear, logistic and softmax regression; the model is ``whitened-linear``. 12 rounds suffice.
+    Linear, logistic and softmax regression with the model ``whitened-linear``; with ``cap`` Poisson regression
+    (``whitened-rates``), with ``horizon`` proportional hazards (``whitened-hazards``). Take 12 rounds, for counts 24.
 
     Raises:
-        CompositionError: a number to predict without declared bounds, and no ``residual``.
+        CompositionError: a number to predict without declared bounds, ``residual`` or ``cap``; survival without
+            ``horizon``; a key that belongs to another kind of target.
     """
-    family = LinearFamily(
-        inputs=inputs,
-        classes=classes,
-        record_length=expected_length(schema, inputs) if record_length is None else record_length,
-        residual=residual_of("newton", residual, classes, target_range),
-        center=0.0 if target_range is None else sum(target_range) / 2,
-    )
+    _check_keys(task, {"cap": cap, "horizon": horizon, "rate": rate, "residual": residual})
+    length = expected_length(schema, inputs) if record_length is None else record_length
+    family: LinearFamily
+    if cap is not None:
+        start = math.log(cap / 4 if rate is None else rate)
+        family = CountFamily(inputs=inputs, record_length=length, center=start, cap=cap)
+    elif horizon is not None:
+        rate = 0.5 / horizon if rate is None else rate
+        family = HazardFamily(
+            inputs=inputs, record_length=length, center=math.log(rate), horizon=horizon, rate=rate
+        )
+    else:
+        family = LinearFamily(
+            inputs=inputs,
+            classes=classes,
+            record_length=length,
+            residual=residual_of("newton", residual, classes, target_range),
+            center=0.0 if target_range is None else sum(target_range) / 2,
+        )
     return Method(
         name="newton",
         contribution=SiloUserContribution(),
@@ -99,6 +146,29 @@ def newton(
         server=NewtonSteps(family=family, ridge=ridge),
         average=Ema(beta=0.8),
     )
+
+
+def _check_keys(task: str, given: Mapping[str, float | None]) -> None:
+    """Refuse keys of another kind of target, and survival without a horizon.
+
+    Raises:
+        CompositionError: names the key and what would be right.
+    """
+    present = {key for key, value in given.items() if value is not None}
+    if task == "survival" and "horizon" not in present:
+        raise CompositionError(
+            "newton: survival needs method.horizon, the public time at which follow-up ends, in the unit of the times"
+        )
+    if task != "regression" and "cap" in present:
+        raise CompositionError(f"newton: method.cap is for counts (regression), not for {task}")
+    if task != "survival" and "horizon" in present:
+        raise CompositionError(f"newton: method.horizon is for survival, not for {task}")
+    if "rate" in present and not present & {"cap", "horizon"}:
+        raise CompositionError("newton: method.rate is for counts (with method.cap) and survival")
+    if "residual" in present and present & {"cap", "horizon"}:
+        raise CompositionError(
+            "newton: method.residual is not for counts and survival, which have their own bounds"
+        )
 
 
 def expected_length(schema: Schema | None, inputs: int) -> float:

@@ -1,13 +1,13 @@
 """Compose ParaAegis and its baselines: encryption (CKKS) for some coordinates, noise for the rest.
 
 The names are those of the ParaAegis paper (Algorithm 1, Table 1). A client is a silo that holds one user. N: number
-of clients, u_i: update of client i, v: the partition, r d coordinates; theta: clip bound; z: noise multiplier. In a
-round
+of clients; q: share of them in a round; u_i: update of client i; v: the partition, r d coordinates; theta: clip
+bound; z: noise multiplier. In a round
 
     u_i  <- w_i - w after local training of client i
     v    <- the r d coordinates that most clients vote for, each for its largest |u_i|        (protection, Section 3)
     send <- u_i outside v, clipped to theta, plus N(0, (z s)^2); u_i inside v under CKKS      (Equation 1)
-    w    <- w + eta_g / N ( sum in clear, decrypted sum )
+    w    <- w + eta_g / (q N) ( sum in clear, decrypted sum )
 
 s is the unit of the noise. With ``calibration = "client"`` it is theta, and z refers to whole clients. With
 "as-published" it is min_i 2 theta / |D_i| (Remark 1), which refers to one record. That is no bound for a client,
@@ -18,14 +18,17 @@ readers of the models have no guarantee unless ``protection.he_noise`` is set. d
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fedveil.methods.client_messages import ClientMessages, Numbers
 from fedveil.methods.contributions import ClientContribution
+from fedveil.methods.dp_fed_ls import client_sampler
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.keys import (
     Calibration,
+    ClientRate,
     ClipNorm,
     LargestSilo,
     Local,
@@ -46,20 +49,29 @@ from fedveil.training.server.optimizers import ServerSgd
 
 @dataclass(frozen=True)
 class RemarkOne:
-    """Noise of Remark 1, relative to its sensitivity of an update to one record: no bound for a client."""
+    """Noise of Remark 1, relative to its sensitivity of an update to one record: no bound for a client.
 
+    Attributes:
+        rate: q, the share of clients in a round.
+    """
+
+    rate: float = 1.0
     name: str = "remark 1"
 
     def noise_multiplier(self, rounds: int, epsilon: float, delta: float) -> float:
         """Return z."""
-        return remark_1_noise(rounds=rounds, epsilon=epsilon, delta=delta)
+        return remark_1_noise(rounds=rounds, epsilon=epsilon, delta=delta, rate=self.rate)
 
     def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
         """Return the epsilon that the remark states for z.
 
         The remark fixes the product of z and epsilon, so the same formula serves both directions.
         """
-        return remark_1_noise(rounds=rounds, epsilon=noise_multiplier, delta=delta)
+        return self.noise_multiplier(rounds, noise_multiplier, delta)
+
+    def rounds(self, noise_multiplier: float, epsilon: float, delta: float) -> int:
+        """Return the most rounds for which the remark asks for at most z."""
+        return math.floor((noise_multiplier / self.noise_multiplier(1, epsilon, delta)) ** 2 * (1 + 1e-12))
 
 
 _LARGEST_COUNTED = "the noise is measured in the records of the largest client, which count as public"
@@ -69,7 +81,8 @@ def _calibrated(method: Method, calibration: Calibration) -> Method:
     """Return the method with the calibration of its noise; no accountant can calibrate it as published."""
     if calibration == "client":
         return method
-    return replace(method, calibrated_to="nobody", closed_form=RemarkOne(), public_counts=(_LARGEST_COUNTED,))
+    form = RemarkOne(rate=method.sampler.rate)
+    return replace(method, calibrated_to="nobody", closed_form=form, public_counts=(_LARGEST_COUNTED,))
 
 
 def dp_fedavg(
@@ -80,19 +93,24 @@ def dp_fedavg(
     clip: ClipNorm,
     noise_multiplier: Noise,
     calibration: Calibration = "client",
+    client_sampling_rate: ClientRate = 1.0,
 ) -> Method:
-    """DP-FedAvg: every client clips its whole update and adds enough noise against the server by itself."""
+    """DP-FedAvg: every drawn client clips its update and adds enough noise against the server by itself.
+
+    Each round draws round(q N) clients uniformly, q = ``client_sampling_rate`` (Algorithm 1, line 3).
+    """
     # s = theta, or Remark 1's sensitivity min_i 2 theta / |D_i|, attained by the client with the most records.
     scale = clip if calibration == "client" else 2 * clip / largest_silo
+    sampler = client_sampler("uniform", client_sampling_rate, n_users)
     method = Method(
         name="dp-fedavg",
         contribution=ClientContribution(),
-        sampler=Everyone(),
+        sampler=sampler,
         local=local,
         bound=Clip(norm=clip),
         weights=Weights.ONE,
         channel=ClientMessages(
-            senders=n_users,
+            senders=n_users if sampler.size is None else sampler.size,
             noise="gaussian",
             # ClientMessages measures noise in its bound theta, so z s = (z s / theta) theta.
             noise_multiplier=noise_multiplier * scale / clip,
@@ -125,7 +143,7 @@ def serial(noisy: Method) -> Method:
     )
 
 
-@variant_of(dp_fedavg)
+@variant_of(dp_fedavg, client_sampling_rate=1.0)
 def varying_dp(noisy: Method, *, noise_decay: NoiseDecay = 0.9) -> Method:
     """Varying-DP: dp-fedavg with noise that decays by a factor every round, from noise_multiplier on."""
     return replace(noisy, name="varying-dp", noise_decay=noise_decay)

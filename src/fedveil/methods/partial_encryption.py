@@ -592,7 +592,8 @@ class PartialEncryption(ProtectionStage):
         sensitivity = 2 * method.bound.norm / max(public.silo_records)
 
         def remark_1(rounds: int, delta: float) -> float:
-            return remark_1_noise(rounds=rounds, epsilon=std / sensitivity, delta=delta)
+            rate = method.sampler.rate
+            return remark_1_noise(rounds=rounds, epsilon=std / sensitivity, delta=delta, rate=rate)
 
         gap = (
             "it takes 2 theta / |D_i| for what one record moves, but a record that is used in several local steps can "

@@ -1,6 +1,6 @@
 """Keep the server's state between rounds: the states of a method's stages, by stage and name.
 
-The optimiser, the average, an adaptive bound and the reader of correlated noise each own a state, and see their own
+The optimiser, the average, an adaptive bound and the reader of stateful noise each own a state, and see their own
 alone. A checkpoint stores all of them in one mapping of tensors, whose names begin with the stage.
 """
 

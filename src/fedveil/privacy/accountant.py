@@ -171,19 +171,9 @@ def explain_large_delta(delta: float, units: int) -> str:
 
 # A run evaluates the same event before a round, after it, once per party of the statement, and at its end.
 @lru_cache(maxsize=256)
-def epsilon_on_grid(accountant: Accountant, event: Event, delta: float, loss: float) -> float:
-    """Return the epsilon of an event whose noise lies on a grid.
-
-    A mechanism that is (epsilon, delta)-DP with continuous noise is (epsilon + loss, e^loss delta)-DP on the grid.
-    The result is therefore epsilon(event, e^-loss delta) + loss.
-
-    Args:
-        accountant: bounds the event as if its noise were continuous.
-        event: everything that was released.
-        delta: of the statement.
-        loss: the largest change of a log-likelihood ratio that the grid causes, summed over all releases.
-    """
-    return accountant.epsilon(event, delta * math.exp(-loss)) + loss
+def cached_epsilon(accountant: Accountant, event: Event, delta: float) -> float:
+    """Return :meth:`Accountant.epsilon`, computed once for equal arguments."""
+    return accountant.epsilon(event, delta)
 
 
 def _seen_apart(epsilon: float, distance: float) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.events import Event, GaussianEvent, SelfComposedEvent
 from fedveil.privacy.ledger import Budget
 from fedveil.privacy.statement import show_epsilon
@@ -282,13 +282,12 @@ def calibrate_rounds(event: Event, budget: Budget) -> int:
     return low
 
 
-def epsilon_of(event: Event, budget: Budget, loss: float = 0.0) -> float:
+def epsilon_of(event: Event, budget: Budget) -> float:
     """Return the epsilon of an event at a budget's delta, by the budget's accountant.
 
     Args:
         event: the released event.
         budget: gives delta and accountant.
-        loss: largest change of a log-likelihood ratio by the grids of the noise, over all releases.
 
     Raises:
         PrivacyError: the accountant does not support the event.
@@ -296,4 +295,4 @@ def epsilon_of(event: Event, budget: Budget, loss: float = 0.0) -> float:
     accountant: Accountant = budget.accountant
     if not accountant.supports(event):
         raise PrivacyError(f"accountant {accountant.name!r} cannot calibrate {event}: it does not support it")
-    return epsilon_on_grid(accountant, event, budget.delta, loss)
+    return cached_epsilon(accountant, event, budget.delta)

@@ -265,16 +265,6 @@ def at_distance(event: Event, distance: float) -> Event:
     return ComposedEvent(events=(event, NearbyEvent(distance=min(distance, 1.0))))
 
 
-def on_grid(event: Event, loss: float) -> Event:
-    """Return an event whose noise lies on a grid with this loss.
-
-    The event is returned unchanged if the loss is 0, nothing is released, or nothing is guaranteed.
-    """
-    if loss == 0 or isinstance(event, NoGuarantee) or not atoms(event):
-        return event
-    return ComposedEvent(events=(event, GridEvent(loss=loss)))
-
-
 def split_distance(event: Event) -> tuple[Event, float]:
     """Split an event into the rest and the sum of its statistical distances, rounded up.
 
@@ -284,10 +274,7 @@ def split_distance(event: Event) -> tuple[Event, float]:
 
 
 def split_grid_loss(event: Event) -> tuple[Event, float]:
-    """Split an event into the rest and the sum of its grid losses, rounded up.
-
-    The inverse of :func:`on_grid`.
-    """
+    """Split an event into the rest and the sum of its grid losses, rounded up."""
     return _without(event, GridEvent, "loss")
 
 

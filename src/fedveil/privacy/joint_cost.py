@@ -3,12 +3,7 @@
 **Claim.** The combined releases of all runs are (epsilon, delta)-DP, with the epsilon of the composition of all
 ledgers' charges. The charges of every run hold whatever was released before (adaptive composition).
 
-Noise on a grid costs slightly more than the events say, and a run's ledger does not contain this loss. A statement's
-epsilon is eps(event, e^-loss delta) + loss by its accountant, and eps does not grow with delta, so
-
-    loss <= stated epsilon - eps(event, delta).
-
-The sum of these bounds over all runs is added. Runs over other people only make the figure larger than necessary.
+Runs over other people only make the figure larger than necessary.
 
 A unit must be the same in all runs. Ids of tables ensure this. Users of a catalogue data set are made by its
 allocation, so runs on it have a joint epsilon only if the allocation is the same. Several catalogue data sets contain
@@ -25,7 +20,7 @@ from typing import Any
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import folders_with, read_json, read_toml, reading
-from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
+from fedveil.privacy.accountant import cached_epsilon, is_large_delta
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.events import Event, atoms, compose
@@ -102,7 +97,7 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
     if not 0 < at < 1:
         raise ConfigError(f"--delta must lie between 0 and 1, not at {at:g}")
     charges: Counter[Event] = Counter()
-    found, loss, guaranteed = [], 0.0, True
+    found, guaranteed = [], True
     for path, statement in zip(paths, statements, strict=True):
         entries = read_entries(path / "ledger.jsonl")
         own: Counter[Event] = Counter()
@@ -115,13 +110,12 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
             )
         charges += own
         guaranteed &= statement.epsilon is not None
-        loss += _grid_loss(statement)
         found.append((path, len(entries), statement.epsilon))
     unit, adjacency = kinds.pop()
     judge = make_accountant(accountant, adjacency)
     return JointCost(
         runs=tuple(found),
-        epsilon=epsilon_on_grid(judge, compose(charges), at, loss) if guaranteed else None,
+        epsilon=cached_epsilon(judge, compose(charges), at) if guaranteed else None,
         delta=at,
         accountant=judge.name,
         unit=unit,
@@ -167,11 +161,3 @@ def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bo
             "data.allocation"
         )
     return len(found) < len(folders)
-
-
-def _grid_loss(statement: Statement) -> float:
-    """Bound the cost of the grid of a run's noise: stated epsilon - eps(event, delta)."""
-    if statement.epsilon is None:
-        return 0.0
-    accountant = make_accountant(statement.accountant, statement.adjacency)
-    return max(0.0, statement.epsilon - accountant.epsilon(statement.event, statement.delta))

@@ -115,8 +115,7 @@ def theorem_noise(
     """
     constants = _CONSTANTS[sampling]
     _check(rate, clip, rounds, delta)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise PrivacyError(f"epsilon = {epsilon}: a target must be positive and finite")
+    _check_target(epsilon)
     cost = _cost(constants, rate, rounds)
 
     def squares(split: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
@@ -163,6 +162,35 @@ def theorem_epsilon(
     return _least(epsilons)[1]
 
 
+def theorem_rounds(
+    sampling: Sampling, *, rate: float, clip: float, noise_std: float, epsilon: float, delta: float
+) -> int:
+    """Return the most rounds that equation 6 allows at a given noise; 0 if it allows none.
+
+    T <= lambda epsilon^2 nu_1^2 / (14 tau^2 (ln(1/delta) / (1 - lambda) + epsilon)), nu_1 = nu / L, at the best
+    admissible lambda (Corollary 1, with Theorem 1). For Poisson sampling Theorem 2 has 2 in place of 14.
+
+    Raises:
+        PrivacyError: an argument outside its range.
+
+    >>> theorem_rounds("uniform", rate=0.05, clip=0.3, noise_std=0.8081, epsilon=6.0, delta=1000**-1.1)
+    30
+    """
+    constants = _CONSTANTS[sampling]
+    _check(rate, clip, 1, delta)
+    _check_target(epsilon)
+    square = (noise_std / (constants.sensitivity * clip)) ** 2
+    if square < constants.least:
+        return 0
+
+    def fewer(split: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        share = math.log(1 / delta) / (1 - split)
+        most = square * split * epsilon**2 / (_cost(constants, rate, 1) * (share + epsilon))
+        return np.asarray(np.where(_order_allowed(share / epsilon + 1, square, rate), -most, 0.0))
+
+    return math.floor(-min(0.0, _least(fewer)[1]) * (1 - 1e-12))
+
+
 def _least(values: Callable[[Float64[np.ndarray, " n"]], Float64[np.ndarray, " n"]]) -> tuple[float, float]:
     """Return (lambda, least value) on a grid of (0, 1) that is refined around its best point."""
     low, high = 0.0, 1.0
@@ -196,6 +224,11 @@ def _check_rate(rate: float) -> None:
         raise PrivacyError(f"sampling rate = {rate}: must be above 0 and at most 1")
 
 
+def _check_target(epsilon: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise PrivacyError(f"epsilon = {epsilon}: a target must be positive and finite")
+
+
 def _check(rate: float, clip: float, rounds: int, delta: float) -> None:
     _check_rate(rate)
     if not (math.isfinite(clip) and clip > 0):
@@ -206,18 +239,24 @@ def _check(rate: float, clip: float, rounds: int, delta: float) -> None:
         raise PrivacyError(f"delta = {delta}: must be above 0 and below 1")
 
 
-def remark_1_noise(*, rounds: int, epsilon: float, delta: float) -> float:
-    """Return sigma / sensitivity by Remark 1 of ParaAegis for q = 1: sqrt(2 T ln(1/delta)) / epsilon.
+def remark_1_noise(*, rounds: int, epsilon: float, delta: float, rate: float = 1.0) -> float:
+    """Return sigma / sensitivity by Remark 1 of ParaAegis: sqrt(2 q T ln(1/delta)) / epsilon.
 
     The formula is its own inverse: with a noise multiplier in the place of epsilon it returns the epsilon. It is
     infinite at 0.
+
+    Args:
+        rounds: T.
+        epsilon, delta: the target.
+        rate: q, the share of clients in a round.
 
     >>> round(remark_1_noise(rounds=50, epsilon=1.0, delta=1e-5), 3)
     33.931
     """
     if not epsilon >= 0:
         raise PrivacyError(f"epsilon = {epsilon}: a target must not be negative")
-    return math.inf if epsilon == 0 else math.sqrt(2 * rounds * math.log(1 / delta)) / epsilon
+    _check_rate(rate)
+    return math.inf if epsilon == 0 else math.sqrt(2 * rate * rounds * math.log(1 / delta)) / epsilon
 
 
 # --- closed form cepam ---------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
-    Field,
     PlainSerializer,
     PlainValidator,
     TypeAdapter,
@@ -30,7 +29,7 @@ from pydantic import (
 from fedveil.checks import Check, run_check
 from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import check_schema_version, reading
-from fedveil.privacy.accountant import epsilon_on_grid, is_large_delta
+from fedveil.privacy.accountant import cached_epsilon, is_large_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, AnEvent, Event, Json, atoms
@@ -38,7 +37,7 @@ from fedveil.privacy.ledger import Entry
 from fedveil.sanitize import one_line, sanitize
 from fedveil.validation import explain_errors
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Unit = Literal["record", "client", "user", "silo"]
 
@@ -96,15 +95,14 @@ class Disclosure:
         party: the party, in words.
         sees: data that the party sees, in words.
         epsilon: against the party; None if nothing is guaranteed.
-        event: everything that was released to the party, apart from ``grid_loss`` of the statement. None in statements
-            of versions of fedveil that did not record it.
+        event: everything that was released to the party.
     """
 
     role: _Role
     party: str
     sees: str
     epsilon: float | None
-    event: AnEvent | None = None
+    event: AnEvent
 
 
 @with_config(extra="forbid")
@@ -130,10 +128,8 @@ class Statement:
             is exceeded with probability at most delta; for Gaussian noise it is exceeded several times as often.
         accountant: name of the accountant that bounded epsilon.
         epsilons: (accountant, epsilon) of every accountant with a bound for the event; None for infinity.
-        event: everything that was released, as the ledger charged it. Recomputing from it and ``grid_loss`` gives
+        event: everything that was released, as the ledger charged it. Recomputing from it gives
             ``epsilons``.
-        grid_loss: largest change of a log-likelihood ratio by the grids of all noise, against every party. None in
-            statements of versions of fedveil that did not record it.
         units: public number of units; a delta of 1/units or more causes a warning. None if it is not public.
         mechanisms: every mechanism with its noise law, noise multiplier, sampling and count, in words.
         trust: parties and coalitions, with their views and the guarantees against them.
@@ -166,7 +162,6 @@ class Statement:
     notes: tuple[str, ...] = ()
     released: Literal["models", "statistics", "models and statistics"] = "models"
     event: AnEvent
-    grid_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a statement that contradicts itself."""
@@ -327,10 +322,6 @@ class Statement:
     def to_json(self) -> Json:
         """Return the JSON form, without infinities: an infinite epsilon is null, as the sentences explain."""
         values = _VALUES.dump_python(self, mode="json")
-        # Absent keys stand for None, as in statements of versions that did not record them.
-        for each, key in ((values, "grid_loss"), *((line, "event") for line in values["trust"])):
-            if each[key] is None:
-                del each[key]
         return {"schema_version": SCHEMA_VERSION, "sentences": list(self.sentences()), **values}
 
     @classmethod
@@ -444,7 +435,7 @@ def round_exactly(value: float, decimals: int, rounding: str) -> Decimal:
 
 
 def epsilons_by_accountant(
-    event: Event, delta: float, adjacency: Adjacency, *, loss: float
+    event: Event, delta: float, adjacency: Adjacency
 ) -> tuple[tuple[str, float | None], ...]:
     """Return (accountant, epsilon) for every accountant with a bound for the event; None for infinity.
 
@@ -455,7 +446,6 @@ def epsilons_by_accountant(
         event: everything that was released.
         delta: of the statement.
         adjacency: the neighbouring populations.
-        loss: largest change of a log-likelihood ratio by the grids of all noise (:func:`epsilon_on_grid`).
     """
     found: list[tuple[str, float | None]] = []
     for name in ACCOUNTANTS:
@@ -463,7 +453,7 @@ def epsilons_by_accountant(
         if not accountant.supports(event):
             continue
         with suppress(PrivacyError):
-            epsilon = epsilon_on_grid(accountant, event, delta, loss)
+            epsilon = cached_epsilon(accountant, event, delta)
             found.append((name, epsilon if math.isfinite(epsilon) else None))
     return tuple(found)
 
@@ -542,17 +532,15 @@ def check_epsilons(statement: Statement) -> Iterator[Check]:
     for name, value in dict.fromkeys((*stated.items(), (statement.accountant, statement.epsilon))):
         yield run_check(f"epsilon by {name}", partial(_epsilon, statement, statement.event, name, value))
     for line in statement.trust:
-        if line.event is not None:
-            check = partial(_epsilon, statement, line.event, statement.accountant, line.epsilon)
-            yield run_check(f"epsilon against {_role_name(line.role)}", check)
+        check = partial(_epsilon, statement, line.event, statement.accountant, line.epsilon)
+        yield run_check(f"epsilon against {_role_name(line.role)}", check)
 
 
 def _epsilon(statement: Statement, event: Event, name: str, stated: float | None) -> str:
     if name not in ACCOUNTANTS:
         raise IntegrityError(f"there is no accountant '{name}'")
     with reading("the recorded event", IntegrityError):
-        accountant, loss = make_accountant(name, statement.adjacency), statement.grid_loss or 0.0
-        found = epsilon_on_grid(accountant, event, statement.delta, loss)
+        found = cached_epsilon(make_accountant(name, statement.adjacency), event, statement.delta)
     claimed = math.inf if stated is None else stated
     # The tolerance of 1e-9 allows for rounding.
     if found > claimed * (1 + 1e-9):

@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedveil.privacy.audit import unlike_records
-from fedveil.privacy.statement import Statement, show_lower_bound
+from fedveil.privacy.statement import Statement, show_at_most, show_lower_bound
 from fedveil.report import plots
 from fedveil.report.document import (
     EMPTY,
@@ -206,6 +206,10 @@ def audit_section(run: RunData) -> Section | None:
         [f"True positive rate at {false:g} false positives", show(true), f"chance: {false:g}"]
         for false, true in found.true_positive_rates
     )
+    if run.audit.accuracy_bound is not None and run.audit.membership_bound is not None:
+        linear = f"by 1/2 + ε/4 + δ: {show_at_most(run.audit.membership_bound)}"
+        about = f"By the claim: share of right guesses about one {statement.unit}, in or out by a fair coin, at most"
+        rows.append([about, show_at_most(run.audit.accuracy_bound), linear])
     verdict = EMPTY
     if bound is not None:
         guesses = f"{bound.right} of {bound.guesses} guesses right about {bound.canaries} canaries"

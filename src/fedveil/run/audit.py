@@ -35,6 +35,7 @@ from fedveil.data.records import Groups, Population, Records
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.methods.method import sum_noise_std
 from fedveil.methods.server_state import begin_state
+from fedveil.privacy.attack_bound import attack_accuracy, membership_bound
 from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.named_code import check_code
@@ -62,12 +63,17 @@ class Audit:
         unit: the protected unit of the statement.
         inference: membership inference on the run's last model.
         bound: lower bound on the epsilon of training under the same experiment; None if it was not requested.
+        accuracy_bound: largest probability, by the claim, that an attacker is right about one unit that a fair coin
+            put in; None if the run guarantees nothing.
+        membership_bound: the same by 1/2 + epsilon / 4 + delta (DP-Fed-LS, section 6.4).
     """
 
     claimed: float | None
     unit: str
     inference: Membership
     bound: EpsilonBound | None
+    accuracy_bound: float | None
+    membership_bound: float | None
 
     @property
     def is_refuted(self) -> bool:
@@ -130,6 +136,8 @@ def audit(
         unit=statement.unit,
         inference=infer_membership(prepared, model),
         bound=bound,
+        accuracy_bound=attack_accuracy(statement),
+        membership_bound=membership_bound(statement),
     )
     folder.write_json("audit.json", {**asdict(found), "refuted": found.is_refuted})
     return found

@@ -173,7 +173,8 @@ def plan_rows(plan: Plan) -> PlanTable:
 
     With a target epsilon, the noise multiplier is the least one that keeps all T rounds within epsilon. If sigma is
     given instead, T is the largest number of rounds within epsilon that the accountant can count, and 0 if one
-    round exceeds it. Methods whose event the accountant does not support are left out.
+    round exceeds it; a closed form has its own T (equation 6 of DP-Fed-LS). Methods whose event the accountant does
+    not support are left out.
 
     Not claimed: the cost of the noise grid, which depends on the model. A run's statement adds it: 1e-8 to 5e-8 for
     100 rounds of 10^5 parameters and 10 silos.
@@ -208,19 +209,32 @@ def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -
     """Add the rows of one method and noise to a table, for numbers of rounds up to the maximum."""
     method, row = planned.method(sigma), _row(plan, planned, sigma)
     numerical, event = _accountant(plan, method), _event(plan, method)
-    most = _most_rounds(plan, numerical, event)
-    if most == 0:
-        found.rows.append({**row, "rounds": 0, "epsilon": 0.0, "accountant": plan.accountant})
-    for rounds in _ladder(most) if most else ():
+
+    def spent(rounds: int) -> float:
+        return numerical.epsilon(SelfComposedEvent(event=event, count=rounds), plan.delta)
+
+    _add_rows(found, row, plan.accountant, _most_rounds(plan, numerical, event), spent)
+    form = method.closed_form
+    if form is None:
+        return
+    most, target = plan.rounds, math.inf
+    if most is None:  # equation 6 of DP-Fed-LS
+        assert plan.epsilon is not None
+        target = plan.epsilon
+        most = form.rounds(sigma, target, plan.delta)
+    # Equation 6 is exact; the theorem's epsilon is searched on a grid, and may lie just above the target.
+    _add_rows(
+        found, row, form.name, most, lambda rounds: min(target, form.epsilon(rounds, sigma, plan.delta))
+    )
+
+
+def _add_rows(found: PlanTable, row: Row, name: str, most: int, spent: Callable[[int], float]) -> None:
+    """Add the rows of one accountant or theorem up to ``most`` rounds; one row of 0 rounds if there are none."""
+    for rounds in _ladder(most) if most else (0,):
         at: Row = {**row, "rounds": rounds}
         with found.attempting(at):  # the accountant may support fewer rounds than requested
-            spent = SelfComposedEvent(event=event, count=rounds)
-            epsilon = finite(numerical.epsilon(spent, plan.delta))
-            found.rows.append({**at, "epsilon": epsilon, "accountant": plan.accountant})
-            form = method.closed_form
-            if form is not None:  # Theorem 1 (uniform) or 2 (Poisson) of DP-Fed-LS
-                bound = finite(form.epsilon(rounds, sigma, plan.delta))
-                found.rows.append({**at, "epsilon": bound, "accountant": form.name})
+            epsilon = finite(spent(rounds)) if rounds else 0.0
+            found.rows.append({**at, "epsilon": epsilon, "accountant": name})
 
 
 def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> PlanTable:

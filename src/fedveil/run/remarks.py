@@ -122,7 +122,7 @@ def _features(task: Task, population: Population) -> str | None:
 
 def _targets(population: Population) -> str | None:
     """Return a remark if the targets of the public test records are larger than a model can reach from 0."""
-    if population.task != "regression":
+    if population.task not in ("regression", "multi-output"):
         return None
     size = _size(np.asarray(population.test_targets, dtype=np.float64))
     if size <= LARGEST:

@@ -21,7 +21,7 @@ from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method, contribution_weights, message_length
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
 from fedveil.privacy.noise.law import grid_gaussian
@@ -118,7 +118,7 @@ class Prepared:
             beside: side releases, repeated as often as they were charged.
             again: number of additional charges of rounds, for attempts that were repeated or not completed.
         """
-        return self._counted(*self.learned_event(role, rounds, beside, again))
+        return self._counted(self.learned_event(role, rounds, beside, again))
 
     def over_budget(self, rounds: int, beside: Sequence[Release], again: int = 0) -> float | None:
         """Return the epsilon of rounds and side releases if it exceeds the budget; else None.
@@ -131,22 +131,13 @@ class Prepared:
         needed = self.epsilon_with(Role.READER, rounds, beside, again)
         return None if needed <= budget else needed
 
-    def learned_event(
-        self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0
-    ) -> tuple[Event, float]:
-        """Return the composed event that a role observes, and the privacy loss of all noise grids.
+    def learned_event(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> Event:
+        """Return the composed event that a role observes; args are those of :meth:`epsilon_with`."""
+        return compose_with_rounds(self.guarantee.learned_event(role, rounds, again), beside, role)
 
-        Args are those of :meth:`epsilon_with`. The grid loss covers the distance between noise on a grid and
-        continuous noise; it adds to the loss of the event.
-        """
-        guarantee = self.guarantee
-        of_rounds = guarantee.learned_event(role, rounds, again)
-        loss = guarantee.grid_loss_after(rounds + again, self.length)
-        return compose_with_rounds(of_rounds, loss, beside, role)
-
-    def _counted(self, event: Event, grid_loss: float) -> float:
-        """Return the epsilon of an event at the run's delta, including the loss of noise grids."""
-        return epsilon_on_grid(self.accountant, event, self.experiment.privacy.delta, grid_loss)
+    def _counted(self, event: Event) -> float:
+        """Return the epsilon of an event at the run's delta."""
+        return cached_epsilon(self.accountant, event, self.experiment.privacy.delta)
 
     def check_countable(self) -> None:
         """Check that the accountant can compute the statement of all rounds, before anything is released.
@@ -158,8 +149,8 @@ class Prepared:
             return
         roles = (Role.READER, *(view.role for view in self.guarantee.views))
         learned = (self.learned_event(role, self.experiment.rounds, self.side_releases) for role in roles)
-        for event, loss in dict.fromkeys(learned):  # most roles observe equal events: compose each once
-            self._counted(event, loss)
+        for event in dict.fromkeys(learned):  # most roles observe equal events: compose each once
+            self._counted(event)
 
     @property
     def method(self) -> Method:
@@ -300,7 +291,7 @@ def _with_local_rate(experiment: Experiment, population: Population, task: Task)
     local = experiment.local
     if local is None or local.has_rate:
         return experiment
-    outputs, features = population.n_classes or 1, math.prod(population.feature_shape)
+    outputs, features = population.n_outputs, math.prod(population.feature_shape)
     rate = RECOMMENDED.local_rate(task.loss, outputs, features)
     return experiment.model_copy(update={"local": replace(local, learning_rate=rate)})
 

@@ -1,26 +1,33 @@
 """Start worker processes that share a run's local training (``trainer.processes``).
 
 The processes form a gloo group of :mod:`torch.distributed`, as under ``torchrun``. Process 0 is the run. Each other
-process loads the experiment again and trains its part of every round on one core
-(:mod:`fedveil.training.distributed`). See docs/how-to/several-processes.md.
+process receives the trainer and the records from it, through a pipe and never through a file, and trains its part of
+every round on one core (:mod:`fedveil.training.distributed`). See docs/how-to/several-processes.md.
 """
 
 from __future__ import annotations
 
+import pickle
 import signal
+import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from io import BytesIO
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import FunctionType
+from typing import Any
 
 import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 
+from fedveil.errors import ConfigError
 from fedveil.randomness import ExperimentRandomness
-from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.setup import Prepared, check_dealt_out, prepare
+from fedveil.run.setup import Prepared, check_dealt_out
+from fedveil.sanitize import sanitize
 from fedveil.training.distributed import DistributedTrainer, serve
 from fedveil.training.trainer import PartitionedTrainer
 
@@ -32,18 +39,22 @@ def share_training(prepared: Prepared) -> Iterator[Prepared]:
     The run is unchanged if that number is 1.
 
     Raises:
-        ConfigError: the method's contributions do not train independently (see :func:`check_dealt_out`).
+        ConfigError: the method's contributions do not train independently (see :func:`check_dealt_out`); the model,
+            loss or local algorithm cannot be carried to another process; or a process did not begin.
     """
     count = prepared.experiment.trainer.processes
     if count == 1:
         yield prepared
         return
-    trainer = DistributedTrainer(inner=split_trainer(prepared), alike=True)
+    inner = split_trainer(prepared)
+    seed = prepared.experiment.seed
+    payload = carried((inner, prepared.setting.cohort, prepared.method.bound, seed))
+    trainer = DistributedTrainer(inner=inner, alike=True)
     # One thread in every process: with equal thread counts all processes round alike, as `alike` states.
     setting, threads = prepared.setting, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _workers(prepared.experiment, count):
+        with _workers(payload, count):
             yield replace(prepared, setting=replace(setting, trainer=trainer))
             trainer.stop(setting.cohort)
     finally:
@@ -72,37 +83,117 @@ def serve_shares(prepared: Prepared) -> None:
     )
 
 
+class _Carrier(pickle.Pickler):
+    """Pickler that refuses code of a session without a file, which no other process can import."""
+
+    def reducer_override(self, one: Any) -> Any:
+        """Refuse a class or a function of such a session; leave all other objects to pickle."""
+        session = sys.modules["__main__"]
+        is_code = isinstance(one, type | FunctionType)
+        if is_code and one.__module__ == "__main__" and not hasattr(session, "__file__"):
+            raise ConfigError(
+                f"trainer.processes: {one.__qualname__} is defined in this session (a notebook, an interpreter), which "
+                "other processes cannot import; put it into a module, or leave processes at 1"
+            )
+        return NotImplemented
+
+
+def check_carried(prepared: Prepared) -> None:
+    """Check before a run that its trainer can be carried to other processes; the records always can.
+
+    Raises:
+        ConfigError: as :func:`share_training`.
+    """
+    if prepared.experiment.trainer.processes > 1:
+        carried(split_trainer(prepared))
+
+
+def carried(value: object) -> bytes:
+    """Return a value in the form that other processes of this program read.
+
+    Raises:
+        ConfigError: names what cannot be carried: an object without an importable class or function, an open file.
+    """
+    stream = BytesIO()
+    try:
+        _Carrier(stream, pickle.HIGHEST_PROTOCOL).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"trainer.processes: the model, the loss or the local algorithm cannot be carried to other processes "
+            f"({sanitize(str(error))}); define it at the top of a module, without lambdas, or leave processes at 1"
+        ) from None
+    return stream.getvalue()
+
+
 @contextmanager
-def _workers(experiment: Experiment, count: int) -> Iterator[None]:
-    """Start ``count`` - 1 worker processes; this process becomes process 0 of the default group."""
+def _workers(payload: bytes, count: int) -> Iterator[None]:
+    """Start ``count`` - 1 worker processes; this process becomes process 0 of the default group.
+
+    Raises:
+        ConfigError: a worker ended, or could not import what was carried, before it began.
+    """
     with tempfile.TemporaryDirectory() as folder:
         # A file needs no free port, and the folder is private to this user.
         store = f"file://{folder}/store"
         started = multiprocessing.get_context("spawn")
-        others = [
-            started.Process(target=_work, args=(experiment.to_toml(), store, rank, count), daemon=True)
-            for rank in range(1, count)
-        ]
-        for process in others:
-            process.start()
+        others = list[tuple[BaseProcess, Connection]]()
         try:
+            for rank in range(1, count):
+                mine, theirs = started.Pipe()
+                process: BaseProcess = started.Process(
+                    target=_work, args=(theirs, store, rank, count), daemon=True
+                )
+                process.start()
+                theirs.close()  # so that a dead worker is the end of the pipe
+                others.append((process, mine))
+            for _, pipe in others:
+                with suppress(OSError):  # a dead worker; its answer below says so
+                    pipe.send_bytes(payload)
+            for process, pipe in others:
+                _check_begun(process, pipe)
             distributed.init_process_group("gloo", init_method=store, rank=0, world_size=count)
             yield
         except BaseException:
-            for process in others:
+            for process, _ in others:
                 process.terminate()  # it may wait for work that process 0 will never send
             raise
         finally:
-            for process in others:
+            for process, pipe in others:
                 process.join()
+                pipe.close()
             if distributed.is_initialized():
                 distributed.destroy_process_group()
 
 
-def _work(document: str, store: str, rank: int, count: int) -> None:
-    """Run a worker process: join the group, prepare the experiment, and train parts until process 0 stops."""
+def _check_begun(process: BaseProcess, pipe: Connection) -> None:
+    try:
+        wrong = pipe.recv_bytes().decode()
+    except (EOFError, OSError):
+        process.join()
+        raise ConfigError(
+            f"trainer.processes: a worker process ended (exit code {process.exitcode}) before it began. Each one "
+            'imports the script that was started: call fedveil.train under `if __name__ == "__main__":` there'
+        ) from None
+    if wrong:
+        raise ConfigError(
+            f"trainer.processes: a worker process cannot read the model, the loss or the local algorithm "
+            f"({sanitize(wrong)}); define them in a module that every process imports, or leave processes at 1"
+        )
+
+
+def _work(pipe: Connection, store: str, rank: int, count: int) -> None:
+    """Run a worker process: receive the trainer and the records, join the group, and train until process 0 stops."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; process 0 ends the others
     torch.set_num_threads(1)
+    try:
+        trainer, cohort, bound, seed = pipe.recv()
+    except (ImportError, AttributeError) as error:
+        pipe.send_bytes(str(error).encode())
+        return
+    except Exception as error:  # the words of other errors are the user's own, and may quote records
+        pipe.send_bytes(type(error).__name__.encode())
+        return
+    pipe.send_bytes(b"")
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
-    serve_shares(prepare(parse(tomllib.loads(document), "the experiment of process 0")))
+    serve(trainer, cohort, bound, ExperimentRandomness(seed))
     distributed.destroy_process_group()

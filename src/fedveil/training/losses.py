@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -24,7 +24,7 @@ from torch.nn import functional
 from fedveil.errors import ConfigError, DataError, ModelError
 from fedveil.training.import_path import import_object
 
-TaskKind: TypeAlias = Literal["classification", "regression", "survival"]
+TaskKind: TypeAlias = Literal["classification", "multi-label", "regression", "multi-output", "survival"]
 RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Mask: TypeAlias = Shaped[Tensor, "b"]
 Terms: TypeAlias = Float[Tensor, "b"]
@@ -204,6 +204,45 @@ class BinaryCrossEntropy(Loss):
         _refuse_rows((targets != 0) & (targets != 1), "the label is neither 0 nor 1")
 
 
+class MultiLabelCrossEntropy(Loss):
+    """Mean over k labels of the logistic loss of each: loss_i = (1/k) sum_c log(1 + e^{z_ic}) - y_ic z_ic.
+
+    y_ic is 1 if record i has label c, else 0; a record may have several labels or none. Outputs are logits, without a
+    sigmoid before the loss.
+    """
+
+    name = "multi_label_cross_entropy"
+    tasks: frozenset[TaskKind] = frozenset({"multi-label"})
+    takes_float64 = True
+
+    def curvature(self, outputs: int) -> float | None:
+        """Return the largest curvature of a logistic loss, divided by the k labels of the mean."""
+        return 0.25 / outputs
+
+    def records(self, outputs: Float[Tensor, "b k"], targets: Shaped[Tensor, "b k"], mask: Mask) -> Terms:
+        """Return the mean of softplus(z_ic) - y_ic z_ic over the labels of each record."""
+        return functional.binary_cross_entropy_with_logits(
+            outputs, targets.to(outputs.dtype), reduction="none"
+        ).mean(-1)
+
+    def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b k"], present: Present) -> Slopes:
+        """Return (1/k) (sigmoid(z_ic) - y_ic)."""
+        return torch.sigmoid(outputs).sub_(targets.mT).div_(outputs.shape[-2])
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept (n, k) of 0 and 1 for a model of k outputs."""
+        if targets.ndim != 2:
+            raise DataError(
+                f"multi_label_cross_entropy needs one 0 or 1 for each label of a record, not {_described(targets)}"
+            )
+        if targets.shape[1] != n_outputs:
+            raise ModelError(
+                f"multi_label_cross_entropy needs one output for each of {targets.shape[1]} labels, a logit; the model "
+                f"has {n_outputs}"
+            )
+        _refuse_rows(((targets != 0) & (targets != 1)).any(-1), "a label is neither 0 nor 1")
+
+
 class Focal(Loss):
     """Focal loss with gamma = 2, for rare classes: loss_i = -(1 - p_iy)^2 log p_iy, p_i = softmax(z_i).
 
@@ -235,7 +274,7 @@ class SquaredError(Loss):
     """Squared error, mean over the k outputs: loss_i = (1/k) sum_c (z_ic - y_ic)^2."""
 
     name = "squared_error"
-    tasks: frozenset[TaskKind] = frozenset({"regression"})
+    tasks: frozenset[TaskKind] = frozenset({"regression", "multi-output"})
     takes_float64 = True
 
     def curvature(self, outputs: int) -> float | None:
@@ -261,6 +300,35 @@ class SquaredError(Loss):
                 f"squared_error needs {n_outputs} floating-point numbers per record, not {_described(targets)}"
             )
         _refuse_rows(~torch.isfinite(targets).reshape(-1, n_outputs).all(-1), "the target is not finite")
+
+
+class PoissonDeviance(Loss):
+    """Poisson's negative log likelihood of counts y, up to a constant: loss_i = m_i - y_i log m_i.
+
+    The output m_i is the MEAN, not its logarithm: take a model whose outputs are positive, such as ``whitened-rates``.
+    Means below 1e-30 count as 1e-30.
+    """
+
+    name = "poisson"
+    tasks: frozenset[TaskKind] = frozenset({"regression"})
+    takes_float64 = True
+
+    def records(
+        self, outputs: Float[Tensor, "b 1"], targets: Shaped[Tensor, "b *target"], mask: Mask
+    ) -> Terms:
+        """Return the term of each record."""
+        mean = outputs[:, 0].clamp_min(1e-30)
+        return mean - targets.reshape(mean.shape) * mean.log()
+
+    def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
+        """Accept one whole number of at least 0 per record, for a model of one output."""
+        if n_outputs != 1:
+            raise ModelError(f"poisson needs one output, a mean count; the model has {n_outputs}")
+        if not targets.is_floating_point() or targets[:1].numel() > 1:
+            raise DataError(f"poisson needs one floating-point number per record, not {_described(targets)}")
+        counts = targets.reshape(-1)
+        wrong = ~torch.isfinite(counts) | (counts < 0) | (counts != counts.round())
+        _refuse_rows(wrong, "the target is no count: a whole number of at least 0")
 
 
 class Cox(Loss):
@@ -339,7 +407,7 @@ class RecordLoss(Loss):
             it must work under ``torch.func.vmap``.
     """
 
-    tasks: frozenset[TaskKind] = frozenset({"classification", "regression", "survival"})
+    tasks: frozenset[TaskKind] = frozenset(get_args(TaskKind))
 
     def __init__(self, name: str, function: RecordFunction) -> None:
         self.name = name
@@ -364,7 +432,13 @@ class RecordLoss(Loss):
 
 
 LOSSES: Mapping[str, Loss] = MappingProxyType(
-    {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), Focal(), SquaredError(), Cox())}
+    {
+        loss.name: loss
+        for loss in (
+            *(CrossEntropy(), BinaryCrossEntropy(), MultiLabelCrossEntropy()),
+            *(Focal(), SquaredError(), PoissonDeviance(), Cox()),
+        )
+    }
 )
 
 

@@ -22,6 +22,10 @@ r2                  1 - sum (output - target)^2 / sum (target - mean)^2         
 loss                mean of the loss's terms                                    no record
 ==================  ==========================================================  ============================
 
+Of k labels or k numbers of a record (tasks multi-label and multi-output), every metric that compares one target is the
+mean over the targets, and stands beside the metric of each target, ``auc[fever]``, for up to 20 targets. It is NaN if
+that of one target is. ``subset_accuracy`` is the share of records all of whose labels are predicted.
+
 Every metric takes outputs (n, k), targets (n, ...) and optional weights (n,). A record of weight v counts as v equal
 records. All sums are float64. A NaN in the outputs gives NaN, because a diverged model has no accuracy.
 
@@ -31,7 +35,7 @@ as "accuracy" for Creditcard.
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, cast
@@ -42,8 +46,9 @@ from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
+from fedveil.sanitize import sanitize
 from fedveil.training.import_path import import_object
-from fedveil.training.losses import Loss, Metric
+from fedveil.training.losses import Loss, Metric, TaskKind
 
 
 def accuracy(
@@ -416,7 +421,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 
 
-METRIC_NAMES: Final = (*METRICS, "loss")
+METRIC_NAMES: Final = (*METRICS, "loss", "subset_accuracy")
 """Names of the built-in metrics in an experiment."""
 
 
@@ -438,6 +443,104 @@ def load_metric(name: str, loss: Loss) -> Metric:
     if not callable(found):
         raise ConfigError(f"metric {name} is a {type(found).__name__}; it must be a function")
     return check_metric(name, cast(Metric, found))
+
+
+# --- several targets of a record -------------------------------------------------------------------------------------
+
+_OF_TARGETS: Final[Mapping[TaskKind, frozenset[str]]] = {
+    "multi-label": frozenset(
+        {
+            *(
+                "accuracy",
+                "balanced_accuracy",
+                "auc",
+                "average_precision",
+                "brier",
+                "f1",
+                "precision",
+                "recall",
+            ),
+            *("specificity", "mcc"),
+        }
+    ),
+    "multi-output": frozenset({"mae", "rmse", "r2"}),
+}
+"""Metrics of one target, by task."""
+_MOST_NAMED: Final = 20
+
+
+def subset_accuracy(
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n k"], weights: Shaped[Tensor, "n"] | None = None
+) -> float:
+    """Return the weighted share of records all of whose labels are predicted: 1 where the logit is above 0."""
+    if not len(targets) or bool(outputs.isnan().any()):
+        return math.nan
+    weight, right = _weights(targets, weights), _array(((outputs > 0) == (targets == 1)).all(1))
+    return _ratio(float(weight @ right), float(weight.sum()))
+
+
+@dataclass(frozen=True)
+class MetricOfTarget:
+    """A metric of one of several targets."""
+
+    metric: Metric
+    place: int
+
+    def __call__(
+        self,
+        outputs: Float[Tensor, "n k"],
+        targets: Shaped[Tensor, "n k"],
+        weights: Shaped[Tensor, "n"] | None = None,
+    ) -> float:
+        """Return the metric of the target's own outputs."""
+        own = slice(self.place, self.place + 1)
+        return self.metric(outputs[:, own], targets[:, self.place], weights)
+
+
+@dataclass(frozen=True)
+class MeanOfTargets:
+    """The mean of a metric over all targets; NaN if it is not defined for one of them."""
+
+    metric: Metric
+
+    def __call__(
+        self,
+        outputs: Float[Tensor, "n k"],
+        targets: Shaped[Tensor, "n k"],
+        weights: Shaped[Tensor, "n"] | None = None,
+    ) -> float:
+        """Return (1/k) sum_c metric_c."""
+        found = [
+            MetricOfTarget(self.metric, place)(outputs, targets, weights) for place in range(targets.shape[1])
+        ]
+        return math.fsum(found) / len(found)
+
+
+def load_metrics(name: str, loss: Loss, task: TaskKind, targets: Sequence[str]) -> dict[str, Metric]:
+    """Return the metrics that a name stands for, by their names in reports.
+
+    Args:
+        name: as of :func:`load_metric`.
+        loss: the loss that the metric ``"loss"`` measures.
+        task: kind of the targets.
+        targets: names of several targets of a record; empty for a task of one target.
+
+    Raises:
+        ConfigError: as :func:`load_metric`; or a metric of one target that does not fit the task.
+    """
+    fitting = _OF_TARGETS.get(task, frozenset())
+    if name == "subset_accuracy" and task == "multi-label":
+        return {name: subset_accuracy}
+    if name == "subset_accuracy" or (fitting and name in METRICS and name not in fitting):
+        known = sorted({*fitting, "loss"}) if fitting else [one for one in METRIC_NAMES if one != name]
+        raise ConfigError(f"metric {name} is not for a {task} task; use one of: {', '.join(known)}")
+    metric = load_metric(name, loss)
+    if name not in fitting:
+        return {name: metric}
+    each = enumerate(targets) if len(targets) <= _MOST_NAMED else ()
+    return {name: MeanOfTargets(metric)} | {
+        f"{name}[{sanitize(target)}]": MetricOfTarget(metric, place) for place, target in each
+    }
 
 
 def check_metric(name: str, metric: Metric) -> Metric:

@@ -6,6 +6,10 @@ name           network                                                       par
 linear         affine: linear, logistic, softmax or Cox regression           14 Heart, 40 TcgaBrca
 whitened-      a linear model in a basis that the method newton finds        (p + 1)(p + 1 + k)
  linear
+whitened-      the same, of the mean count e^f; for newton with a cap        (p + 1)(p + 2)
+ rates
+whitened-      the same, of a log hazard, with four baseline hazards; for    (p + 1)(p + 2) + 4
+ hazards       newton with a horizon
 boosted-trees  960 oblivious trees of depth 3; grown by the method of the    7,680 + 15 a feature
                same name
 mlp            Linear(features, 32)-ReLU-Linear(32, outputs)                 25,450 (MNIST)
@@ -38,7 +42,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
 from fedveil.training.copying import unwrap
 from fedveil.training.import_path import import_object
-from fedveil.training.newton import whitened_linear
+from fedveil.training.newton import whitened_hazards, whitened_linear, whitened_rates
 from fedveil.training.trees import boosted_trees
 from fedveil.training.validation import validate_behaviour, validate_layers
 
@@ -351,6 +355,8 @@ def lstm_10(input_shape: Shape, n_outputs: int) -> nn.Module:
 MODELS: dict[str, ModelFactory] = {
     "linear": linear,
     "whitened-linear": whitened_linear,
+    "whitened-rates": whitened_rates,
+    "whitened-hazards": whitened_hazards,
     "boosted-trees": boosted_trees,
     "mlp": mlp,
     "mlp_32_16": mlp_32_16,

@@ -20,7 +20,12 @@ model           m(f)                  c by rule           s
 logistic        1 / (1 + e^-f)        1/2                 1/4
 softmax, K      e^f_k / sum_j e^f_j   sqrt(1 - 1/K)       1/2
 linear          f                     declared            1
+counts          E[min(Y, cap)]        cap                 max m'
+survival        see HazardFamily      1                   hazard c
 ==============  ====================  ==================  ===========
+
+Counts and survival take residuals and their bounds from the regressions of ``fedveil infer``
+(:mod:`fedveil.statistics.inference.families`).
 
 s is the largest slope of m. c by rule is the length of a residual at theta = 0. Later residuals are shorter, but for
 records that the model gets wrong, whose pull it limits.
@@ -30,6 +35,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -39,8 +45,16 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from fedveil.errors import ModelError
+from fedveil.statistics.inference.families import REACH, PiecewiseExponential, Poisson
 from fedveil.statistics.inference.scores import ScoreCode, Shares, triangle
-from fedveil.training.losses import BinaryCrossEntropy, CrossEntropy, SquaredError
+from fedveil.training.losses import (
+    BinaryCrossEntropy,
+    Cox,
+    CrossEntropy,
+    Loss,
+    PoissonDeviance,
+    SquaredError,
+)
 from fedveil.training.record_sums import RecordBatch, RecordSums, RecordVectors
 from fedveil.training.task import Task
 
@@ -48,7 +62,12 @@ SUMS: Final = "scores and curvatures"
 """Kind of the sums, for the server's step."""
 MOMENT_ROUNDS: Final = 2
 """Rounds that release second moments and set the basis; all later rounds release scores."""
-_LOSSES: Final = (BinaryCrossEntropy, CrossEntropy, SquaredError)
+INTERVALS: Final = 4
+"""Number of intervals of equal length with a baseline hazard each, up to the horizon."""
+_HAZARD: Final = 0.6
+"""c: a record is followed until its cumulative hazard reaches it, as in ``fedveil infer``."""
+_BASELINE: Final = 0.5
+"""kappa, the scale of events and hazards by interval beside the score."""
 
 
 class WhitenedLinear(nn.Module):
@@ -79,6 +98,36 @@ class WhitenedLinear(nn.Module):
         return whole[:, :-1], whole[:, -1]
 
 
+class WhitenedRates(WhitenedLinear):
+    """Mean count e^f of a linear model in a basis."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return (n, k) mean counts for (n, ...) features."""
+        return super().forward(features).clamp(-REACH, REACH).exp()
+
+
+class WhitenedHazards(WhitenedLinear):
+    """Log hazard of a linear model in a basis, relative to a baseline that it holds beside.
+
+    Attributes:
+        baseline: (4,) log hazards of the intervals, up to a constant; no prediction depends on them.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.baseline = nn.Parameter(torch.zeros(INTERVALS))
+
+
+def whitened_rates(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
+    """Build a model of mean counts: e^f with f linear in a basis."""
+    return WhitenedRates(math.prod(input_shape), n_outputs)
+
+
+def whitened_hazards(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
+    """Build a proportional hazards model whose log hazard is linear in a basis."""
+    return WhitenedHazards(math.prod(input_shape), n_outputs)
+
+
 def whitened_linear(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
     """Build a linear model in a basis, of the flattened features."""
     return WhitenedLinear(math.prod(input_shape), n_outputs)
@@ -93,13 +142,23 @@ class LinearFamily:
         classes: K; None for a number to predict.
         record_length: B of the first round.
         residual: c; of classes None for the rule.
-        center: prediction before the first step: of a number to predict the middle of its declared range.
+        center: f before the first step: of a number to predict the middle of its declared range.
+        model, losses, needs: form of the model, losses that it may have, and both in words.
+        baseline: number of parameters after the coefficients.
     """
 
+    model: ClassVar[type[WhitenedLinear]] = WhitenedLinear
+    losses: ClassVar[tuple[type[Loss], ...]] = (BinaryCrossEntropy, CrossEntropy, SquaredError)
+    needs: ClassVar[str] = (
+        "model.name = 'whitened-linear' with the loss binary_cross_entropy, cross_entropy or squared_error without "
+        "class weights"
+    )
+    baseline: ClassVar[int] = 0
+
     inputs: int
-    classes: int | None
+    classes: int | None = None
     record_length: float
-    residual: float | None
+    residual: float | None = None
     center: float = 0.0
 
     @property
@@ -108,8 +167,11 @@ class LinearFamily:
         return self.inputs + 1
 
     def outputs(self, dimension: int) -> int:
-        """Return the number of outputs of a model of ``dimension`` parameters."""
-        return dimension // self.width - self.width
+        """Return the number of outputs of a model of ``dimension`` parameters; 1 for a model of another form.
+
+        Such a model is refused once it is built (:func:`check_linear`); until then its noise is calibrated.
+        """
+        return max(1, (dimension - self.baseline) // self.width - self.width)
 
     def residual_norm(self, outputs: int) -> float:
         """Return c, the bound of the l2 norm of a residual."""
@@ -117,6 +179,10 @@ class LinearFamily:
             return self.residual
         assert self.classes is not None, "the method's builder asks for it"
         return 0.5 if outputs == 1 else math.sqrt(1 - 1 / self.classes)
+
+    def score_norm(self, outputs: int, length: float) -> float:
+        """Return the bound of a score, for records of length at most ``length``."""
+        return length * self.residual_norm(outputs)
 
     def slope(self, outputs: int) -> float:
         """Return s, the largest slope of the mean."""
@@ -133,19 +199,19 @@ class LinearFamily:
         outputs, length = self.outputs(dimension), self.length(round_number)
         moments = round_number <= MOMENT_ROUNDS
         return ScoreCode(
-            scores=outputs * self.width,
+            scores=outputs * self.width + 2 * self.baseline,
             width=self.width,
-            score_norm=length * self.residual_norm(outputs),
+            score_norm=self.score_norm(outputs, length),
             curvature_norm=length**2,
             shares=Shares(gradient=0.0 if moments else 1.0, curvature=1.0 if moments else 0.0),
         )
 
     def split(
         self, model: Float64[np.ndarray, " d"]
-    ) -> tuple[Float64[np.ndarray, "w w"], Float64[np.ndarray, "k w"]]:
-        """Return the basis and the coefficients in a model's vector, as views."""
-        n = self.width
-        return model[: n * n].reshape(n, n), model[n * n :].reshape(-1, n)
+    ) -> tuple[Float64[np.ndarray, "w w"], Float64[np.ndarray, "k w"], Float64[np.ndarray, " j"]]:
+        """Return the basis, the coefficients and the baseline in a model's vector, as views."""
+        n, end = self.width, len(model) - self.baseline
+        return model[: n * n].reshape(n, n), model[n * n : end].reshape(-1, n), model[end:]
 
     def means(self, predictors: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "n k"]:
         """Return m(f) of n records."""
@@ -172,6 +238,114 @@ class LinearFamily:
         with np.errstate(invalid="ignore"):
             factor = np.minimum(1.0, self.residual_norm(outputs) / np.maximum(length, 1e-300))
             return np.asarray(found * factor[:, None])
+
+    def pulls(
+        self,
+        predictors: Float64[np.ndarray, "n k"],
+        targets: np.ndarray,
+        baseline: Float64[np.ndarray, " j"],
+    ) -> tuple[Float64[np.ndarray, "n k"], Float64[np.ndarray, "n m"]]:
+        """Return the residuals, which multiply z, and the numbers that a score has beside them."""
+        return self.residuals(predictors, targets), np.zeros((len(predictors), 0))
+
+    def baseline_step(self, sums: Float64[np.ndarray, " m"], sd: float) -> Float64[np.ndarray, " j"]:
+        """Return how the baseline moves after released sums of the numbers beside the scores, with noise ``sd``."""
+        return np.zeros(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountFamily(LinearFamily):
+    """Poisson regression of counts up to a cap: residuals min(y, cap) - E[min(Y, cap)] for Y ~ Poisson(e^f).
+
+    Both terms lie in [0, cap], so |residual| <= cap.
+
+    Attributes:
+        cap: public; larger counts are taken for it, on both sides of the equation.
+    """
+
+    model: ClassVar[type[WhitenedLinear]] = WhitenedRates
+    losses: ClassVar[tuple[type[Loss], ...]] = (PoissonDeviance,)
+    needs: ClassVar[str] = "for counts (method.cap) model.name = 'whitened-rates' with the loss poisson"
+
+    cap: int
+
+    @cached_property
+    def law(self) -> Poisson:
+        """The regression of ``fedveil infer``."""
+        return Poisson(column="target", cap=self.cap)
+
+    def residual_norm(self, outputs: int) -> float:
+        return float(self.cap)
+
+    def slope(self, outputs: int) -> float:
+        return self.law.largest
+
+    def residuals(
+        self, predictors: Float64[np.ndarray, "n k"], targets: np.ndarray
+    ) -> Float64[np.ndarray, "n k"]:
+        counts = np.maximum(targets.reshape(-1).astype(np.float64), 0.0)
+        found, _ = self.law.residual(counts, np.clip(predictors[:, 0], -REACH, REACH))
+        return np.asarray(found[:, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HazardFamily(LinearFamily):
+    """Proportional hazards with a baseline that is constant in each of four intervals up to a horizon.
+
+    A record has an event e_j in at most one interval j and is followed through hazards h_j that add up to at most
+    c = 0.6, where it is stopped (:class:`fedveil.statistics.inference.families.PiecewiseExponential`). With the
+    martingale M = sum_j (e_j - h_j) its score is a (M z, kappa e, kappa h), kappa = 1/2. The squared norm is convex in
+    h, so it is largest at a corner of the simplex sum h <= c: at h = 0 it is |z|^2 + kappa^2, and at h = c e_k at most
+    (1 - c)^2 |z|^2 + kappa^2 (1 + c^2), which is less because kappa, c <= 1 and |z| <= B = 1 scales a. So
+    |score| <= sqrt(B^2 + kappa^2).
+
+    Attributes:
+        horizon: public time at which follow-up ends.
+        rate: a public guess at events per unit of time.
+    """
+
+    model: ClassVar[type[WhitenedLinear]] = WhitenedHazards
+    losses: ClassVar[tuple[type[Loss], ...]] = (Cox,)
+    needs: ClassVar[str] = "for survival (method.horizon) model.name = 'whitened-hazards' with the loss cox"
+    baseline: ClassVar[int] = INTERVALS
+
+    horizon: float
+    rate: float
+
+    @cached_property
+    def law(self) -> PiecewiseExponential:
+        """The regression of ``fedveil infer``."""
+        grid = tuple(np.linspace(0.0, self.horizon, INTERVALS + 1).tolist())
+        return PiecewiseExponential(time="time", event="event", grid=grid, rate=self.rate, hazard=_HAZARD)
+
+    def residual_norm(self, outputs: int) -> float:
+        return 1.0
+
+    def score_norm(self, outputs: int, length: float) -> float:
+        return math.hypot(length, _BASELINE)
+
+    def slope(self, outputs: int) -> float:
+        return _HAZARD
+
+    def pulls(
+        self,
+        predictors: Float64[np.ndarray, "n k"],
+        targets: np.ndarray,
+        baseline: Float64[np.ndarray, " j"],
+    ) -> tuple[Float64[np.ndarray, "n k"], Float64[np.ndarray, "n m"]]:
+        time_event = targets[:, ::-1].astype(np.float64)
+        events, followed = self.law.follow(time_event, predictors + baseline)
+        martingale = (events - followed).sum(axis=1, keepdims=True)
+        return martingale, _BASELINE * np.concatenate((events, followed), axis=1)
+
+    def baseline_step(self, sums: Float64[np.ndarray, " m"], sd: float) -> Float64[np.ndarray, " j"]:
+        """Return log(events / hazards) by interval, less its mean: the intercept carries the level.
+
+        Both have two standard deviations of their noise added, so that an interval without people does not move.
+        """
+        events, followed = np.maximum(sums.reshape(2, -1) / _BASELINE, 0.0) + (2 * sd / _BASELINE + 1e-9)
+        moved = np.log(events / followed)
+        return np.asarray(np.clip(moved - followed @ moved / followed.sum(), -1.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +385,7 @@ class _NewtonVectors(RecordVectors):
         self, start: Float64[np.ndarray, " d"], features: Float64[np.ndarray, "n p"], targets: np.ndarray
     ) -> Float64[np.ndarray, "n width"]:
         """Return the vectors of n records."""
-        n, (basis, slopes) = len(features), self._family.split(start)
+        n, (basis, slopes, baseline) = len(features), self._family.split(start)
         # A matrix product may round a row by its neighbours; products and sums by row do not.
         z = np.stack([(features * row[:-1]).sum(axis=1) + row[-1] for row in basis], axis=1)
         weight = np.minimum(1.0, self._squared / np.maximum((z * z).sum(axis=1), 1e-300))
@@ -219,8 +393,9 @@ class _NewtonVectors(RecordVectors):
             moments = triangle(z[:, :, None] * z[:, None, :]) * weight[:, None]
             return self._code.encode(np.zeros((n, self._code.scores)), moments)
         predictors = np.stack([(z * one).sum(axis=1) for one in slopes], axis=1)
-        residual = self._family.residuals(predictors, targets) * weight[:, None]
-        return np.asarray((residual[:, :, None] * z[:, None, :]).reshape(n, -1) * self._code.scales[0])
+        residual, beside = self._family.pulls(predictors, targets, baseline)
+        scores = (residual[:, :, None] * z[:, None, :]).reshape(n, -1)
+        return np.asarray(np.concatenate((scores, beside), axis=1) * weight[:, None] * self._code.scales[0])
 
 
 def check_linear(task: Task, family: LinearFamily) -> None:
@@ -230,13 +405,9 @@ def check_linear(task: Task, family: LinearFamily) -> None:
         ModelError: names what is needed.
     """
     model = task.model
-    if not isinstance(model, WhitenedLinear) or len(model.basis) != family.width:
+    fits = type(model) is family.model and len(model.basis) == family.width
+    if not fits or type(task.loss) not in family.losses:
         raise ModelError(
-            "method newton: it steps its own form of a linear model; take model.name = 'whitened-linear', or "
-            "uldp-avg-w for other models"
-        )
-    if type(task.loss) not in _LOSSES:
-        raise ModelError(
-            f"method newton: the loss {task.loss.name} has no Newton step here; take binary_cross_entropy, "
-            "cross_entropy or squared_error without class weights, or another method (uldp-avg-w)"
+            f"method newton: the model is {type(model).__name__} and the loss {task.loss.name}; it takes its own form "
+            f"of a linear model: {family.needs}. uldp-avg-w takes other models and losses"
         )

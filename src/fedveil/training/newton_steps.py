@@ -81,16 +81,19 @@ class NewtonSteps(Optimizer):
         code = family.code(len(model), number)
         found = code.decode(mean.cpu().numpy(), self.noise_std)
         after = model.cpu().double().numpy().copy()
-        basis, slopes = family.split(after)
+        basis, slopes, baseline = family.split(after)
         squared = state["newton.length"]
         if number <= MOMENT_ROUNDS:
             moved, length = whitening(found.curvature, found.curvature_sd)
             basis[:] = moved @ basis
             # Coefficients whose prediction is the center, whatever the features.
             slopes[:] = np.linalg.solve(basis.T, np.eye(family.width)[-1]) * family.center
+            baseline[:] = 0.0
             squared = torch.tensor(length, dtype=torch.float64)
         else:
-            slopes += found.gradient.reshape(slopes.shape) / self._steepness(slopes, float(squared), found)
+            gradient, beside = np.split(found.gradient, [slopes.size])
+            slopes += gradient.reshape(slopes.shape) / self._steepness(slopes, float(squared), found)
+            baseline += family.baseline_step(beside, found.gradient_sd)
         stepped = torch.from_numpy(after).float().to(model.device)
         return stepped, {"newton.round": torch.tensor(number), "newton.length": squared}
 

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from fedveil.errors import ModelError
 from fedveil.training.copying import copy_module, unwrap
 from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.frozen_norm import with_frozen_norms
 from fedveil.training.losses import Loss, Metric
 from fedveil.training.validation import validate_layers
 
@@ -66,7 +67,8 @@ class Task:
 
     Args:
         model: any module whose output for a record depends on that record alone. It is copied; dropout layers of
-            the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`).
+            the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`), and frozen
+            BatchNorm layers become constants (:mod:`fedveil.training.frozen_norm`).
         loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
         metrics: ``metric(outputs, targets, weights)`` by its name in reports.
         precision: the precision in which layers compute during training; see :meth:`outputs`.
@@ -107,8 +109,12 @@ class Task:
         layout = Layout.from_model(model)
         if layout.dimension == 0:
             raise ModelError("the model has no trainable parameter")
-        object.__setattr__(self, "model", with_seeded_dropout(copy_module(model)).train())
+        object.__setattr__(self, "model", with_seeded_dropout(with_frozen_norms(copy_module(model))).train())
         object.__setattr__(self, "layout", layout)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process that trains: it compiles its own functions, and measures nothing."""
+        return {**vars(self), "kept": {}, "metrics": {}}
 
     @property
     def dimension(self) -> int:

@@ -23,6 +23,7 @@ from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.copying import copy_module, is_compiled
 from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.frozen_norm import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.losses import Loss, TaskKind
 from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
 from fedveil.user_code import failed_at
@@ -83,10 +84,15 @@ def _refusal(module: nn.Module) -> str | None:
             return None
         return "it carries running statistics of private records outside the update; set track_running_stats=False"
     if isinstance(module, _BatchNorm):
+        unfrozen = frozen_norm_refusal(module)
+        if unfrozen is None:
+            return None
         groups = next(g for g in (32, 16, 8, 4, 2, 1) if module.num_features % g == 0)
         return (
             "it normalises each record by the others of its batch and keeps running statistics outside the update; use "
-            f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself"
+            f"torch.nn.GroupNorm({groups}, {module.num_features}), which normalises each record by itself. A "
+            "pretrained layer is taken as a constant if it is frozen, requires_grad_(False).eval(); this one "
+            f"{unfrozen}"
         )
     if isinstance(module, _DropoutNd) and not isinstance(module, _REPLACEABLE):
         return "its random mask cannot be drawn per contribution; use torch.nn.Dropout"
@@ -125,7 +131,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             non-finite outputs.
     """
     assert len(features) >= 3
-    probe = with_seeded_dropout(copy_module(model)).train()
+    probe = with_seeded_dropout(with_frozen_norms(copy_module(model))).train()
     before = fingerprint(probe)
     with torch.random.fork_rng(devices=[]):
         try:
@@ -294,10 +300,12 @@ def _terms(
 
 
 def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> Shaped[Tensor, "r *target"]:
-    """Return made-up targets: all classes in turn, events and censored records, different numbers."""
+    """Return made-up targets: classes in turn, combinations of labels, events and censored records, numbers."""
     shape = (_ROWS, *like.shape[1:])
     row = torch.arange(_ROWS)
     if task == "survival":
         return torch.stack([(row % 2 == 0).to(like.dtype), (row + 1).to(like.dtype)], -1)
+    if task == "multi-label":
+        return ((row[:, None] >> torch.arange(shape[1]) % 3) % 2).to(like.dtype)
     values = row % max(outputs, 2) if task == "classification" else row / _ROWS
     return values.to(like.dtype).reshape(_ROWS, *(1 for _ in shape[1:])).expand(shape)

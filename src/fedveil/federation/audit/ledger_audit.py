@@ -201,7 +201,7 @@ def _charges(lines: Sequence[Line]) -> list[Entry]:
 def _spent(lines: Sequence[Line], delta: float) -> dict[str, float | None]:
     """Return epsilon by every accountant that has a bound for all charges; None: no guarantee."""
     charged, adjacency = all_of(entry.event for entry in _charges(lines)), Adjacency.ADD_OR_REMOVE_ONE
-    return dict(sorted(epsilons_by_accountant(charged, delta, adjacency, loss=0.0)))
+    return dict(sorted(epsilons_by_accountant(charged, delta, adjacency)))
 
 
 def _signed(document: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import listen
-from fedveil.federation.membership import MEMBERSHIP
+from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.files import sync_folder, writing
 from fedveil.protocols.errors import ProtocolError
@@ -46,13 +46,19 @@ class _Reading:
     answer: Future[_Answer]
 
 
-def open_silo(folder: SiloFolder) -> SiloParty:
+def open_silo(folder: SiloFolder, after: Membership | None = None) -> SiloParty:
     """Read a silo's folder and table.
+
+    Args:
+        folder: the silo's.
+        after: a membership that the one in the folder has to follow, or be.
 
     Raises:
         FedveilError: whatever is wrong with keys, policy, schema or table.
     """
     settings, membership = folder.settings, folder.membership
+    if after is not None:
+        membership.check_follows(after, folder / MEMBERSHIP)
 
     def standing() -> Standing:
         now = folder.membership

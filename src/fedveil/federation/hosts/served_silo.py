@@ -99,7 +99,7 @@ class ServedSilo:
     def _reopened(self) -> SiloParty | None:
         self._folder = self._folder.again()
         try:
-            opened = open_silo(self._folder)
+            opened = open_silo(self._folder, after=self._newest)
         except FedveilError as error:
             _log.error("the silo cannot be opened under membership %d: %s", self._newest.serial, error)
             return None

@@ -1,4 +1,4 @@
-"""Submits a run to the coordinator that is served on this host and watches its folder until it ends."""
+"""Opens the sessions of a run at the coordinator that is served on this host, submits it, and watches its folder."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from fedveil.data.records import empty_groups
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
 from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import RunRecord, members_at_end, signed_end
+from fedveil.federation.canonical_document import public_text
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.coordinator_setup import open_session
+from fedveil.federation.deployable import check_deployable
 from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.run_outcome import SOCKET, RunOutcome
 from fedveil.federation.hosts.sockets import address
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
+from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.silo_data import load_public_test_table
+from fedveil.federation.silo_session.release_task import release_plan
+from fedveil.federation.silo_session.training_task import training_plan
 from fedveil.files import read_content, read_toml
 from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
 from fedveil.run.config.task_choice import beginning
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
+from fedveil.run.loop import EndingT, Part, RunParts
 from fedveil.run.observer import NullObserver, Observer
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.releases.preprocessing import read_preprocessed
@@ -38,6 +45,8 @@ from fedveil.run.releases.requests import prepare_document
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.document import DocumentParts
 from fedveil.run.steps.experiment import ExperimentParts
+from fedveil.run.steps.release import ReleasePart
+from fedveil.run.steps.training import TrainingPart
 
 _LOOK_SECONDS: Final = 0.5
 _LAST_WORD_SECONDS: Final = 10.0
@@ -314,3 +323,42 @@ def watch(
         done = max(done, len(rows))
 
     return wait(again, folder.path, submission, look)
+
+
+# --- sessions of a run's parts -------------------------------------------------------------------------------
+
+
+def open_session(
+    run: RunParts[EndingT], part: Part, record: RunRecord, heads: SeenHeads
+) -> CoordinatorParty[EndingT]:
+    """Return the coordinator's state machine for a part of a run.
+
+    If that fails, the run's ledger is closed: the process continues, and must be able to open the folder again.
+
+    Args:
+        run: all parts of the run.
+        part: the next part.
+        record: record of the run; also the run's witness.
+        heads: ledger heads of the silos, over all runs.
+
+    Raises:
+        CompositionError: the method does not run between institutions.
+        ProtocolError: a message of the protocol would be longer than any party reads.
+        RunFolderError: the folder is damaged.
+    """
+    try:
+        plan, offered = _plan(part), public_text(run.document, record.membership.silos)
+        return CoordinatorParty(run=run, part=part, plan=plan, offered=offered, record=record, heads=heads)
+    except BaseException:
+        run.close()
+        raise
+
+
+def _plan(part: Part) -> SessionPlan:
+    """Return the plan of a part's session."""
+    phase = RunPart(name=part.name, released=tuple((one.std, one.vector) for one in part.before))
+    if isinstance(part, ReleasePart):
+        return release_plan(part.planned, empty_groups(), part.privacy, phase, len(part.model))
+    assert isinstance(part, TrainingPart)
+    check_deployable(part.prepared)
+    return training_plan(part.prepared, phase if part.prepared.side_releases else None)

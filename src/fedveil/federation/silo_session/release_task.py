@@ -28,7 +28,7 @@ from fedveil.federation.silo_data import PartyTable
 from fedveil.federation.silo_session.statement_check import SiloCharges, check_releases
 from fedveil.federation.silo_session.task import SiloTask
 from fedveil.federation.store import Tensors
-from fedveil.privacy.events import ComposedEvent, Event, on_grid
+from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.randomness import PrivacyRandomness
@@ -151,7 +151,7 @@ def make_release_task(
         raise RefusalError(Code.RELEASED)
     release = prepared.release(made)
     policy.check_release(release.step.length, release.std())
-    events = [on_grid(policy.event(one.guarantee), one.grid_loss) for one in series.releases]
+    events = [one.charged(policy.event(one.guarantee)) for one in series.releases]
     own = table.columns(release.step.columns)
     return SiloReleaseTask(
         plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),

@@ -24,7 +24,7 @@ from fedveil.federation.silo_session.round_inputs import as_tensor
 from fedveil.federation.silo_session.statement_check import check_training
 from fedveil.federation.silo_session.task import SiloTask
 from fedveil.federation.silo_session.training_task import SiloTrainingTask, training_event
-from fedveil.privacy.events import ComposedEvent, Event, on_grid
+from fedveil.privacy.events import ComposedEvent, Event
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.releases.evaluation import Evaluation, groups_of, outputs_of, with_outputs
@@ -138,7 +138,7 @@ class SiloTasks:
             whole=whole,
             rounds=rounds,
             release=release,
-            charged=on_grid(policy.event(release.guarantee), release.grid_loss),
+            charged=release.charged(policy.event(release.guarantee)),
             records=read,
             states=partial(check_training, prepared),
             seconds=policy.round_seconds,
@@ -148,6 +148,6 @@ class SiloTasks:
         """Return the event of the whole run in the silo's ledger, and its number of charges."""
         prepared, policy = self._prepared, self._policy
         training = training_event(prepared, policy.event(prepared.guarantee))
-        beside = (on_grid(policy.event(one.guarantee), one.grid_loss) for one in prepared.side_releases)
+        beside = (one.charged(policy.event(one.guarantee)) for one in prepared.side_releases)
         rounds = prepared.experiment.rounds + len(prepared.side_releases)
         return ComposedEvent(events=(training, *beside)), rounds

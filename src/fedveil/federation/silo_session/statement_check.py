@@ -24,7 +24,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import reduce, wraps
+from operator import and_
 from typing import Final, ParamSpec
 
 from fedveil.errors import FedveilError
@@ -132,7 +133,7 @@ def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> N
     if sum(one <= rounds for one in charged) < rounds if own.whole else rounds and not own.times:
         raise StatementMismatchError
     stated = _stated(closing)
-    beside = (one.guarantee.event for one in prepared.side_releases)
+    beside = (one.event for one in prepared.side_releases)
     if not _composed(
         prepared.guarantee, least, (min(rounds + 1, number), charges), _without(stated.event, beside)
     ):
@@ -214,16 +215,21 @@ def _composed(
 
 
 def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
-    """Return whether atoms can be those of ``number`` of these events, which all have one size.
+    """Return whether atoms can be those of ``number`` of these events.
 
-    The test compares the kinds of atoms and their total number. It is exact if each event is a single atom.
+    All events share some atoms (the loss of a grid, a distance), and each has one more at most (its release). So the
+    shared atoms must be there as often as the events, and the others once each.
     """
-    size = sum(next(iter(events.values()), Counter[Event]()).values())
-    possible = {atom for one in events.values() for atom in one}
+    counts = list(events.values()) or [Counter[Event]()]
+    shared = reduce(and_, counts)
+    releases = {atom for one in counts for atom in one - shared}
+    rest = Counter(left)
+    rest.subtract({atom: number * count for atom, count in shared.items()})
+    own = max(sum((one - shared).values()) for one in counts)
     return (
-        min(left.values(), default=0) >= 0
-        and {atom for atom, times in left.items() if times} <= possible
-        and sum(left.values()) == number * size
+        min(rest.values(), default=0) >= 0
+        and {atom for atom, times in rest.items() if times} <= releases
+        and rest.total() == number * own
     )
 
 
@@ -247,7 +253,6 @@ def _without_figures(statement: Statement) -> Statement:
         epsilons=tuple((name, None if value is None else 0.0) for name, value in statement.epsilons),
         trust=tuple(replace(one, epsilon=None if one.epsilon is None else 0.0) for one in statement.trust),
         as_published=tuple(replace(one, value=None) for one in statement.as_published),
-        grid_loss=0.0,
     )
 
 
@@ -257,7 +262,6 @@ def _figures(statement: Statement) -> list[float | None]:
         *(value for _, value in statement.epsilons),
         *(one.epsilon for one in statement.trust),
         *(one.value for one in statement.as_published),
-        statement.grid_loss,
     ]
 
 

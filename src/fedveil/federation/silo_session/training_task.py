@@ -32,13 +32,13 @@ from fedveil.methods.server_state import (
     released_model,
     with_clip,
 )
-from fedveil.privacy.events import Event, on_grid
+from fedveil.privacy.events import Event
 from fedveil.protocols.errors import OwnRecordsError
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
 from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.sum_history import SumHistory
+from fedveil.run.rounds.round_context import SumHistory
 from fedveil.run.setup import Prepared
 from fedveil.training.server.optimizers import State, matching
 
@@ -70,8 +70,7 @@ def training_event(prepared: Prepared, event: Event) -> Event:
         prepared: the experiment as the silo holds it.
         event: event of one round at strength 1, without the grid of its noise.
     """
-    guarantee, rounds = prepared.guarantee, prepared.experiment.rounds
-    return on_grid(guarantee.after_rounds(event, rounds), guarantee.grid_loss_after(rounds, prepared.length))
+    return prepared.guarantee.after_rounds(event, prepared.experiment.rounds)
 
 
 class SiloTrainingTask(SiloTask):
@@ -115,9 +114,7 @@ class SiloTrainingTask(SiloTask):
         # Exact equality: the sensitivity in the event is computed from these very weights.
         if self._promised is None or not torch.equal(self.prepared.setting.weights, self._promised):
             raise RefusalError(Code.WEIGHTS)
-        guarantee = self.prepared.guarantee
-        loss = guarantee.grid_loss_after(1, self.prepared.length)
-        return on_grid(guarantee.event_at_round(self._event, number, again=again), loss)
+        return self.prepared.guarantee.event_at_round(self._event, number, again=again)
 
     def workload(
         self,

@@ -1,4 +1,4 @@
-"""Frames of messages between the coordinator and its mailbox.
+"""Frames of messages between the coordinator and its mailbox, and the mailbox's paths and header fields.
 
 frame: silo (4 bytes) | length (8 bytes) | message; a length of 0 withdraws the silo's current message
 """
@@ -55,3 +55,19 @@ def split(data: bytes) -> Iterator[bytes]:
     view = memoryview(data)
     for start in range(0, len(data), _PIECE_BYTES):
         yield bytes(view[start : start + _PIECE_BYTES])
+
+
+# --- paths and header fields of the mailbox ------------------------------------------------------------------
+
+
+MESSAGE_PATH: Final = "/v1/message"
+ANSWER_PATH: Final = "/v1/answer"
+MEMBERS_PATH: Final = "/v1/members"
+MESSAGES_PATH: Final = "/v1/messages"
+ANSWERS_PATH: Final = "/v1/answers"
+
+TAG_HEADER: Final = "ETag"
+"""Names the offer of a message; a silo returns it as ``If-None-Match``, and as ``Answers`` with its answer."""
+
+MAILBOX_HEADER: Final = "Mailbox"
+"""Name of the mailbox process; a new one means that nothing has been offered to it."""

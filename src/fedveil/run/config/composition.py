@@ -21,7 +21,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.method import Method
 from fedveil.methods.noise_ratio import noise_to_displacement, rate_by_rule
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
@@ -71,6 +71,11 @@ class Composition:
         """
         experiment, population = self.experiment, self.population
         given = self._facts()
+        if population.target_names and experiment.method.needs("target_range"):
+            raise CompositionError(
+                f"method '{experiment.method.name}' predicts one class or one number of a record, not "
+                f"{len(population.target_names)} targets; take uldp-avg-w"
+            )
         method: Method = experiment.method.build(given, **self._found(noise_multiplier))
         if not isinstance(method, Method):
             raise CompositionError(
@@ -205,6 +210,7 @@ class Composition:
             "rounds": experiment.rounds,
             "inputs": math.prod(population.feature_shape),
             "classes": population.n_classes,
+            "task": population.task,
             "schema": population.schema,
             "target_range": population.target_range,
         }
@@ -232,8 +238,7 @@ class Composition:
         The run includes its side releases and the reserve of other documents. If noise decays from round to round,
         the noise of the first round is found.
         """
-        experiment, dimension, method = self.experiment, public.dimension, self.method()
-        assert dimension is not None
+        experiment, method = self.experiment, self.method()
         guarantee = derive(method, public)
         check_composable(self.beside, guarantee)
         refuse_shared(experiment.privacy, guarantee.event_for(_counted(method)))
@@ -243,13 +248,12 @@ class Composition:
         )
 
         def spent(noise_multiplier: float) -> float:
-            # Event, role and grid loss are those of the statement, so that the stated epsilon meets the target.
+            # Event and role are those of the statement, so that the stated epsilon meets the target.
             method = self.method(noise_multiplier)
             guarantee, role = derive(method, public), _counted(method)
             rounds = guarantee.after_rounds(guarantee.event_for(role), experiment.rounds)
-            loss = guarantee.grid_loss_after(experiment.rounds, dimension)
-            event, loss = compose_with_rounds(rounds, loss, self.beside, role)
-            return epsilon_of(ComposedEvent(events=(event, *others)), budget, loss)
+            event = compose_with_rounds(rounds, self.beside, role)
+            return epsilon_of(ComposedEvent(events=(event, *others)), budget)
 
         return self.method(least_noise(spent, budget))
 
@@ -261,12 +265,10 @@ class Composition:
         is calibrated.
         """
         experiment, steady = self.experiment, derive(replace(method, noise_decay=1.0), public)
-        assert public.dimension is not None
-        return epsilon_on_grid(
+        return cached_epsilon(
             make_accountant(experiment.privacy.accountant, steady.adjacency),
             steady.after_rounds(steady.event_for(_counted(method)), experiment.rounds),
             experiment.privacy.delta,
-            steady.grid_loss_after(experiment.rounds, public.dimension),
         )
 
 

@@ -12,8 +12,8 @@ from fedveil.data.records import Population
 from fedveil.errors import ConfigError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import Experiment, refuse_session
-from fedveil.training.losses import ClassWeighted, load_loss
-from fedveil.training.metrics import load_metric
+from fedveil.training.losses import ClassWeighted, Metric, load_loss
+from fedveil.training.metrics import load_metrics
 from fedveil.training.models import STARTS, build_model
 from fedveil.training.pretrained import PublicModel, take_parameters
 from fedveil.training.task import Task
@@ -31,6 +31,10 @@ class Defaults(NamedTuple):
 BY_TASK: Final[Mapping[str, Defaults]] = {
     "classification": Defaults("linear", "cross_entropy", ("accuracy", "loss")),
     "two classes": Defaults("linear", "binary_cross_entropy", ("auc", "accuracy", "loss")),
+    "multi-label": Defaults(
+        "linear", "multi_label_cross_entropy", ("auc", "average_precision", "accuracy", "loss")
+    ),
+    "multi-output": Defaults("linear", "squared_error", ("r2", "mae", "loss")),
     "regression": Defaults("linear", "squared_error", ("r2", "mae", "loss")),
     "survival": Defaults("linear", "cox", ("c_index", "loss")),
 }
@@ -76,9 +80,7 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
     default = defaults_of(experiment.data.name, population)
     loss = load_loss(asked.loss or default.loss)
     loss.check_task(population.task)
-    one_output = population.n_classes is None or loss.name == "binary_cross_entropy"
-    outputs = 1 if one_output else population.n_classes
-    assert outputs is not None
+    outputs = 1 if loss.name == "binary_cross_entropy" else population.n_outputs
     validate_loss(loss, population.task, outputs, torch.from_numpy(population.train.targets))
     model = build_model(
         asked.name or default.model,
@@ -93,7 +95,9 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
         loss = ClassWeighted(loss, asked.class_weights, population.n_classes)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
-    found = {name: load_metric(name, loss) for name in asked.metrics or default.metrics}
+    found = dict[str, Metric]()
+    for name in asked.metrics or default.metrics:
+        found |= load_metrics(name, loss, population.task, population.target_names)
     return Task(model=model, loss=loss, metrics=found)
 
 

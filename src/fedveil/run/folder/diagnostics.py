@@ -104,7 +104,12 @@ def _constant(prepared: Prepared) -> Float[Tensor, "1 k"]:
     if population.task == "survival":
         return torch.zeros(1, width)
     if population.n_classes is None:
-        return torch.full((1, width), float(np.average(population.test_targets, weights=weights)))
+        means = np.average(population.test_targets.astype(np.float64), axis=0, weights=weights).reshape(1, -1)
+        if (
+            population.task == "multi-label"
+        ):  # log-odds of a label's fraction; 1e-9 stands for an absent label
+            means = np.log(np.maximum(means, 1e-9) / np.maximum(1 - means, 1e-9))
+        return torch.from_numpy(means).float().expand(1, width)
     counts = np.bincount(population.test_targets, weights=weights, minlength=population.n_classes)
     # Log-fractions as logits make a softmax return the fractions; 1e-9 stands for an absent class. One output of a
     # binary loss is the difference of the two logits.

@@ -247,11 +247,15 @@ class AuditRecord(Document):
         inference: membership inference on the last model.
         bound: lower bound on epsilon; None if it was not requested.
         refuted: whether the claimed epsilon is below the bound.
+        accuracy_bound: largest probability, by the claim, that an attacker is right about one unit.
+        membership_bound: the same by 1/2 + epsilon / 4 + delta.
     """
 
     inference: Inference
     bound: LowerBound | None
     refuted: _Flag
+    accuracy_bound: _Number | None = None
+    membership_bound: _Number | None = None
 
 
 DocumentT = TypeVar("DocumentT", bound=Document)

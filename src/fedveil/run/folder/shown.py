@@ -58,7 +58,7 @@ STATEMENT: Final[Mapping[str, Kind]] = MappingProxyType(
                 "epsilons",
             ),
             *("units", "mechanisms", "trust", "randomness", "secure_randomness", "uncovered", "as_published"),
-            *("reasons", "notes", "released", "event", "grid_loss"),
+            *("reasons", "notes", "released", "event"),
         ),
         Kind.COVERED,
     )

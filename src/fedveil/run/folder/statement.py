@@ -8,7 +8,7 @@ from fedveil.privacy.events import NoGuarantee, atoms
 from fedveil.privacy.statement import KNOWN_SEED, AsPublished, Statement, epsilons_by_accountant, show_delta
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.folder.shown import uncovered_outputs
-from fedveil.run.releases.side_releases import SpentBudget, compose_with_rounds
+from fedveil.run.releases.side_releases import SpentBudget
 from fedveil.run.setup import Prepared
 from fedveil.statistics.preprocessing import CLIP_QUANTILE
 
@@ -27,10 +27,6 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
     reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
     if not prepared.secure:
         reasons.append(KNOWN_SEED)
-    # Only the loss of the grids is needed here; the event is that of the ledger.
-    _, loss = compose_with_rounds(
-        None, guarantee.grid_loss_after(charges, prepared.length), ledger.beside, Role.READER
-    )
     # Every charge beyond one per round counts as a further release of a round.
     again = charges - rounds
     epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
@@ -44,9 +40,8 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         epsilon=epsilon,
         delta=delta,
         accountant=prepared.accountant.name,
-        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency, loss=loss),
+        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency),
         event=spent,
-        grid_loss=loss,
         units=prepared.population.n_users,
         mechanisms=(
             *guarantee.mechanisms,
@@ -60,7 +55,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         trust=tuple(
             view.disclosure(
                 prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None,
-                prepared.learned_event(view.role, rounds, ledger.beside, again)[0],
+                prepared.learned_event(view.role, rounds, ledger.beside, again),
                 [other for one in ledger.beside for other in one.guarantee.views],
             )
             for view in guarantee.views

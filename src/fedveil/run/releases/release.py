@@ -72,9 +72,13 @@ class Release:
         return derive(self.method, self.public)
 
     @property
-    def grid_loss(self) -> float:
-        """Privacy loss by which the grid of the noise may change a log-likelihood ratio."""
-        return self.guarantee.grid_loss_after(1, self.step.length)
+    def event(self) -> Event:
+        """The event of the release against readers; the run's ledger is charged with it."""
+        return self.event_for(Role.READER)
+
+    def charged(self, event: Event) -> Event:
+        """Return the event of the release's noise against a party, with the loss of the noise's grid."""
+        return self.guarantee.event_at_round(event, 1)
 
     def std(self, summed: int | None = None) -> float:
         """Return the standard deviation of the noise on every number of a sum.
@@ -89,7 +93,8 @@ class Release:
     def event_for(self, role: Role) -> Event:
         """Return the event that a role observes; a role without a view has no guarantee."""
         lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
-        return lines.get(role, NoGuarantee(reason=f"what this party learns from {self.name} is not declared"))
+        missing = NoGuarantee(reason=f"what this party learns from {self.name} is not declared")
+        return self.charged(lines.get(role, missing))
 
     def of_run(self, run: str) -> str:
         """Return the name of the release in the ledger of a run."""

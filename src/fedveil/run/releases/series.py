@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fedveil.privacy.accountant import Accountant, epsilon_on_grid
+from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
@@ -40,11 +40,6 @@ class Series:
         return self.privacy.insecure_seed is None
 
     @property
-    def loss(self) -> float:
-        """Privacy loss by which the grids of all releases together may change a log-likelihood ratio."""
-        return sum(one.grid_loss for one in self.releases)
-
-    @property
     def event(self) -> Event:
         """The composed event of all releases against readers."""
         return self.event_for(Role.READER)
@@ -54,8 +49,8 @@ class Series:
         return all_of([one.event_for(role) for one in self.releases])
 
     def epsilon_of(self, event: Event) -> float:
-        """Return the epsilon of an event of all releases, including the grids of their noise."""
-        return epsilon_on_grid(self.accountant, event, self.privacy.delta, self.loss)
+        """Return the epsilon of an event of all releases."""
+        return cached_epsilon(self.accountant, event, self.privacy.delta)
 
     def ledger(self, folder: RunFolder) -> Ledger:
         """Return the ledger of a run folder."""
@@ -93,9 +88,8 @@ class Series:
             epsilon=made.epsilon_of(made.event) if self.secure else None,
             delta=self.privacy.delta,
             accountant=self.accountant.name,
-            epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency, loss=made.loss),
+            epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency),
             event=made.event,
-            grid_loss=made.loss,
             units=self.releases[0].public.n_users,
             mechanisms=(
                 *(
@@ -151,8 +145,7 @@ def calibrate_releases(
         return Series(privacy=privacy, accountant=accountant, releases=releases(multiplier))
 
     def spent(multiplier: float) -> float:
-        made = series(multiplier)
-        return epsilon_of(all_of([made.event, *others]), budget, made.loss)
+        return epsilon_of(all_of([series(multiplier).event, *others]), budget)
 
     found = least_noise(spent, budget)
     return found, series(found)

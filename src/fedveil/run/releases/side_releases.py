@@ -106,21 +106,16 @@ def shared_multiplier(share: float, whole: float) -> float:
     return whole / math.sqrt(share)
 
 
-def compose_with_rounds(
-    rounds: Event | None, grid_loss: float, beside: Iterable[Release], role: Role
-) -> tuple[Event, float]:
-    """Compose rounds and side releases; return the event that a role observes and the loss of all grids.
+def compose_with_rounds(rounds: Event | None, beside: Iterable[Release], role: Role) -> Event:
+    """Return the event that a role observes: rounds and side releases.
 
     Args:
         rounds: the event of all rounds; None for none.
-        grid_loss: privacy loss of the rounds' grids.
         beside: side releases, repeated as often as they were charged.
         role: the observing party.
     """
-    releases = tuple(beside)
-    events = (*(() if rounds is None else (rounds,)), *(one.event_for(role) for one in releases))
-    loss = grid_loss + math.fsum(one.grid_loss for one in releases)
-    return (events[0] if len(events) == 1 else ComposedEvent(events=events)), loss
+    events = (*(() if rounds is None else (rounds,)), *(one.event_for(role) for one in beside))
+    return events[0] if len(events) == 1 else ComposedEvent(events=events)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

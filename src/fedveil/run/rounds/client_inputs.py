@@ -174,7 +174,7 @@ class CohortInputs(RoundInputs):
         return self.drawn
 
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
-        """Return a silo's sum, combined with sums of earlier rounds if noise is correlated over rounds.
+        """Return a silo's sum, combined with sums of earlier rounds if the channel has memory.
 
         If all clients' updates are added in one batch, every client index has the same sum.
         """

@@ -29,7 +29,7 @@ def next_model(
     """Compute the next model: a trusted server's noise, the mean, the denoiser and the server's step.
 
         y   <- the sum, with the noise of a trusted server             ServerNoise.release
-        y   <- y minus its terms of earlier rounds                     Method.decode_sum, if noise is correlated
+        y   <- y minus its terms of earlier rounds                     Method.decode_sum, if the channel has memory
         m   <- y / |S|, or q |U|, in the unit of the clip              Method.divisor
         m~  <- estimate of m without its noise                         Denoiser.estimate
         w   <- w + eta_g m~, or another optimiser's step               Optimizer.step

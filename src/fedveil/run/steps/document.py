@@ -92,7 +92,7 @@ class DocumentParts(RunParts[PartEnding]):
         step = Step(
             journal,
             key,
-            event=lambda _: prepared.series.releases[len(made)].guarantee.event,
+            event=lambda _: prepared.series.releases[len(made)].event,
             refusal=lambda: refuse_repeat(journal, key, name),
             repeatable=not prepared.series.secure
             if one_process
@@ -147,7 +147,7 @@ class DocumentParts(RunParts[PartEnding]):
     def _check_charged(self) -> None:
         """Check that every charge is one of the document's, and that every result in the folder is charged."""
         made, name = self.prepared.read(self.folder), self.prepared.document.name
-        events = {one.number: one.guarantee.event for one in self.prepared.series.releases}
+        events = {one.number: one.event for one in self.prepared.series.releases}
 
         def event_of(entry: Entry) -> Event | None:
             return events.get(entry.round) if entry.run == name else None

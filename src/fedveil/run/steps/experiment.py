@@ -364,7 +364,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         return Step(
             self.journal,
             key,
-            event=lambda _: release.guarantee.event,
+            event=lambda _: release.event,
             refusal=lambda: refuse_repeat(self.journal, key, release.name) or refusal(),
             repeatable=self._is_repeatable(release.protocol_spec(empty_groups())),
         )
@@ -403,7 +403,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         name, guarantee = self.prepared.experiment.name, self.prepared.guarantee
         if entry.run == name:
             return guarantee.event_at_round(guarantee.event, entry.round, again=entry.attempt > 0)
-        beside = {one.of_run(name): one.guarantee.event for one in self.prepared.side_releases}
+        beside = {one.of_run(name): one.event for one in self.prepared.side_releases}
         return beside.get(entry.run)
 
     # --- end -------------------------------------------------------------------------------------------------

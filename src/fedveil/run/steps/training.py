@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float32
 from torch import Tensor
 
@@ -325,7 +326,8 @@ def movement(
     parameters = len(model)
     return {
         "parameters": parameters,
-        "model": float((model.double().cpu() - prepared.task.initial().double().cpu()).norm()),
+        # In place: a model of many parameters would be held once more.
+        "model": float(model.to("cpu", torch.float64, copy=True).sub_(prepared.task.initial().cpu()).norm()),
         # noise^2 adds up over rounds: each adds (step std)^2 on each of d coordinates.
         "noise": math.hypot(begun["noise"], step * std * math.sqrt(parameters)),
         "most": most,

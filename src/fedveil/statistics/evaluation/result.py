@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import ConfigDict
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.data.schema import Label, Schema, Survival
+from fedveil.data.schema import Amount, Label, Schema, Survival
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json
 from fedveil.statistics.blocks import Block, OneHot
@@ -197,6 +197,11 @@ class EvaluationRequest(DocumentTable):
                     "taken from the records would tell of them"
                 )
             return Lifetimes(self.horizons, BINS if self.bins is None else self.bins)
+        if not isinstance(target, Amount):
+            raise ConfigError(
+                f"evaluation: no release measures {len(target.columns)} targets of a record; leave [evaluation] out "
+                "and test on a public table (data.table.test_file), or train a model for each target"
+            )
         self._only("numbers", ("max_standard_error",))
         if target.bounds is None:
             raise ConfigError(

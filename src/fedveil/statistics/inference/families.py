@@ -420,24 +420,40 @@ class PiecewiseExponential(Family):
             found.append(np.where(known, entry.values, 0.0))
         return np.stack(found, axis=1), known
 
-    def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
-        """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
+    def follow(
+        self, target: Target, log_hazards: Float64[np.ndarray, "n j"]
+    ) -> tuple[Float64[np.ndarray, "n j"], Float64[np.ndarray, "n j"]]:
+        """Return the event of every record by interval, and the hazard through which it is followed there.
+
+        Their difference is the stopped martingale. A record has at most one event, and its hazards add up to at most c.
+
+        Args:
+            target: (n, 2) of time and event, or (n, 3) with the entry.
+            log_hazards: (n, j) log hazard of every record in every interval.
+        """
         grid, size = np.array(self.grid), len(self.leading)
         time, happened = target.T[:2]
         entry = target[:, 2] if target.shape[1] > 2 else np.full(len(time), -np.inf)
         begin = np.maximum(grid[:-1], entry[:, None])
         exposed = np.clip(time[:, None] - begin, 0, np.maximum(grid[1:] - begin, 0))
-        predictor = theta[:size] + predictor_of(covariates, theta[size:])[:, None]
-        hazards = exposed * np.exp(np.clip(predictor, -REACH, REACH))
+        hazards = exposed * np.exp(np.clip(log_hazards, -REACH, REACH))
         until = np.cumsum(hazards, axis=1)
         before = np.concatenate((np.zeros((len(time), 1)), until[:, :-1]), axis=1)
         followed = np.clip(self.hazard - before, 0, hazards)
-        counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > begin[:, 0]) & (time <= grid[-1])
-        martingale = -followed
+        events = np.zeros_like(followed)
         place = np.clip(np.searchsorted(grid, time, side="left") - 1, 0, size - 1)
-        martingale[np.arange(len(time)), place] += counted
+        counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > begin[:, 0]) & (time <= grid[-1])
+        events[np.arange(len(time)), place] = counted
+        return events, followed
+
+    def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:
+        """Return (M, x sum M) and the sum over intervals of the hazard times the square of (e_j, x)."""
+        size = len(self.leading)
+        predictor = theta[:size] + predictor_of(covariates, theta[size:])[:, None]
+        events, followed = self.follow(target, predictor)
+        martingale = events - followed
         score = np.concatenate((martingale, covariates * martingale.sum(axis=1)[:, None]), axis=1)
-        curvature = np.zeros((len(time), len(theta), len(theta)))
+        curvature = np.zeros((len(target), len(theta), len(theta)))
         diagonal = np.arange(size)
         curvature[:, diagonal, diagonal] = followed
         crossed = followed[:, :, None] * covariates[:, None, :]

@@ -139,7 +139,11 @@ class _OneColumn(_Asked):
             raise ConfigError(
                 "inference.target: the schema's target is a survival time; name a column, or take family = 'survival'"
             )
-        return schema.target.column
+        if len(schema.target_columns) > 1:
+            raise ConfigError(
+                f"inference.target: the schema has several targets; name one of {', '.join(schema.target_columns)}"
+            )
+        return schema.target_columns[0]
 
     def number(self, schema: Schema) -> str:
         """Return the column that is explained, a number."""

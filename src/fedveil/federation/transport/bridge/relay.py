@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
 SendMessage = Callable[[bytes], bytes]
@@ -31,6 +32,10 @@ _KEY_PROCESS_SECONDS: Final = 75.0
 """More than the key process takes: after 30 seconds it answers that the silo is at work."""
 
 _PAUSE_SECONDS: Final = 2.0
+
+_DELIVERED: Final = (HTTPStatus.NO_CONTENT, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+"""Replies to an answer that asking again cannot mend: taken; another message is current; too long."""
+
 _log = logging.getLogger("fedveil.bridge")
 
 
@@ -110,21 +115,17 @@ class Bridge:
         status, new_tag, message = mailbox.request_whole(
             "GET", "/v1/message", {"Silo": silo, "If-None-Match": tag}
         )
-        if status == 204:
+        if status == HTTPStatus.NO_CONTENT:
             if mailbox.is_replaced:
                 raise OSError("another bridge or silo fetches these messages; is the silo served twice?")
             return tag
-        if status != 200:
+        if status != HTTPStatus.OK:
             raise OSError(f"the mailbox answered {status}")
         self._last = time.monotonic()
         answer = send(message)
         self._last = time.monotonic()
         status, _, _ = mailbox.request_whole("POST", "/v1/answer", {"Silo": silo, "Answers": new_tag}, answer)
-        if status not in (
-            204,
-            409,
-            413,
-        ):  # taken; another message is current; too long, which asking again cannot mend
+        if status not in _DELIVERED:
             raise OSError(f"the mailbox answered {status}")
         return new_tag
 

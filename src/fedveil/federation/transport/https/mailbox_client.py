@@ -12,14 +12,16 @@ from typing import Any, Final
 import httpx
 
 from fedveil.federation.hosts.sockets import address
-from fedveil.federation.transport.frames import frames_length, pack_frames, unpack_frames
-from fedveil.federation.transport.https.mailbox import Members
-from fedveil.federation.transport.https.routes import (
+from fedveil.federation.transport.frames import (
     ANSWERS_PATH,
     MAILBOX_HEADER,
     MEMBERS_PATH,
     MESSAGES_PATH,
+    frames_length,
+    pack_frames,
+    unpack_frames,
 )
+from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.interface import Received
 
 _SECONDS: Final = 90.0

@@ -27,7 +27,7 @@ import httpx
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
 from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import split
+from fedveil.federation.transport.frames import ANSWER_PATH, MESSAGE_PATH, TAG_HEADER, split
 from fedveil.federation.transport.https.connection_faults import (
     Fault,
     WrongServerKeyError,
@@ -36,7 +36,6 @@ from fedveil.federation.transport.https.connection_faults import (
     proxy_for,
 )
 from fedveil.federation.transport.https.key_digests import key_digest
-from fedveil.federation.transport.https.routes import ANSWER_PATH, MESSAGE_PATH, TAG_HEADER
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
 from fedveil.protocols.errors import ProtocolError
 
