@@ -1,6 +1,7 @@
 """Private weighting: the right sum, a server that sees nothing else, and nothing wrong accepted."""
 
 import dataclasses
+import itertools
 import math
 from functools import cache, partial
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from scipy import stats
 from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.errors import OwnRecordsError, ProtocolError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, RevealRequest
 from fedveil.protocols.protocol import ClientContext
 from fedveil.protocols.weighting.messages import (
@@ -275,6 +276,42 @@ def test_a_silo_without_records_still_takes_part():
     check_round(session_of(plan_of(), counts), counts, rng)
 
 
+def test_powers_of_ten_hold_every_possible_total_and_far_fewer_bits():
+    """Appendix D.4 of ULDP-FL, for counts that silos limit by themselves: totals are sums of powers of ten."""
+    bits = []
+    for silos, most in ((2, 10**4), (3, 10**4), (4, 10**4), (5, 10**4), (5, 100)):
+        plan = plan_of(silos=silos, largest_count=silos * most, powers_of_ten=True)
+        levels = [0, *(10**k for k in range(len(str(most))))]
+        for held in itertools.combinations_with_replacement(levels, silos):
+            assert sum(held) == 0 or plan.common % sum(held) == 0
+        bits.append(plan.common.bit_length())
+    assert bits == [45, 142, 371, 927, 140]
+    with pytest.raises(ProtocolError, match="longer than 8192 bits"):
+        plan_of(silos=3, largest_count=30_000)
+    with pytest.raises(ProtocolError, match="longer than 8192 bits"):
+        plan_of(silos=30, largest_count=30 * 10**4, powers_of_ten=True)
+
+
+def test_a_silo_counts_the_nearest_power_of_ten_by_ratio():
+    plan = plan_of(silos=2, users=9, largest_count=2 * 1234, powers_of_ten=True)
+    counts = np.array([0, 1, 3, 4, 31, 32, 316, 317, 10**6])
+    limited = plan.limit_counts(counts)
+    assert limited.tolist() == [0, 1, 1, 10, 10, 100, 100, 1000, 1000]
+    plan.check_counts(limited, silo=0)
+    with pytest.raises(OwnRecordsError, match="no power of ten"):
+        plan.check_counts(np.array([0, 1, 3, 1, 1, 1, 1, 1, 1]), silo=0)
+
+
+@needs_seal
+def test_ring_lwe_weighs_users_of_ten_thousand_records_by_powers_of_ten():
+    plan = plan_of(users=5, length=20, largest_count=30_000, powers_of_ten=True, norm_limit=2**14)
+    counts = np.array([[1, 10**4, 0, 100, 10], [1, 10**4, 0, 0, 1000], [0, 10**4, 10, 1, 0]])
+    session = WeightingParties(plan, counts, holder=RlweKeyHolder(plan), evaluator=RlweEvaluator)
+    check_round(session, counts, np.random.default_rng(3))
+    with pytest.raises(ProtocolError, match="more than any ring"):
+        choose_parameters(dataclasses.replace(plan, largest_count=2000, powers_of_ten=False))
+
+
 def test_too_many_records_are_refused_without_showing_how_many():
     counts = np.full((3, 6), 3)
     counts[1, 4] = 17
@@ -288,7 +325,7 @@ def test_too_many_records_are_refused_without_showing_how_many():
 
 def test_a_modulus_that_is_too_small_is_refused_with_both_sizes():
     with pytest.raises(
-        ProtocolError, match=r"needs 29\d\d bits \(lcm\(1..2000\) alone has 2878\) and .* 2047"
+        ProtocolError, match=r"needs 29\d\d bits \(C alone, for N_max = 2000, has 2878\) and .* 2047"
     ):
         choose_layout(plan_of(largest_count=2000), 2048)
     assert choose_layout(plan_of(largest_count=2000), 3072).slots == 1
@@ -324,7 +361,7 @@ def test_a_key_that_would_show_a_factor_of_a_users_records_is_refused(factor):
         ({"silos": 1}, "at least 2 silos"),
         ({"users": 0}, "1 user"),
         ({"largest_count": 2}, "n_max must be at least 3"),
-        ({"largest_count": 10_000}, "cap the records"),
+        ({"largest_count": 10_000}, "powers-of-ten"),
         ({"norm_limit": 2**60, "largest_count": 30}, "61 bits"),
         ({"places": 3, "chosen": 1}, "draws users anew"),
         ({"places": 3, "chosen": 3, "renewed": True}, "strictly between"),

@@ -357,7 +357,7 @@ def test_no_room_imports_upward() -> None:
 def test_reports_read_documents_and_prepare_nothing() -> None:
     """A page can be made where no experiment can be prepared: of the engine, reports import its documents alone.
 
-    And what reads nothing else.
+    And what reads nothing else. A released model is read from its file and the public schema, once a page shows one.
     """
     for file, tree in trees().items():
         if file.startswith("report/") or file == "run/advice.py":
@@ -367,6 +367,7 @@ def test_reports_read_documents_and_prepare_nothing() -> None:
             assert {name for name in modules if name.startswith("fedveil.run")} <= {
                 "fedveil.run.advice",
                 "fedveil.run.folder.documents",
+                *(["fedveil.run.released_model"] if file == "report/model.py" else []),
             }
     below = set(imports("", trees()["run/folder/documents.py"]))
     assert below <= BASE | {"privacy"}

@@ -257,7 +257,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """Return (n,) the most probable labels."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+        chosen = self.predict_proba(X).argmax(axis=1)  # first, because it says that nothing was fitted
+        return np.asarray(self.classes_[chosen])
 
 
 class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]

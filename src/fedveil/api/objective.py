@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.data.records import Population
-from fedveil.errors import ConfigError, FedveilError, ModelError
+from fedveil.errors import ConfigError, FedveilError, ModelError, did_you_mean
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.in_memory_method import SESSION
 from fedveil.run.config.task_choice import defaults_of
@@ -161,6 +161,10 @@ def _module(
         ModelError: the model has no trainable parameter, or does not compute records independently.
     """
     shape = people.feature_shape
+    if start is not None and start not in STARTS:
+        raise ConfigError(
+            f"start: must be one of {', '.join(STARTS)}, not {start!r}{did_you_mean(str(start), STARTS)}"
+        )
     if isinstance(model, str):
         built = build_model(
             model, input_shape=shape, n_outputs=people.n_outputs, randomness=ExperimentRandomness(seed)

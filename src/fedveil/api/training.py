@@ -313,8 +313,8 @@ class TrainingArguments:
         }
         if self.rounds is not None:
             document["rounds"] = self.rounds
-        if self.processes != 1:
-            document["trainer"] = {"processes": self.processes}
+        if (processes := whole_argument("fedveil.train: processes", self.processes, least=1)) > 1:
+            document["trainer"] = {"processes": processes}
         if self.protection is not None:
             document["protection"] = _stage("protections", "protection", self.protection)
         if local := _local(method, {name: getattr(self, name) for name in _LOCAL}):
@@ -480,6 +480,9 @@ def _with_algorithm(experiment: Experiment, algorithm: LocalAlgorithm) -> Experi
     Raises:
         ConfigError: no local algorithm, a method without local training, or a name in ``settings`` too.
     """
+    if isinstance(algorithm, type):
+        name = algorithm.__name__
+        raise ConfigError(f"local: {name} is a class; hand over an algorithm of it: {name}(...)")
     if not answers(algorithm, "slope"):
         raise ConfigError(
             f"local: a local algorithm is needed, such as fedveil.FedProx(mu=0.1), not {type(algorithm).__name__}"

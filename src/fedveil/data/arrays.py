@@ -134,6 +134,10 @@ def population(
     if test is not None and not isinstance(test, tuple) and columns.read is not None:
         test = columns.read(test)
     _check_arguments(task, n_users, test_share, test)
+    if isinstance(classes, set | frozenset):
+        raise ConfigError(
+            "population: classes is a set, which has no order; list them in that of the model's outputs"
+        )
     test_share, classes = float(test_share), columns.classes if classes is None else classes
     assert task is not None
     within = _range(task, target_range)

@@ -266,7 +266,10 @@ def read_entries(given: Any, where: str, what: str) -> Entries:
     if values.ndim == 0:
         raise DataError(f"{where}: one {what} a record is needed, not a single {type(given).__name__}")
     if values.ndim != 1:
-        raise DataError(f"{where}: one {what} a record is needed, but the shape is {values.shape}")
+        raise DataError(
+            f"{where}: one {what} a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1), "
+            "and argmax(axis=1) takes a column per class for the class"
+        )
     if values.dtype.kind in "biuf":
         once, place = np.unique(values, return_inverse=True)
         return Entries(values=[unwrap(one) for one in once.tolist()], place=place, kind=values.dtype)

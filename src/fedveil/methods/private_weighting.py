@@ -69,6 +69,8 @@ class PrivateWeighting(ProtectionStage):
     Attributes:
         n_max: N_max, the largest number of records of a user that counts; a silo counts at most N_max / |S| of them,
             so it is |S| or more.
+        counts: "exact", or "powers-of-ten": a silo counts the nearest power of ten by ratio, so that the sums under the
+            cipher are far shorter and N_max may be large.
         cipher: "paillier", or "rlwe" (ring-LWE) for models of many parameters and a small N_max.
         key_bits: size of a Paillier modulus.
         private_sampling: users are sampled by oblivious transfer, so that the server does not learn the sample.
@@ -78,6 +80,7 @@ class PrivateWeighting(ProtectionStage):
     """
 
     n_max: Count = 2000
+    counts: Literal["exact", "powers-of-ten"] = "exact"
     cipher: Literal["paillier", "rlwe"] = "paillier"
     key_bits: Literal[2048, 3072, 4096] | None = None
     private_sampling: bool = False
@@ -204,11 +207,12 @@ class PrivateWeighting(ProtectionStage):
             places=places,
             chosen=chosen,
             rounds=rounds,
+            powers_of_ten=self.counts == "powers-of-ten",
         )
         counts = np.zeros((silos, public.n_users), dtype=np.int64)
         # The limit N_max / |S| per silo keeps a user's total at most N_max without any silo knowing the others'
         # counts.
-        counts[own.silo, own.user] = np.minimum(method.weights.scores(own.size, silos), plan.count_limit)
+        counts[own.silo, own.user] = plan.limit_counts(method.weights.scores(own.size, silos))
         cipher = Paillier(self.modulus_bits) if self.cipher == "paillier" else Rlwe()
         return PrivateWeightingSpec(plan=plan, counts=counts, cipher=cipher, grid=grid)
 
@@ -248,6 +252,7 @@ class PrivateWeighting(ProtectionStage):
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         cipher = f"Paillier, {self.modulus_bits} bits" if self.cipher == "paillier" else "ring-LWE, 128 bits"
+        rounded = ", rounded to a power of ten" if self.counts == "powers-of-ten" else ""
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         most, distance = self.n_max // sensitivity.n_senders, self.distance(sensitivity)
         seen = f"statistical distance of {show_delta(distance)} for each charge, which delta counts 1 + e^epsilon times"
@@ -255,7 +260,7 @@ class PrivateWeighting(ProtectionStage):
         return (
             f"private weighting ({cipher}): the weights {sensitivity.weight} are computed under encryption; "
             "each silo counts "
-            f"at most {most} records of a user{_scored(sensitivity)}; the sum is rounded to a grid{drawn}",
+            f"at most {most} records of a user{_scored(sensitivity)}{rounded}; the sum is rounded to a grid{drawn}",
         )
 
     def places(self, rate: float) -> tuple[int, int]:

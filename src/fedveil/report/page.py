@@ -27,6 +27,7 @@ from fedveil.report.document import (
 )
 from fedveil.report.drawing import Plot, show, show_epsilon, words
 from fedveil.report.evaluation import evaluation_section
+from fedveil.report.model import model_section
 from fedveil.report.run_data import RunData, load_run
 from fedveil.report.summary import summarise
 from fedveil.run.folder.documents import JsonValue, RoundRow
@@ -318,6 +319,7 @@ SECTIONS: Sequence[Callable[[RunData], Section | None]] = (
     audit_section,
     result_section,
     evaluation_section,
+    model_section,
     curves_section,
     population_section,
     environment_section,

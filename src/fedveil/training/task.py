@@ -94,11 +94,6 @@ class Task:
     def __post_init__(self) -> None:
         model = unwrap(self.model)
         validate_layers(model)
-        for name, parameter in model.named_parameters():
-            if parameter.dtype != torch.float32:
-                raise ModelError(
-                    f"parameter {name} is {parameter.dtype}; models are trained in torch.float32"
-                )
         # A module may override parameters(). The layout uses named_parameters(), so other lists would train other
         # numbers.
         if [*map(id, model.parameters())] != [id(one) for _, one in model.named_parameters()]:

@@ -38,6 +38,10 @@ def validate_layers(model: nn.Module) -> None:
         ModelError: names the layer, says why it cannot be trained, and gives a replacement.
     """
     for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ModelError(
+                f"parameter {name} is {parameter.dtype}; models are trained in torch.float32: call float() on it"
+            )
         # Training computes gradients of copies, which carry no hooks: the hook would be ignored without a word.
         if getattr(parameter, "_backward_hooks", None) or getattr(
             parameter, "_post_accumulate_grad_hooks", None

@@ -1,7 +1,7 @@
 """Define the public plan of private weighting, which is checked before any training starts.
 
-Let y be the contributions and z the noise shares, both in grid units, n the counts, and C = lcm(1 .. N_max). The
-server decrypts for coordinate j the integer
+Let y be the contributions and z the noise shares, both in grid units, n the counts, and C = lcm(1 .. N_max), or the
+least common multiple of all sums of |S| powers of ten. The server decrypts for coordinate j the integer
 
     T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C values around 0,
 
@@ -65,6 +65,7 @@ class WeightingPlan:
             oblivious transfer.
         chosen: a, number of places that hold the weight; a user is sampled with probability a / P.
         rounds: number of planned rounds; used only to choose the cheapest way to compute.
+        powers_of_ten: whether a silo's counts are 0 and powers of ten alone, which makes C far smaller.
 
     Raises:
         ProtocolError: a number outside its domain.
@@ -80,6 +81,7 @@ class WeightingPlan:
     places: int = 0
     chosen: int = 0
     rounds: int = 1
+    powers_of_ten: bool = False
 
     def __post_init__(self) -> None:
         """Check the conditions that do not depend on a cipher."""
@@ -100,10 +102,11 @@ class WeightingPlan:
                 "probability strictly between 0 and 1"
             )
         # lcm(1..n) >= 2^n from n = 7 on, so N_max > 8192 is refused without computing the multiple.
-        if self.largest_count > _LARGEST_COMMON_BITS or self.common.bit_length() > _LARGEST_COMMON_BITS:
+        too_many = self.largest_count > _LARGEST_COMMON_BITS and not self.powers_of_ten
+        if too_many or self.common.bit_length() > _LARGEST_COMMON_BITS:
             raise ProtocolError(
-                f"protection.n_max = {self.largest_count} makes lcm(1..n_max) longer than {_LARGEST_COMMON_BITS} bits; "
-                "cap the records per user"
+                f"protection.n_max = {self.largest_count} makes the least common multiple of a user's possible records "
+                f"longer than {_LARGEST_COMMON_BITS} bits; take a lower n_max, or protection.counts = 'powers-of-ten'"
             )
         if self.norm_limit * self.count_limit >= 2**61:
             raise ProtocolError(
@@ -113,8 +116,18 @@ class WeightingPlan:
 
     @cached_property
     def common(self) -> int:
-        """C, the least common multiple of 1 .. N_max; it makes every C / N_u an integer."""
-        return math.lcm(*range(1, self.largest_count + 1))
+        """C, the least common multiple of all possible N_u; it makes every C / N_u an integer."""
+        if not self.powers_of_ten:
+            return math.lcm(*range(1, self.largest_count + 1))
+        levels = _levels(self.count_limit)
+        sums, found = {0}, 1
+        for _ in range(self.silos):
+            new = {total + level for total in sums for level in levels} - sums
+            sums |= new
+            found = math.lcm(found, *new)  # sums of fewer silos are sums of all: a silo may count nothing
+            if found.bit_length() > _LARGEST_COMMON_BITS:
+                break
+        return found
 
     @property
     def count_limit(self) -> int:
@@ -152,6 +165,17 @@ class WeightingPlan:
         """Number of bits of n_{s,u} y_{s,u,j} without its sign."""
         return (self.norm_limit * self.count_limit).bit_length()
 
+    def limit_counts(self, counts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Return the counts that a silo uses: at most N_max / |S|, and the nearest power of ten by ratio if asked."""
+        limited: np.ndarray = np.minimum(counts, self.count_limit)
+        if not self.powers_of_ten:
+            return limited
+        rounded = np.zeros_like(limited)
+        for level in _levels(self.count_limit):
+            # n >= level / sqrt(10), in whole numbers.
+            rounded[10 * limited * limited >= level * level] = level
+        return np.where(limited > 0, rounded, 0)
+
     def check_counts(self, counts: Int64[np.ndarray, " users"], silo: int) -> None:
         """Check that a silo's record counts are at most N_max / |S|, so that no total exceeds N_max.
 
@@ -175,6 +199,8 @@ class WeightingPlan:
                 "raise N_max or cap the records per user",
                 silo=silo,
             )
+        if self.powers_of_ten and not np.isin(counts, (0, *_levels(self.count_limit))).all():
+            raise OwnRecordsError("a user's records here are no power of ten", silo=silo)
 
     def require(self, modulus: int, setting: str) -> None:
         """Check that T_j is determined by its remainder modulo the plaintext modulus: 2 max |T_j| < modulus.
@@ -188,10 +214,15 @@ class WeightingPlan:
         """
         if 2 * self.largest_sum >= modulus:
             raise ProtocolError(
-                f"the sum needs {self.slot_bits} bits (lcm(1..{self.largest_count}) alone has "
+                f"the sum needs {self.slot_bits} bits (C alone, for N_max = {self.largest_count}, has "
                 f"{self.common.bit_length()}) and {setting} offers {modulus.bit_length() - 1}; "
                 "take a larger key, or cap the records per user"
             )
+
+
+def _levels(most: int) -> tuple[int, ...]:
+    """Return the powers of ten up to ``most``."""
+    return tuple(10**digits for digits in range(len(str(most))))
 
 
 def rounded_sensitivity(clip: float, length: int, grid: float = 1.0) -> float:

@@ -130,7 +130,8 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
     fitting = [parameters for parameters in found if parameters.spare_bits >= 0]
     if not fitting:
         raise ProtocolError(
-            f"the sum needs {plan.slot_bits} bits (lcm(1..{plan.largest_count}) alone has {plan.common.bit_length()}), "
+            f"the sum needs {plan.slot_bits} bits (C alone, for N_max = {plan.largest_count}, has "
+            f"{plan.common.bit_length()}), "
             "more than any ring here holds; cap the records per user, for instance at 100, or use Paillier"
         )
     return min(fitting, key=lambda parameters: parameters.milliseconds)
