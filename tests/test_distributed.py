@@ -28,21 +28,20 @@ from fedveil.errors import ConfigError
 from fedveil.methods.method import training_bound
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
-from fedveil.run import workers
+from fedveil.run import ranks, workers
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import Row
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import resume, run
-from fedveil.torchrun import run_together
 from fedveil.training import distributed
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.losses import load_loss
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
-from fedveil.training.trainer import Cohort, TrainJob
+from fedveil.training.trainer import Cohort, TrainJob, partition_by_key
 from tests.children import forking, tell_modules
 from tests.test_dp_fed_ls import experiment
 
@@ -312,23 +311,132 @@ def test_an_interrupted_run_leaves_no_process_behind_and_goes_on_over_several(
     assert torch.equal(model(resumed.folder), model(alone("loop").folder))
 
 
+def torchrun(*arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGUMENTS`` in several ranks, one thread each."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(
+        [*command, *arguments], env=environment, timeout=300, capture_output=True, text=True
+    )
+
+
 @pytest.mark.slow
-def test_torchrun_gives_the_model_of_one_process(tmp_path: Path) -> None:
-    (tmp_path / "one.toml").write_text(seeded("loop").to_toml())
-    alone = run(prepare(seeded("loop")), tmp_path / "alone", NullObserver())
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += [
-        "-m",
-        "fedveil.torchrun",
-        str(tmp_path / "one.toml"),
-        "--runs",
-        str(tmp_path / "runs"),
-    ]
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
-    torch.testing.assert_close(model(tmp_path / "runs" / "clients"), model(alone.folder), rtol=0, atol=1e-6)
+@pytest.mark.parametrize("trainer", ["loop", "vmap"])
+def test_fedveil_run_under_torchrun_gives_the_models_of_one_process(trainer: str, tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(seeded(trainer).to_toml())
+    arguments = ["run", str(tmp_path / "one.toml"), "--seeds", "2", "--set", "rounds=2", "--runs"]
+    done = torchrun("-m", "fedveil", *arguments, str(tmp_path / "several"))
+    assert done.returncode == 0, done.stderr
+    alone = [sys.executable, "-m", "fedveil", *arguments, str(tmp_path / "one")]
+    subprocess.run(alone, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    models = sorted((tmp_path / "one").rglob("model.safetensors"))
+    assert len(models) == 2
+    for one in models:
+        several = tmp_path / "several" / one.relative_to(tmp_path / "one")
+        assert torch.equal(model(several.parent), model(one.parent))
 
 
-def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path) -> None:
+SCRIPT = """
+import os, signal, sys
+import numpy as np, torch, fedveil
+
+rank, how, folder = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
+random = np.random.default_rng(rank if how == "other-data" else 0)
+features = random.normal(size=(240, 3)).astype(np.float32)
+people = fedveil.population(
+    features, (features[:, 0] > 0).astype(np.int64), user=np.arange(240) // 4, silo=np.arange(240) % 2,
+    task="classification", n_users=60,
+)
+
+class Fail(fedveil.Callback):
+    def on_round_end(self, summary):
+        if how == "dead" and summary.number == 2:
+            os.kill(int(open(folder + "/pid-1").read()), signal.SIGKILL)
+        if how == "silent" and summary.number == 2:
+            os.kill(int(open(folder + "/pid-1").read()), signal.SIGSTOP)
+
+open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
+model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.zero_()
+method = fedveil.uldp_avg(clip=0.5, noise_multiplier=5.0)
+settings = {"privacy": {"insecure_seed": 3}, "trainer": {"device": "cpu"}}
+name = f"rank-{rank}" if how == "other-document" else "run"
+for name in (name, "again"):
+    result = fedveil.train(
+        model, people, method=method, rounds=4, name=name, folder=folder, callbacks=[Fail()], settings=settings
+    )
+print(rank, result.folder.name, result.rounds, result.statement.epsilon, flush=True)
+"""
+
+
+def scripted(how: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    return torchrun(str(folder / "script.py"), how, str(folder), **variables)
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_script_gets_the_result_of_fedveil_train(tmp_path: Path) -> None:
+    done = scripted("well", tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if "again 4" in line)
+    assert [line.split()[0] for line in said] == ["0", "1"]
+    assert len({line[1:] for line in said}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "what"), [("other-data", "records"), ("other-document", "experiment")])
+def test_a_rank_that_differs_is_refused_before_the_run_folder_exists(
+    how: str, what: str, tmp_path: Path
+) -> None:
+    done = scripted(how, tmp_path)
+    assert done.returncode != 0
+    assert f"rank 1 differs from rank 0 in: {what}" in done.stderr
+    assert not list(tmp_path.rglob("*.toml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dead", "silent"])
+def test_a_rank_that_fails_ends_the_run_and_its_folder_can_be_resumed(how: str, tmp_path: Path) -> None:
+    done = scripted(how, tmp_path, FEDVEIL_RANK_TIMEOUT="5")
+    assert done.returncode != 0
+    assert re.search("another process of this run|because another process", done.stderr)
+    charged = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
+    assert 2 <= len(charged) <= 3
+
+
+@given(seed=st.integers(0, 2**32 - 1), world=st.integers(1, 4))
+@settings(max_examples=25)
+def test_a_rank_keeps_the_records_of_its_share_and_no_others(seed: int, world: int) -> None:
+    rng = np.random.default_rng(seed)
+    contributions = int(rng.integers(1, 13))
+    user = np.repeat(np.arange(contributions), rng.integers(1, 6, contributions))
+    mixed = rng.permutation(len(user))
+    features, silo = rng.normal(size=(len(user), 3)), rng.integers(0, 3, contributions)[user]
+    cohort = table(features, features[:, 0], silo[mixed].tolist(), user[mixed].tolist())
+    trainer = LoopTrainer(task=regression(3), local=LocalSgd(learning_rate=0.1))
+    everybody, held = torch.arange(len(cohort.groups)), 0
+
+    def job(of: Cohort) -> TrainJob:
+        ones = torch.ones(len(everybody), dtype=torch.float64)
+        return TrainJob(
+            torch.zeros(3), of, everybody, ones, Clip(norm=1.0), ExperimentRandomness(0), ("round", 1)
+        )
+
+    for number in range(world):
+        kept = ranks.keep_share(cohort, ExperimentRandomness(0), number, world)
+        own = partition_by_key(job(cohort), number, world)
+        assert torch.equal(partition_by_key(job(kept), number, world), own)
+        assert torch.equal(
+            trainer.sums(job(kept).subset(own)).total, trainer.sums(job(cohort).subset(own)).total
+        )
+        held += len(kept.groups.order)
+        assert len(kept.features) == max(1, len(kept.groups.order))
+    assert held == len(user)
+
+
+def test_what_cannot_be_shared_is_refused_before_any_training(tmp_path: Path) -> None:
     group = {
         "data": {"n_silos": 2, "allocation": {"law": "zipf"}},
         "method": {"name": "uldp-group", "clip": 1.0, "noise_multiplier": 1.0, "group_size": 2},
@@ -338,16 +446,20 @@ def test_what_cannot_be_dealt_out_is_refused_before_any_training(tmp_path: Path)
         document["method"].pop(key, None)
     document["local"].pop("decay", None)
     with pytest.raises(ConfigError, match="one process"):
-        run_together(prepare(parse(document, "test")), tmp_path, NullObserver())
+        workers.split_trainer(prepare(parse(document, "test")))
     with pytest.raises(ConfigError, match=r"trainer\.processes: uldp-group"):
         prepare(parse(merge(document, {"trainer": {"processes": 2}}), "test"))
     with pytest.raises(ConfigError, match=r"trainer\.processes: must be >= 1, not 0"):
         parse(merge(document, {"trainer": {"processes": 0}}), "test")
 
 
+@pytest.mark.slow
 def test_processes_under_torchrun_are_torchruns(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="torchrun starts the processes"):
-        run_together(prepare(seeded("loop", processes=2)), tmp_path, NullObserver())
+    (tmp_path / "one.toml").write_text(seeded("loop", processes=2).to_toml())
+    done = torchrun("-m", "fedveil", "run", str(tmp_path / "one.toml"), "--runs", str(tmp_path / "runs"))
+    assert done.returncode != 0
+    assert "torchrun starts the processes" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 class Emulated:

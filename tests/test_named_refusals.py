@@ -69,6 +69,8 @@ NAMED: dict[str, dict[str, str]] = {
         "the label is neither 0 nor 1": BY_HAND,
         "a label is neither 0 nor 1": BY_HAND,
         "multi_label_cross_entropy needs one 0 or 1": ARGUMENT,
+        "poisson needs one floating-point number": ARGUMENT,
+        "the target is no count": VALUE,
         "the target is not finite": BY_HAND,
         "the event is neither 0 nor 1": BY_HAND,
         "the time is not finite": BY_HAND,

@@ -79,7 +79,7 @@ def train(
     folder: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train a model on a population's records, on one machine, and return it with its privacy statement.
+    """Train a model on a population's records, and return it with its privacy statement.
 
     The guarantee is (epsilon, delta)-differential privacy of the models of all rounds, for the unit that the method
     protects. For most methods the unit is one user, with all of the user's records in all silos.

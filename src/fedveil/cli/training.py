@@ -88,7 +88,9 @@ def run_command(
     from fedveil.report.compare import compare
     from fedveil.report.page import write_report
     from fedveil.run.config.study import load_study
+    from fedveil.run.observer import NullObserver
     from fedveil.run.people import people_warnings
+    from fedveil.run.ranks import rank
     from fedveil.run.training_run import run
 
     study = load_study(source, chosen.selection)
@@ -100,6 +102,10 @@ def run_command(
     single = len(study.experiments) == 1
     prepared = _prepared(study)
     parent = runs if single else _fresh(runs / study.name)
+    if rank() > 0:  # under torchrun, rank 0 prints and writes for all
+        for one in prepared:
+            run(one, parent, NullObserver())
+        return
     if not as_json and not single:
         OUT.print(study.title)
     outcomes, report = [], None
@@ -124,6 +130,7 @@ def resume_command(
     from fedveil.cli.release_folders import kind_of, resume_release
     from fedveil.federation.audit.run_record import STATE
     from fedveil.report.page import write_report
+    from fedveil.run.ranks import rank
     from fedveil.run.training_run import resume
 
     if (folder / STATE).exists():
@@ -132,8 +139,10 @@ def resume_command(
     if kind is not None:
         resume_release(folder, kind, as_json)
         return
-    with observer(OUT, quiet=as_json) as watching:
+    with observer(OUT, quiet=as_json or rank() > 0) as watching:
         outcome = resume(folder, watching, code or ())
+    if rank() > 0:
+        return
     _end([outcome], write_report(outcome.folder), as_json)
 
 

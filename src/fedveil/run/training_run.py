@@ -21,6 +21,7 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.loop import play_part
 from fedveil.run.main_silos_file import write_main_silos
 from fedveil.run.observer import Observer
+from fedveil.run.ranks import agree, follow, lead, rank, share_with_ranks
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import TRANSCRIPT, ReleaseParties, TrainingParties
 from fedveil.run.steps.experiment import ExperimentParts, Outcome
@@ -44,10 +45,13 @@ def run(
         transcript: whether ``transcript.jsonl`` lists every protocol message, also after a resume.
         prepare_again: as of :func:`continue_run`.
     """
+    agree(prepared)  # before the folder exists
+    if rank() > 0:
+        return follow(prepared, prepare_again)
     folder = RunFolder.create(parent, prepared.experiment)
     if transcript and prepared.method.protection.agrees:
         folder.write(TRANSCRIPT, b"")
-    return continue_run(folder, prepared, observer, prepare_again)
+    return _play(folder, prepared, observer, prepare_again)
 
 
 def resume(path: Path, observer: Observer, code: Collection[str] = ()) -> Outcome:
@@ -84,18 +88,41 @@ def continue_run(
         BudgetError: the budget does not allow a release before training.
         RunFolderError: the training records differ from those of the folder's run.
     """
-    with ExperimentParts(prepared, folder, observer, prepare=prepare_again) as parts:
-        for release in parts.preprocessing():
-            if (refused := play_part(release, ReleaseParties(release))) is not None:
-                raise BudgetError(refused)
-        folder.write_json("environment.json", environment(parts.prepared))
-        if (folder / RECORDS).exists():
-            require_same_records(folder, parts.prepared)
-        else:  # a new run, or one that was killed before this file
-            folder.write_json(RECORDS, population_diagnostics(parts.prepared))
-        parts.prepared = write_main_silos(parts.prepared, folder)
-        with share_training(parts.prepared) as parts.prepared:
-            training = parts.training()
-            reasons = [play_part(training, TrainingParties(training))]
-            reasons += [play_part(release, ReleaseParties(release)) for release in parts.evaluation()]
-            return parts.finish("; ".join(filter(None, reasons)) or None)
+    agree(prepared)
+    if rank() > 0:
+        return follow(prepared, prepare_again)
+    return _play(folder, prepared, observer, prepare_again)
+
+
+def _play(
+    folder: RunFolder,
+    prepared: Prepared,
+    observer: Observer,
+    prepare_again: Callable[[Experiment], Prepared],
+) -> Outcome:
+    """Play what a folder lacks of a run, and tell other ranks how it ends."""
+    with (
+        lead(folder) as tell_outcome,
+        ExperimentParts(prepared, folder, observer, prepare=prepare_again) as parts,
+    ):
+        return tell_outcome(_play_parts(parts, folder))
+
+
+def _play_parts(parts: ExperimentParts, folder: RunFolder) -> Outcome:
+    for release in parts.preprocessing():
+        if (refused := play_part(release, ReleaseParties(release))) is not None:
+            raise BudgetError(refused)
+    folder.write_json("environment.json", environment(parts.prepared))
+    if (folder / RECORDS).exists():
+        require_same_records(folder, parts.prepared)
+    else:  # a new run, or one that was killed before this file
+        folder.write_json(RECORDS, population_diagnostics(parts.prepared))
+    parts.prepared = write_main_silos(parts.prepared, folder)
+    with (
+        share_with_ranks(parts.prepared, folder) as parts.prepared,
+        share_training(parts.prepared) as parts.prepared,
+    ):
+        training = parts.training()
+        reasons = [play_part(training, TrainingParties(training))]
+        reasons += [play_part(release, ReleaseParties(release)) for release in parts.evaluation()]
+        return parts.finish("; ".join(filter(None, reasons)) or None)

@@ -22,13 +22,17 @@ Processes exchange tensors, and a few numbers as JSON. They never exchange pickl
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as distributed
+from torch import Tensor
 
+from fedveil.errors import HostError
 from fedveil.privacy.bounds import Bound, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.trainer import Cohort, PartitionedTrainer, Progress, Sums, TrainJob, partition_by_key
@@ -78,15 +82,16 @@ class DistributedTrainer:
         }
         # All processes call the same collectives in the same order: the header first, since it gives the sizes to
         # receive.
-        _broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
-        for tensor in (job.start, job.members, job.weights):
-            distributed.broadcast(tensor.to(device), src=0)
+        broadcast_json({"path": list(job.path), "round": self.round, **sizes}, device)
+        with _named_failure():
+            for tensor in (job.start, job.members, job.weights):
+                distributed.broadcast(tensor.to(device), src=0)
         own = replace(job, start=job.start.to(device))
         return _share(self.inner.at_round(self.round), own, self.alike, progress)
 
     def stop(self, cohort: Cohort) -> None:
         """Make the other processes return from :func:`serve`."""
-        _broadcast_json({}, cohort.device)
+        broadcast_json({}, cohort.device)
 
 
 def serve(
@@ -104,12 +109,13 @@ def serve(
         randomness: of the experiment.
     """
     device = cohort.device
-    while header := _receive_json(device):
+    while header := receive_json(device):
         start = torch.empty(header["dimension"], dtype=torch.float32, device=device)
         members = torch.empty(header["members"], dtype=torch.int64, device=device)
         weights = torch.empty(header["members"], dtype=torch.float64, device=device)
-        for tensor in (start, members, weights):
-            distributed.broadcast(tensor, src=0)
+        with _named_failure():
+            for tensor in (start, members, weights):
+                distributed.broadcast(tensor, src=0)
         path = tuple(header["path"])
         now = bound.measured_in(header["unit"]) if header["bounded"] else Unbounded()
         job = TrainJob(start, cohort, members.cpu(), weights.cpu(), now, randomness, path)
@@ -127,21 +133,63 @@ def _share(trainer: PartitionedTrainer, job: TrainJob, alike: bool, progress: Pr
     norms[share.to(device)] = sums.norms.to(device)
     total, counts = sums.total.contiguous(), torch.tensor([sums.nonfinite, sums.steps], device=device)
     # Each entry of norms is nonzero in one process only, so the sum gathers them.
-    for tensor in (total, norms, counts):
-        distributed.all_reduce(tensor)
+    with _named_failure():
+        for tensor in (total, norms, counts):
+            distributed.all_reduce(tensor)
     return Sums(total=total, norms=norms, nonfinite=int(counts[0]), steps=int(counts[1]))
 
 
-def _broadcast_json(message: dict[str, Any], device: torch.device) -> None:
-    text = torch.from_numpy(np.frombuffer(json.dumps(message).encode(), dtype=np.uint8).copy()).to(device)
-    distributed.broadcast(torch.tensor([len(text)], device=device), src=0)
-    distributed.broadcast(text, src=0)
+def broadcast_json(message: dict[str, Any], device: torch.device) -> None:
+    """Send a message to all other processes; called by process 0."""
+    text = _as_bytes(message).to(device)
+    with _named_failure():
+        distributed.broadcast(torch.tensor([len(text)], device=device), src=0)
+        distributed.broadcast(text, src=0)
 
 
-def _receive_json(device: torch.device) -> dict[str, Any]:
+def receive_json(device: torch.device) -> dict[str, Any]:
+    """Return the next message of process 0; called by all other processes."""
     length = torch.zeros(1, dtype=torch.int64, device=device)
-    distributed.broadcast(length, src=0)
-    text = torch.empty(int(length), dtype=torch.uint8, device=device)
-    distributed.broadcast(text, src=0)
+    with _named_failure():
+        distributed.broadcast(length, src=0)
+        text = torch.empty(int(length), dtype=torch.uint8, device=device)
+        distributed.broadcast(text, src=0)
+    return _from_bytes(text)
+
+
+def gather_json(message: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
+    """Return the messages of all processes, in their order; called by every process."""
+    text, world = _as_bytes(message).to(device), distributed.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    with _named_failure():
+        distributed.all_gather(lengths, torch.tensor([len(text)], device=device))
+        longest = max(int(length) for length in lengths)
+        texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world)]
+        distributed.all_gather(texts, torch.nn.functional.pad(text, (0, longest - len(text))))
+    return [_from_bytes(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
+
+
+def _as_bytes(message: dict[str, Any]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(json.dumps(message).encode(), dtype=np.uint8).copy())
+
+
+def _from_bytes(text: Tensor) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(text.cpu().numpy().tobytes())
     return message
+
+
+@contextmanager
+def _named_failure() -> Iterator[None]:
+    """Turn the failure of a collective into an error for the user.
+
+    Raises:
+        HostError: another process ended, or is silent for longer than the timeout of the group.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error).lower()
+        what = (
+            "is silent for longer than the timeout" if "timed out" in said or "timeout" in said else "ended"
+        )
+        raise HostError(f"process {distributed.get_rank()}: another process of this run {what}") from error
