@@ -406,7 +406,7 @@ TABLE = TableFacts(
         ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
         ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
-        ({"task": "survival", "classes": None}, None, "survival has no Newton step"),
+        ({"task": "survival", "classes": None}, None, "newton needs a declared horizon"),
     ],
 )
 def test_public_facts_choose_the_model_of_a_table(

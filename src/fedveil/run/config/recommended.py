@@ -163,6 +163,10 @@ class Recommended:
     def table_model(self, facts: TableFacts) -> TableModel:
         """Return the model for a table by public facts; docs/which-model.md has the figures behind the rule."""
         linear = TableModel(model="linear", method=None, rounds=self.rounds, reason="")
+        if facts.task == "survival":
+            return replace(
+                linear, reason="newton needs a declared horizon for survival, and there are no trees for it"
+            )
         if facts.task not in ("classification", "regression"):
             return replace(linear, reason=f"{facts.task} has no Newton step and no tree here")
         if facts.task == "regression" and not facts.bounded:
