@@ -274,7 +274,13 @@ def test_the_command_prints_a_table_and_show_reads_it_again(tmp_path: Path) -> N
     tables(tmp_path)
     linear = 'family = "linear"\ntarget = "stay"\nfeatures = ["age"]\ncentre = 20\ncut = 25\n'
     asked = ("infer", str(written(tmp_path, inference=linear)), "--runs", str(tmp_path / "runs"))
-    printed = output(*asked)
+    assert "a file in an existing folder is needed" in ended(*asked, "--csv", str(tmp_path)).mistake
+    assert not (tmp_path / "runs").exists()
+    printed = output(*asked, "--csv", str(tmp_path / "effects.csv"))
+    header, intercept = (tmp_path / "effects.csv").read_text().splitlines()[:2]
+    assert header == "name,estimate,low,high,z,freedom,p,privacy"
+    assert intercept.startswith("intercept,")
+    assert "n: at most" in printed
     assert "is this regression of the same tables" in ended(*asked).mistake
     assert "intercept" in printed
     assert "e^coefficient" not in printed

@@ -287,6 +287,16 @@ def test_a_run_in_memory_goes_on_with_the_same_tables_only(folder: Path) -> None
         fv.resume(result.folder, model, fv.tables(other / "schema.toml", in_memory("arrow")))
 
 
+def test_a_file_in_a_mapping_has_its_stem_as_key(folder: Path) -> None:
+    schema, files = folder / "schema.toml", {one.stem: one for one in sorted(folder.glob("*.csv"))}
+    assert fv.tables(schema, files).silo_names == tuple(files)
+    (name, other), path = list(files)[:2], next(iter(files.values()))
+    # Exchanged keys would attribute each silo's records to the other one.
+    for given in ({"ward": path}, {"ward": str(path)}, {other: path, name: files[other]}):
+        with pytest.raises(ConfigError, match=rf"'{next(iter(given))}' is the name of {path.name}.*'{name}'"):
+            fv.tables(schema, given)
+
+
 def test_tables_in_memory_that_cannot_be_are_refused(folder: Path) -> None:
     schema, columns = folder / "schema.toml", columns_of(0, 4)
     wrong: list[tuple[Any, str]] = [

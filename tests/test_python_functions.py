@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedveil as fv
+from fedveil.api.frame import Frame
 from fedveil.api.result import columns_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.privacy.ledger import read_entries
@@ -162,6 +164,22 @@ def test_statistics_are_planned_released_and_not_paid_twice(hospitals: fv.Popula
     with pytest.raises(ConfigError, match="has every cell that is asked for"):
         fv.stats(hospitals, REQUEST, epsilon=4.0, folder=tmp_path)
     assert found.report().exists()
+    ((title, table),) = found.tables
+    assert title == "age"
+    assert len(table) == len(found)
+    assert [row["group"] for row in table[:3]] == ["all", "x", "y"]
+    assert len({row["figure"] for row in table[:3]}) == 1
+    written = pd.read_csv(found.write_csv(tmp_path / "found.csv"))
+    pd.testing.assert_frame_equal(
+        written.fillna(""), found.to_frame().astype(object).fillna(""), check_dtype=False
+    )
+
+
+def test_a_csv_file_runs_no_formula(tmp_path: Path) -> None:
+    path = Frame(rows=({"group": "=1+1", "low": -1.5}, {"group": "a\nb"})).write_csv(tmp_path / "rows.csv")
+    assert path.read_text() == "group,low\n'=1+1,-1.5\na b,\n"
+    with pytest.raises(ConfigError, match=r"none.rows\.csv cannot be written"):
+        Frame(rows=({"group": "x"},)).write_csv(tmp_path / "none" / "rows.csv")
 
 
 def test_a_regression_takes_a_formula(hospitals: fv.Population, tmp_path: Path) -> None:
@@ -172,6 +190,7 @@ def test_a_regression_takes_a_formula(hospitals: fv.Population, tmp_path: Path) 
     assert found.statement.epsilon == pytest.approx(planned.epsilon)
     assert len(found) in (0, 2)
     assert repr(found).startswith("EffectFrame(")
+    assert "n: at most" in str(found)
 
 
 @pytest.mark.parametrize("formula", ["sick", "sick ~", "sick ~ age +", "a ~ b ~ c"])

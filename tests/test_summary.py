@@ -151,6 +151,15 @@ def test_a_result_stands_beside_the_constant_answer_and_beside_no_privacy(tmp_pa
     assert "Without privacy" in write_report(folder, without_privacy=free).read_text()
 
 
+def test_a_notebook_shows_the_bars_of_the_report(tmp_path: Path) -> None:
+    said = summarise(load_run(write_run(tmp_path / "run", rounds=3)))
+    shown = said._repr_html_()
+    assert shown.count("<svg") == len(said.reached) > 0
+    assert f'width="{100 * said.reached[0].value:.2f}"' in shown
+    beyond = replace(said, reached=(replace(said.reached[0], value=-0.4), *said.reached[1:]))
+    assert "<svg" not in beyond._repr_html_()
+
+
 def test_only_a_run_without_privacy_on_the_same_data_is_put_beside(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", rounds=1))
     with pytest.raises(

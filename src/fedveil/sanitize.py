@@ -35,6 +35,12 @@ def one_line(text: str) -> str:
     return strip_control_characters(text).replace("\n", " ").replace("\t", " ")
 
 
+def as_spreadsheet_text(text: str) -> str:
+    """Return a text as one line that a spreadsheet does not run as a formula: an apostrophe comes first if needed."""
+    text = one_line(text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
 def strip_control_characters(text: str) -> str:
     """Replace the non-printable characters of a text of any length; line breaks and tabs stay."""
     if text.isascii() and text.isprintable():

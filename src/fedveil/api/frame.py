@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, overload
 
 import pyarrow
 
 from fedveil.console import Terminal, cell_text, rows_table
 from fedveil.errors import ConfigError
-from fedveil.sanitize import strip_control_characters
+from fedveil.files import as_path, replace_file, writing
+from fedveil.sanitize import as_spreadsheet_text, strip_control_characters
 
 Row = Mapping[str, Any]
 """One row: values by the names of their columns."""
@@ -51,6 +54,11 @@ class Frame(Sequence[Row]):
         return self.rows
 
     @property
+    def tables(self) -> Sequence[tuple[str | None, Sequence[Row]]]:
+        """The tables for people, each with its heading."""
+        return ((self._heading(), self.shown),)
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """The sentences below the table."""
         return self.notes
@@ -80,24 +88,16 @@ class Frame(Sequence[Row]):
         """Return the table and its sentences as text."""
         text = io.StringIO()
         terminal = Terminal(file=text, force_terminal=False, no_color=True)
-        terminal.print(rows_table(self.shown, title=self._heading()))
+        for title, rows in self.tables:
+            terminal.print(rows_table(rows, title=title))
         for line in self.lines:
             terminal.print(line, highlight=False)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML for a notebook; every text is escaped."""
-        rows = list(self.shown)
-        names = list(rows[0]) if rows else []
-        head = "".join(f"<th>{_escaped(name.replace('_', ' '))}</th>" for name in names)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{_escaped(cell_text(key, row.get(key)))}</td>' for key in names)}</tr>"
-            for row in rows
-        )
-        heading = self._heading()
-        caption = "" if heading is None else f"<caption>{_escaped(heading)}</caption>"
-        notes = "".join(f"<p>{_escaped(line)}</p>" for line in self.lines)
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+        """Return the tables as HTML for a notebook; every text is escaped."""
+        tables = "".join(_html_table(title, list(rows)) for title, rows in self.tables)
+        return tables + "".join(f"<p>{_escaped(line)}</p>" for line in self.lines)
 
     def to_frame(self) -> Any:
         """Return the rows as a pandas data frame.
@@ -116,6 +116,26 @@ class Frame(Sequence[Row]):
         """Return the rows as an Arrow table; a missing value is null."""
         return pyarrow.table({name: [row.get(name) for row in self.rows] for name in self.columns})
 
+    def write_csv(self, path: str | Path) -> Path:
+        """Write the rows of :meth:`to_frame` into a CSV file (UTF-8); a missing value is an empty cell.
+
+        A text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow(
+                {key: as_spreadsheet_text(one) if isinstance(one, str) else one for key, one in row.items()}
+            )
+        target = as_path(path, "write_csv: path")
+        with writing(target, ConfigError):
+            replace_file(target, text.getvalue().encode(), mode=0o600 if self.private else 0o644)
+        return target
+
     def to_json(self) -> dict[str, Any]:
         """Return the rows as a JSON object."""
         return {"rows": [dict(row) for row in self.rows]}
@@ -124,6 +144,18 @@ class Frame(Sequence[Row]):
         if not self.private:
             return self.title
         return f"PRIVATE: {self.title or 'exact figures of records, which no guarantee covers'}"
+
+
+def _html_table(title: str | None, rows: Sequence[Row]) -> str:
+    """Return one table as HTML; the keys of the first row are the columns."""
+    names = list(rows[0]) if rows else []
+    head = "".join(f"<th>{_escaped(name.replace('_', ' '))}</th>" for name in names)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_escaped(cell_text(key, row.get(key)))}</td>' for key in names)}</tr>"
+        for row in rows
+    )
+    caption = "" if title is None else f"<caption>{_escaped(title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _escaped(text: object) -> str:

@@ -28,6 +28,7 @@ from fedveil.run.releases.inference import find_inference_folder, prepare_infere
 from fedveil.run.releases.series import Series
 from fedveil.run.releases.statistics import find_release_folder, prepare_release
 from fedveil.statistics import figures
+from fedveil.statistics.inference.newton import Effect
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 from fedveil.statistics.request import TOO_FEW
 from fedveil.statistics.result import read_released
@@ -52,6 +53,18 @@ class FigureFrame(Frame):
     def shown(self) -> Sequence[Row]:
         """The figures in words; one with too few people is not shown."""
         return [_figure_in_words(row, self.these_people) for row in self.figures]
+
+    @property
+    def tables(self) -> Sequence[tuple[str | None, Sequence[Row]]]:
+        """One table a release; the groups of one figure stand below each other."""
+        found: dict[str, dict[str, list[Row]]] = {}
+        for row in self.shown:
+            cells = dict(row)
+            found.setdefault(cells.pop("release"), {}).setdefault(cells["figure"], []).append(cells)
+        return [
+            (release, [cells for same in by_figure.values() for cells in same])
+            for release, by_figure in found.items()
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -103,10 +116,10 @@ class EffectFrame(Frame):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Why no coefficient has an interval, if so; then the statement in sentences."""
+        """Why no coefficient has an interval, if so; n; then the statement in sentences."""
         reason = self.fitted.hidden_reason
         hidden = () if reason is None else (f"no coefficient has an interval that holds: {reason}",)
-        return (*hidden, *self.statement.sentences())
+        return (*hidden, n_in_words(self.fitted), *self.statement.sentences())
 
     def report(self) -> Path:
         """Write the page of the regression into its folder."""
@@ -371,7 +384,7 @@ def read_regression(folder: Path) -> EffectFrame:
     """
     fitted = read_fitted(folder)
     return EffectFrame(
-        rows=tuple(asdict(one) for one in fitted.effects),
+        rows=tuple(_effect_row(one) for one in fitted.effects),
         fitted=fitted,
         statement=read_statement(folder / "privacy.json"),
         folder=folder,
@@ -388,11 +401,27 @@ def effects_json(fitted: FittedRegression) -> dict[str, Any]:
     return {
         "family": fitted.family.name,
         "target": list(fitted.family.columns),
+        "n_users": fitted.schema.n_users,
         "shown": fitted.has_intervals,
         "reason": fitted.hidden_reason,
         "effects": [asdict(one) for one in fitted.effects],
         "without_interval": list(fitted.lost),
     }
+
+
+def _effect_row(effect: Effect) -> dict[str, Any]:
+    """Return a coefficient as a flat row: e^coefficient and the ends of its interval have a column each."""
+    row = asdict(effect)
+    ratio = row.pop("ratio")
+    return row | dict(zip(("ratio", "ratio_low", "ratio_high"), ratio or (), strict=False))
+
+
+def n_in_words(fitted: FittedRegression) -> str:
+    """Return how many people a regression is of, from public numbers."""
+    return (
+        f"n: at most {fitted.schema.n_users} people (n_users of the schema, public). The regression does not release "
+        "the number of people and records that it used"
+    )
 
 
 def effects_in_words(fitted: FittedRegression) -> list[dict[str, str]]:
@@ -474,7 +503,7 @@ def _formula(formula: str | None, family: str) -> dict[str, Any]:
 
 def _figure_in_words(row: figures.Row, these_people: bool) -> dict[str, str]:
     """Return a figure in words: estimate, interval, and where its width comes from."""
-    cells = {"release": row.release, "group": row.group, "figure": f"{row.figure} {row.cell}".strip()}
+    cells = {"release": row.release, "figure": f"{row.figure} {row.cell}".strip(), "group": row.group}
     interval = row.interval
     if interval is None:
         return cells | {"estimate": TOO_FEW, "95 % interval": "", "width": ""}

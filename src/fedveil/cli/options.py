@@ -24,6 +24,9 @@ OUT: Final = Terminal()
 """Where commands print."""
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="write all rows into a CSV file, besides")
+]
 Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
 Listed = Annotated[
     bool, typer.Option("--transcript", help="list every message of the protocol (transcript.jsonl)")
@@ -71,12 +74,28 @@ FigureFormats = Annotated[
 ]
 
 
+def print_tables(found: Frame) -> None:
+    """Print the tables of a result, each with its heading."""
+    for title, rows in found.tables:
+        OUT.print(rows_table(rows, title=title))
+
+
+def check_csv(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is charged.
+
+    Raises:
+        ConfigError: its folder does not exist, or it is a folder.
+    """
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ConfigError(f"--csv {path}: a file in an existing folder is needed")
+
+
 def print_frame(found: Frame, as_json: bool) -> None:
     """Print a result of the Python interface as one JSON object, or as a table with its sentences."""
     if as_json:
         print_json(found.to_json())
         return
-    OUT.print(rows_table(found.shown, title=found.title))
+    print_tables(found)
     for line in found.lines:
         OUT.print(line, highlight=False)
 
@@ -133,4 +152,4 @@ def print_rows(found: Sequence[Row], here: bool = False) -> None:
     """
     from fedveil.api.releases import figure_frame
 
-    OUT.print(rows_table(figure_frame(found, these_people=here).shown))
+    print_tables(figure_frame(found, these_people=here))

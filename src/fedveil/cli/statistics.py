@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, Runs, print_frame, print_result
+from fedveil.cli.options import (
+    OUT,
+    Csv,
+    Json,
+    Runs,
+    check_csv,
+    expand_option_groups,
+    print_frame,
+    print_result,
+    print_tables,
+)
 from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
+    from fedveil.api.frame import Frame
     from fedveil.statistics.evaluation.result import ReleasedEvaluation
     from fedveil.statistics.figures import Row
     from fedveil.statistics.inference.result import FittedRegression
@@ -23,8 +35,19 @@ Here = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the run folder and the rows are written, and how a result is printed."""
+
+    runs: Runs = Path("runs")
+    csv: Csv = None
+    as_json: Json = False
+
+
+@expand_option_groups
 def stats_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with a table `statistics`")],
+    output: OutputOptions,
     plan: Annotated[
         bool, typer.Option("--plan", help="predict every error bar; no record is read, nothing is charged")
     ] = False,
@@ -32,31 +55,40 @@ def stats_command(
         bool, typer.Option("--repeat", help="pay again for cells that a stored release already has")
     ] = False,
     here: Here = False,
-    runs: Runs = Path("runs"),
-    as_json: Json = False,
 ) -> None:
     """Count people across silos: one release of tables with intervals, within one budget."""
     from fedveil.api.releases import plan_statistics, release_statistics
     from fedveil.run.config.release_document import ReleaseDocument, read_releases
 
+    check_csv(output.csv)
     document = read_releases(file, ReleaseDocument)
     if plan:
-        print_frame(plan_statistics(document), as_json)
+        planned = plan_statistics(document)
+        _write_rows(planned, output.csv)
+        print_frame(planned, output.as_json)
         return
-    print_release(release_statistics(document, runs, repeat=again).folder, as_json, here)
+    made = release_statistics(document, output.runs, repeat=again)
+    print_release(made.folder, output.as_json, here, csv=output.csv)
 
 
-def print_release(folder: Path, as_json: bool, here: bool = False) -> None:
-    """Write the page of a release, and print what it shows."""
+def _write_rows(found: Frame, csv: Path | None) -> None:
+    """Write the rows of a result into a CSV file, if one is asked for."""
+    if csv is not None:
+        found.write_csv(csv)
+
+
+def print_release(folder: Path, as_json: bool, here: bool = False, *, csv: Path | None = None) -> None:
+    """Write the page of a release and the CSV file, if one is asked for, and print what the release shows."""
     from fedveil.api.releases import read_statistics
     from fedveil.cli.options import print_statement
 
     found = read_statistics(folder, these_people=here)
+    _write_rows(found, csv)
     report = found.report()
     if as_json:
         print_json(found.to_json() | {"report": report})
         return
-    OUT.print(rows_table(found.shown))
+    print_tables(found)
     print_statement(found.statement)
     OUT.print(f"report: {report}")
 
@@ -142,36 +174,40 @@ def _show_fitted(folder: Path, as_json: bool) -> None:
 # The command for regression with intervals that count the noise.
 
 
+@expand_option_groups
 def infer_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a TOML file with a table `inference`")],
+    output: OutputOptions,
     plan: Annotated[
         bool, typer.Option("--plan", help="predict every interval; no record is read, nothing is charged")
     ] = False,
     again: Annotated[
         bool, typer.Option("--repeat", help="pay again for a regression that was begun or released already")
     ] = False,
-    runs: Runs = Path("runs"),
-    as_json: Json = False,
 ) -> None:
     """Estimate effects across silos: one regression with intervals, within one budget."""
     from fedveil.api.releases import plan_regression, release_regression
     from fedveil.run.config.release_document import InferenceDocument, read_releases
 
+    check_csv(output.csv)
     document = read_releases(file, InferenceDocument)
     if plan:
         found = plan_regression(document)
+        _write_rows(found, output.csv)
         tables = (rows_table(found.releases), rows_table(found.shown))
-        print_result(as_json, found.to_json(), *tables, *found.lines)
+        print_result(output.as_json, found.to_json(), *tables, *found.lines)
         return
-    print_inference(release_regression(document, runs, repeat=again).folder, as_json)
+    made = release_regression(document, output.runs, repeat=again)
+    print_inference(made.folder, output.as_json, csv=output.csv)
 
 
-def print_inference(folder: Path, as_json: bool) -> None:
-    """Write the page of a regression, and print it."""
+def print_inference(folder: Path, as_json: bool, *, csv: Path | None = None) -> None:
+    """Write the page of a regression and the CSV file, if one is asked for, and print the regression."""
     from fedveil.api.releases import read_regression
     from fedveil.cli.options import print_statement
 
     found = read_regression(folder)
+    _write_rows(found, csv)
     report = found.report()
     if as_json:
         print_json(found.to_json() | {"report": report})
@@ -182,9 +218,10 @@ def print_inference(folder: Path, as_json: bool) -> None:
 
 
 def print_effects(fitted: FittedRegression) -> None:
-    """Print all coefficients, or why there are none."""
-    from fedveil.api.releases import effects_in_words
+    """Print all coefficients, or why there are none, and n."""
+    from fedveil.api.releases import effects_in_words, n_in_words
 
+    OUT.print(n_in_words(fitted), highlight=False)
     if fitted.hidden_reason is not None:
         OUT.print(f"no coefficient has an interval that holds: {fitted.hidden_reason}")
         return

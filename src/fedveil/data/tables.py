@@ -80,13 +80,14 @@ def tables(
         schema: the schema's TOML file (``fedveil schema`` drafts one).
         files: one file for each silo, named after it, or any files with a silo column. Or tables in memory by name,
             one for each silo or with a silo column: a frame (pandas, polars, Arrow), or a mapping from names of
-            columns to arrays, as in ``{"north": {"patient": ids, "age": ages, "sick": sick}}``.
+            columns to arrays, as in ``{"north": {"patient": ids, "age": ages, "sick": sick}}``. A file in such a
+            mapping has its own stem as key.
         test: a PUBLIC table to test on, a file or a table in memory; None holds out some of the records instead.
         test_share: probability with which each record is held out. With ``test``, only the default is accepted.
         seed: seed of the hold-out.
 
     Raises:
-        ConfigError: ``files`` is one path instead of a list of paths.
+        ConfigError: ``files`` is one path instead of a list of paths, or a file has another key than its stem.
         DataError: a table does not fit the schema; the error names file, record and column.
     """
     if isinstance(files, str | Path):
@@ -117,7 +118,14 @@ def tables(
 def _given_table(given: Any, where: str, name: str | None, schema: Schema) -> TableFile:
     """Return a table that was handed over: a file, or a table in memory, which has a name."""
     if name is None or isinstance(given, str | Path):
-        return as_path(given, where).absolute()
+        path = as_path(given, where).absolute()
+        if where == "tables: files" and name is not None and name != path.stem:
+            raise ConfigError(
+                f"tables: files: '{sanitize(str(name))}' is the name of {sanitize(path.name)}, but a file names its "
+                f"silo itself: '{sanitize(path.stem)}'. Give the key '{sanitize(path.stem)}', rename the file, or "
+                "hand over its columns (pandas.read_csv)"
+            )
+        return path
     from fedveil.data.frame_tables import memory_table  # loads PyTorch
 
     return memory_table(name, given, schema.format_of(name))

@@ -16,7 +16,7 @@ from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
 from fedveil.report.drawing import PALETTE, Axis, Plot, Series
 from fedveil.report.svg import draw
-from fedveil.sanitize import one_line
+from fedveil.sanitize import as_spreadsheet_text, one_line
 
 _MATPLOTLIB_DASH: Final = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
@@ -67,17 +67,12 @@ def plot_rows(plot: Plot) -> Iterator[tuple[str, ...]]:
             values = [_value(plot.x, x), *(_value(plot.y, y) for y in series.y[place : place + 1])]
             values += [""] * (2 - len(values))
             ends = [repr(float(end[place])) if end else "" for end in (series.low, series.high)]
-            label = _inert(series.labels[place]) if series.labels else ""
-            yield (_inert(series.name), *values, *ends, label)
+            label = as_spreadsheet_text(series.labels[place]) if series.labels else ""
+            yield (as_spreadsheet_text(series.name), *values, *ends, label)
 
 
 def _value(axis: Axis, value: float) -> str:
-    return _inert(axis.categories[int(value)]) if axis.categories else repr(float(value))
-
-
-def _inert(text: str) -> str:
-    text = one_line(text)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    return as_spreadsheet_text(axis.categories[int(value)]) if axis.categories else repr(float(value))
 
 
 def _slug(title: str) -> str:

@@ -43,6 +43,12 @@ _NAMES: Final[Mapping[str, tuple[str, str]]] = {
 }
 _CHANCE: Final[Mapping[str, float]] = {"auc": 0.5, "c_index": 0.5, "r2": 0.0, "mcc": 0.0}
 """Value of a constant answer by definition: no record is read for it."""
+_BAR_STYLE: Final = (
+    "<style>.fedveil-reached .bar{width:12em;height:8px;color:inherit}.fedveil-reached .track{fill:#8884}"
+    ".fedveil-reached .value{fill:#888}.fedveil-reached .main .value{fill:#2a6fb0}"
+    ".fedveil-reached .interval{fill:currentColor}</style>"
+)
+"""Style of the bars in a notebook, which lacks the report's style sheet."""
 RELEASED: Final = "released with noise, covered by the guarantee"
 PUBLIC: Final = "measured on public test records"
 
@@ -105,17 +111,19 @@ class RunSummary:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the summary for a notebook, with plain elements."""
+        """Return the summary for a notebook, with the bars of the report and their style."""
         texts = "".join(
             f"<p>{'<b>' if not place else ''}{html.escape(text)}{'</b>' if not place else ''}</p>"
             for place, text in enumerate((self.claim, self.explanation))
         )
+        bars = self._bars() or ("",) * len(self.reached)
         rows = "".join(
-            f"<tr><td>{html.escape(one.label)}</td><td>{html.escape(one.text)}</td></tr>"
-            for one in self.reached
+            f"<tr><td>{html.escape(one.label)}</td><td>{html.escape(one.text)}</td><td>{bar}</td></tr>"
+            for one, bar in zip(self.reached, bars, strict=True)
         )
         found = (
-            f"<table><caption>{html.escape(f'{self.metric}: {self.coverage}')}</caption>{rows}</table>"
+            f"{_BAR_STYLE}<table class='fedveil-reached'>"
+            f"<caption>{html.escape(f'{self.metric}: {self.coverage}')}</caption>{rows}</table>"
             if rows
             else ""
         )
