@@ -336,7 +336,16 @@ def test_fedveil_run_under_torchrun_gives_the_models_of_one_process(trainer: str
         assert torch.equal(model(several.parent), model(one.parent))
 
 
-SCRIPT = """
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_under_torchrun(alone: Callable[[str], Outcome], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(prepare(seeded("loop")), tmp_path, Interrupted())
+    done = torchrun("-m", "fedveil", "resume", str(tmp_path / "clients"))
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(model(tmp_path / "clients"), model(alone("loop").folder))
+
+
+SCRIPT_OF_RANKS = """
 import os, signal, sys
 import numpy as np, torch, fedveil
 
@@ -372,7 +381,7 @@ print(rank, result.folder.name, result.rounds, result.statement.epsilon, flush=T
 
 
 def scripted(how: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(SCRIPT_OF_RANKS)
     return torchrun(str(folder / "script.py"), how, str(folder), **variables)
 
 
@@ -398,7 +407,7 @@ def test_a_rank_that_differs_is_refused_before_the_run_folder_exists(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["dead", "silent"])
-def test_a_rank_that_fails_ends_the_run_and_its_folder_can_be_resumed(how: str, tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_run_in_the_others(how: str, tmp_path: Path) -> None:
     done = scripted(how, tmp_path, FEDVEIL_RANK_TIMEOUT="5")
     assert done.returncode != 0
     assert re.search("another process of this run|because another process", done.stderr)

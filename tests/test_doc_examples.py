@@ -182,7 +182,7 @@ def test_the_tutorial_of_a_whole_study_is_true(here: Path) -> None:
         (here / f"{name}.toml").write_text(block[place].text)
     printed = {line: fedveil(line) for place in (4, 6, 8, 9) for line in block[place].commands}
     cohort = table_rows(printed["fedveil stats cohort.toml"])
-    assert sum(row[2].startswith("survival ") and " .. " in row[4] for row in cohort) == 3
+    assert sum(row[0].startswith("survival ") and " .. " in row[3] for row in cohort) == 3
     odds = {row[0]: row for row in table_rows(printed["fedveil infer odds.toml"])}
     for name, truth in (("age", 0.06), ("smoker = 1", 1.0), ("ward = other", 0.0)):
         low, high = (float(end) for end in odds[name][2].split(" .. "))

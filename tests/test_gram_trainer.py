@@ -255,7 +255,8 @@ def test_contributions_with_more_records_than_features(loss: str, batch_size: in
     got, want = (
         run(kind(task=task, local=local), cohort, Unbounded()) for kind in (GramTrainer, LoopTrainer)
     )
-    torch.testing.assert_close(got.total, want.total, rtol=1e-4, atol=1e-5)
+    # The exponential of the outputs raises the rounding of float32 where the loss is Poisson's.
+    torch.testing.assert_close(got.total, want.total, rtol=5e-4, atol=5e-5)
     torch.testing.assert_close(got.norms, want.norms, rtol=1e-4, atol=1e-6)
     assert got.norms[3] == 0
     clipped = run(GramTrainer(task=task, local=local), cohort, Clip(norm=0.01))

@@ -173,7 +173,6 @@ def test_a_large_group_keeps_few_components() -> None:
     assert math.isfinite(PLD.epsilon(SelfComposedEvent(event=event, count=100), DELTA))
 
 
-@pytest.mark.slow
 def test_long_shifts_leave_no_delta_out() -> None:
     """A shift of 800 standard deviations makes steps of the table long; delta between 0 and 1 is that of the others."""
     event = MixtureOfGaussiansEvent(
