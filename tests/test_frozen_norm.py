@@ -13,6 +13,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.data.records import Population
 from fedveil.errors import ModelError
+from fedveil.training.dropout import with_seeded_dropout
 from fedveil.training.frozen_norm import FrozenNorm, with_frozen_norms
 from fedveil.training.losses import load_loss
 from fedveil.training.task import Task
@@ -112,3 +113,11 @@ def hooked() -> nn.Module:
 def test_a_norm_that_is_not_frozen_is_refused(layer: nn.Module, said: str) -> None:
     with pytest.raises(ModelError, match=f"GroupNorm.*requires_grad_.False..eval.*{said}"):
         validate_layers(nn.Sequential(layer, nn.Linear(8, 1)))
+
+
+def test_a_layer_with_two_names_is_a_constant_under_both() -> None:
+    norm, dropout = nn.BatchNorm1d(3).requires_grad_(False).eval(), nn.Dropout()
+    model = with_seeded_dropout(
+        with_frozen_norms(nn.Sequential(norm, dropout, nn.Linear(3, 3), norm, dropout))
+    )
+    assert not any(isinstance(one, nn.BatchNorm1d | nn.Dropout) for one in model.train())

@@ -73,3 +73,10 @@ def _obstacle(module: nn.Module) -> str:
             except Exception:
                 return f"{place} is a {type(value).__name__}; keep locks, files, generators and connections out of it"
     return f"{type(module).__name__} holds something that cannot"
+
+
+def named_layers(parent: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a module's direct children by all their names; named_children leaves out every second name of a child."""
+    return [
+        (name, one) for name, one in parent.named_modules(remove_duplicate=False) if name and "." not in name
+    ]

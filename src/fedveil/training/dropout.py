@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.errors import ModelError
+from fedveil.training.copying import named_layers
 from fedveil.training.counters import derive
 
 _LOWEST: Final = -(1 << 63)
@@ -72,7 +73,7 @@ def with_seeded_dropout(model: nn.Module) -> nn.Module:
     found = [
         (parent, name, child)
         for parent in model.modules()
-        for name, child in parent.named_children()
+        for name, child in named_layers(parent)
         if isinstance(child, _DROPOUTS)
     ]
     for layer, (parent, name, child) in enumerate(found):

@@ -16,6 +16,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from fedveil.training.copying import named_layers
+
 NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -36,7 +38,7 @@ def with_frozen_norms(model: nn.Module) -> nn.Module:
     if isinstance(model, NORMS) and frozen_norm_refusal(model) is None:
         return FrozenNorm(model)
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in named_layers(parent):
             if isinstance(child, NORMS) and frozen_norm_refusal(child) is None:
                 setattr(parent, name, FrozenNorm(child))
     return model
