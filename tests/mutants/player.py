@@ -2,7 +2,7 @@
 
 Every change is made in a copy of ``src``, and the tests it names run on that copy in a process of their own, which is
 forked from one that has the large libraries loaded. First of all those tests must pass on an unchanged copy. The table
-goes to README.md beside this file; with names, only their rows are made anew.
+goes to the page of the documentation; with names, only their rows are made anew.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def play(source: Path, tests: tuple[str, ...], log: Path, connection: Connection
     os.chdir(ROOT)
     sys.path[:0] = [str(source), str(ROOT)]
     witness = Witness()
-    # A case that is named by itself is played though it is slow.
-    chosen = [] if all("[" in test for test in tests) else ["-m", "not slow"]
-    options = ["-x", "-q", *chosen, "-p", "no:cacheprovider", *tests]
+    options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     with log.open("w") as stream, redirect_stdout(stream), redirect_stderr(stream):
         code = int(pytest.main(options, plugins=[witness]))
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
