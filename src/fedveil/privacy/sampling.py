@@ -42,7 +42,8 @@ class Sampler(ABC):
         rate: probability that a given user takes part; the server divides by it.
         samples: whether users are left out by chance.
         fixed_size: whether the number of participants is the same in every round, and therefore public.
-        period: b, if each user takes part at most in every b-th round.
+        period: b. Above 1, a user takes part in each silo at most in every b-th round, by the public schedule of
+            :func:`is_due`; the turns of silos differ.
         adjacency: neighbours of the amplified event. If neighbours add or remove one user, an absent user contributes
             zero, and the number of users is public. If neighbours replace a user, accountants double the sensitivity.
     """

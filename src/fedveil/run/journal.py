@@ -7,8 +7,12 @@ two of these stages loses nothing that was released, and leaves nothing released
 
 Charging rule. An attempt is charged before it begins if every earlier charge may have released something:
 
-    spent before = 0 if repeatable, else charges on disk when the process opened the step - known harmless failures
-    due          = charges on disk <= spent before + failures of attempts that may have released
+    spent before = 0 if repeatable, else charges on disk when this process opened the step
+    due          = charges on disk <= spent before + releasing failures
+
+where the releasing failures are the failed attempts that may have released something: of this process, or of all
+processes if the step is repeatable. A failure that released nothing leaves its charge to the next attempt of the same
+process.
 
 A step is *repeatable* if an attempt made again is the same release, and so costs nothing more. In one process this
 holds for noise from a seed. Between institutions it holds if silos repeat their answers. Otherwise a charge without
@@ -248,7 +252,8 @@ class Step:
         self._repeatable, self.tries, self._began = repeatable, 0, 0.0
         before = journal.read_failures(key)
         self._failed, self._released = len(before), sum(row.may_have_released for row in before)
-        # Fresh noise is another release: a charge from before this process is spent.
+        # Fresh noise is another release: a charge from before this process is spent. `is_due` adds all releasing
+        # failures; those from before are among these charges already.
         self._spent_before = 0 if repeatable else self.charges - self._released
         self._unfinished = False
 

@@ -87,6 +87,8 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
 
 def _besides(again: int) -> str:
     """Return the words about additional charges of rounds; empty for none."""
+    if again == 1:
+        return ", and 1 charged attempt that was repeated or not completed"
     return f", and {again} charged attempts that were repeated or not completed" if again else ""
 
 
