@@ -33,7 +33,8 @@ SECTIONS: Final = {
     ),
     "samplers": (
         "[sampler]",
-        "Which users take part in a round, where the method has no sampling of its own; a secret sample amplifies the guarantee.",
+        "Which users take part in a round, where the method has no sampling of its own; a secret sample amplifies the "
+        "guarantee.",
     ),
     "accounting_rules": (
         "ledger.jsonl",
