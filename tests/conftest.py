@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check the shapes of every call, or of the first ones where slow tests are left out."""
+    """Check the shapes of every call, or of the first ones where slow tests are left out; forget earlier tests' fits."""
     from tests.shape_checks import FAST, look_at
 
     look_at(FAST if item.config.option.markexpr else math.inf, item.location[0])
+    if (budget := sys.modules.get("fedveil.api.budget")) is not None:
+        budget.forget_fits()  # every test is a process of its own to the memory of earlier fits
 
 
 def pytest_runtest_teardown() -> None:

@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import fedveil as fv
-from fedveil.api.budget import Charge, forget_fits, joint_epsilon
+from fedveil.api.budget import Charge, joint_epsilon
 from fedveil.data.splits import fold_of_user
 from fedveil.errors import BudgetError, ConfigError, DataError, RunFolderError
 from fedveil.privacy.accountant import gaussian_epsilon
@@ -46,12 +46,6 @@ TRAINED: dict[str, Any] = {
     "silos": [0, 1],
 }
 LABELLED = TRAINED | {"classes": ["sick", "well"]}
-
-
-@pytest.fixture(autouse=True)
-def _one_process() -> None:
-    """Every test is a process of its own to the memory of earlier fits."""
-    forget_fits()
 
 
 def fitted(estimator: Any = Classifier, y: Any = Y, **changes: Any) -> Any:

@@ -23,7 +23,6 @@ from sklearn.metrics import (
 from torch import nn
 
 import fedveil as fv
-from fedveil.api.budget import forget_fits
 from fedveil.bundle.archive import BundleError
 from fedveil.bundle.manifest import Manifest
 from fedveil.data.records import Population, Records
@@ -317,7 +316,6 @@ FIT = {"epsilon": 200.0, "n_users": 40, "silos": [0, 1]} | {
 
 
 def test_an_estimator_of_labels_predicts_and_scores_as_scikit_learn_does() -> None:
-    forget_fits()
     model = clone(MultiLabelClassifier(**FIT, server=fv.Sgd(2.0)))
     found = model.fit(X, pd.DataFrame(LABELS, columns=NAMES), user=USER, silo=USER % 2)
     assert found.classes_.tolist() == list(NAMES)
@@ -328,7 +326,6 @@ def test_an_estimator_of_labels_predicts_and_scores_as_scikit_learn_does() -> No
 
 @pytest.mark.parametrize("ranges", [None, (-2000.0, 2000.0), ((-20.0, 20.0), (-2000.0, 2000.0))])
 def test_a_regressor_of_several_numbers_scales_each_by_its_range(ranges: Any) -> None:
-    forget_fits()
     unit = np.array(
         [1.0, 1.0] if ranges is None else [1000.0, 1000.0] if np.ndim(ranges) == 1 else [10.0, 1000.0]
     )
@@ -341,7 +338,6 @@ def test_a_regressor_of_several_numbers_scales_each_by_its_range(ranges: Any) ->
 
 
 def test_a_regressor_names_the_ranges_it_needs() -> None:
-    forget_fits()
     with pytest.raises(ConfigError, match="one pair for all, or 2 pairs"):
         Regressor(**FIT, target_range=((0, 1), (0, 1), (0, 1))).fit(X, NUMBERS, user=USER)
     with pytest.raises(ConfigError, match="row 0: the target 0 is outside of target_range, 5 to 6"):

@@ -377,7 +377,7 @@ def test_nothing_says_that_a_user_has_more_records_than_count() -> None:
         ),
         ({"protection": {**QUICK, "n_max": 3}}, ProtocolError, "n_max must be at least 4"),
         ({"protection": {**QUICK, "n_max": 4000}}, ProtocolError, "a Paillier key of 2048 bits offers"),
-        ({"protection": {**QUICK, "n_max": 10**6}}, ProtocolError, "cap the records per user"),
+        ({"protection": {**QUICK, "n_max": 10**6}}, ProtocolError, "take a lower n_max"),
         (
             {"protection": {"name": "private-weighting", "cipher": "rlwe"}},
             ProtocolError,
