@@ -75,7 +75,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check the shapes of every call, or of the first ones where slow tests are left out; forget earlier tests' fits."""
+    """Check the shapes of every call, or of the first ones in the fast suite; forget the fits of earlier tests."""
     from tests.shape_checks import FAST, look_at
 
     look_at(FAST if item.config.option.markexpr else math.inf, item.location[0])
