@@ -103,10 +103,8 @@ def released_event(parts: float, votes: float) -> Event:
     return GaussianEvent(noise_multiplier=multiplier)
 
 
-# --- partial agreement --------------------------------------------------------------------------------------
-# Builds the protocol spec (ranges of both halves of a message, rule of the partition) from a method and public facts.
-
-# --- partial encryption -------------------------------------------------------------------------------------
+# --- the protocol's specification ---------------------------------------------------------------------------
+# Ranges of both halves of a message and the rule of the partition, from a method and public facts.
 
 
 _REACH_UNBOUNDED: Final = 64.0
@@ -183,8 +181,9 @@ def _hidden(protection: Any, bound: Bound, std: float, largest: float, n_silos: 
 def hidden_log_ratio(protection: Any, moves: Sensitivity) -> float:
     """Bound the log-likelihood ratio between the encrypted half's noise and the Gaussian, per coordinate.
 
-    The grid is a power of two, so it jumps as the noise grows. The bound therefore assumes twice the finest step,
-    which no such grid exceeds. This bound falls as noise grows, as a search for the least noise requires.
+    The step of the grid is the smallest power of two that the range of the sums allows, so it jumps as the noise grows.
+    The bound uses twice the smallest step that is possible: the power of two lies below it. Unlike the exact step,
+    this bound falls monotonically as the noise grows, as the search for the least noise requires.
 
     Raises:
         PrivacyError: the range of the silos' sums is too small for these numbers, or holds them only on a grid that
@@ -435,9 +434,9 @@ class PartialEncryption(ProtectionStage):
         if std == 0 and not self.encrypts_everything:
             return NoGuarantee(reason="the unencrypted part carries no noise")
         if self.ratio > 0 and self.he_noise == 0:
-            # Without noise in the encrypted part, the model may reveal everything about the unit. Every one of n
-            # clear parts may then cross its ball (2 B each): 2 B sqrt(n) as one vector. Likewise all n ballots may
-            # change.
+            # Without noise in the encrypted part, the model may reveal everything about the unit. Each of the n clear
+            # parts may then move by its reach, which is 2 B for updates clipped to B: together by reach * sqrt(n) in
+            # the l2 norm. Likewise all n ballots may change.
             moved = moves.reach * math.sqrt(n)
             clear = 0.0 if self.encrypts_everything else precision(moved, std)
             return released_event(clear, self._votes(n, n, n))

@@ -9,7 +9,8 @@ r and slope lambda = sd_j / sd_i
 
     T(r, lambda) = s_ij - r (lambda s_ii + s_jj / lambda) / 2
 
-is 0 but for noise and the choice of people: nothing is divided by a spread, which noise may have taken anywhere. So
+is 0, apart from noise and the choice of people. T has no division by a spread (noise can make a spread 0 or negative).
+The interval follows in two steps:
 
 =========  ===================================================================================================
 step       what is kept
@@ -25,7 +26,8 @@ are many times their noise would be shown by luck, and its interval would not co
 By the choice of n people T varies by at most (1 - r^2)(1 + |r|)(K_i s_j + K_j s_i)^2 / (4 n), K the largest distance
 from the mean within the range: the influence function of r is (1 - r) u^2 / 2 - (1 + r) v^2 / 2 with
 u, v = (z_i +- z_j) / sqrt 2, z standardised; its mean absolute value is at most 1 - r^2, and its largest at most
-(1 + |r|)(K_i/s_i + K_j/s_j)^2 / 4. Upper ends stand for the spreads there.
+(1 + |r|)(K_i/s_i + K_j/s_j)^2 / 4. The spreads in this bound are
+replaced by the upper ends of their intervals.
 """
 
 from __future__ import annotations
@@ -226,7 +228,7 @@ class _Pair:
     def _weights(
         r: Float64[np.ndarray, " R"], slopes: Float64[np.ndarray, " L"]
     ) -> Float64[np.ndarray, "R L 3"]:
-        """Return what spreads are multiplied by in T."""
+        """Return the coefficients of s_ij, s_ii and s_jj in T, for all r and slopes."""
         one, other = -np.outer(r, slopes) / 2, -np.outer(r, 1 / slopes) / 2
         return np.stack((np.ones_like(one), one, other), axis=-1)
 

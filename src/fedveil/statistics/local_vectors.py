@@ -20,7 +20,7 @@ from fedveil.stage import Source
 from fedveil.statistics.layout import Layout, LayoutSlot
 
 Progress = Callable[[int, int], None]
-"""Is told between chunks how many pairs are done, and of how many."""
+"""Called after each chunk with the number of finished (silo, person) pairs and the number of all pairs."""
 Combine = Literal["mean", "first", "last", "any"]
 _MOST_FILLED = 8
 _CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so that few calls are made
@@ -31,10 +31,10 @@ class PersonVector(Source):
     """A person's vector in a silo, whatever the statistic: from a convex combination of the person's records there.
 
     Attributes:
-        combine: of these records: their mean; the first or last by ``order`` (the mean of those that tie; a record
-            without a value of ``order`` only where none has one); or, of 0/1 columns, one record that has a 1 where any
-            has.
-        order: the column that first and last go by.
+        combine: how the records become one. "mean": their mean. "first", "last": the record with the smallest or
+            largest value of ``order``; ties are averaged, and records without a value of ``order`` count only if no
+            record has one. "any": for 0/1 columns, a record with a 1 in each column in which any record has a 1.
+        order: the column that "first" and "last" compare.
     """
 
     own_noise: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class PersonVector(Source):
     def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
         """Return the (pairs, d) vectors of all pairs where few of their numbers are not 0; None where that is not so.
 
-        Which of both is public: it goes by the vectors' form and by no record.
+        The answer depends on the layout of the vectors, which is public, and on no record.
         """
         return None
 
@@ -231,7 +231,11 @@ def _add_few(
 
 
 def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:
-    """Return one record a pair: in every 0/1 column a 1 if any record has one, else a 0 if any has, else a state."""
+    """Return one record for each pair.
+
+    In a 0/1 column it has a 1 if any record of the pair has a 1, otherwise a 0 if any record has a 0, otherwise the
+    reason why there is no value (missing or invalid).
+    """
     columns: dict[str, Column] = {}
     for name in table.columns:
         column = table.places(name)

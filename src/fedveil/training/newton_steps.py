@@ -4,10 +4,11 @@ Moments H, released in the basis W with noise of standard deviation sd_H on a di
 
     W <- (1 / L) V diag(max(h_i, sd_H sqrt(n)))^(-1/2) V' W,     H = V diag(h) V',     L^2 = 1.3^2 sum h_i / max(h_i, .)
 
-with n = |z|. sd_H sqrt(n) is the order of the largest eigenvalue of the noise, below which an eigenvalue says nothing.
+where n is the length of a record's vector z = W (x, 1). sd_H sqrt(n) is the order of the largest eigenvalue of the
+noise, below which an eigenvalue says nothing.
 In the new basis the second moments are at most about 1 / L^2 in every direction, and L is 1.3 times the root of the
-mean square of a record's length, which B = 1 then bounds. Two rounds of moments see what one does not: the second
-is released in a basis in which the noise is short.
+mean square of a record's length, which B = 1 then bounds. A second round of moments is released in this basis: it
+shows directions that the noise of the first round hid.
 
 The curvature of the loss is at most s H (:mod:`fedveil.training.newton`), so the step needs no further release:
 
