@@ -201,7 +201,7 @@ class CallbackObserver:
                 raise ConfigError(
                     f"callbacks: {type(one).__name__} ends the run by test metrics, and these test records are held "
                     "out of the private ones: when the run ends would tell of them. Hand over public records: "
-                    "fedveil.data(..., test=(features, targets))"
+                    "fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
         # Read once: a callback that clears `sees_private` later has already seen private numbers, and must not become

@@ -46,7 +46,7 @@ class Predictor:
         """Return the model's (n, k) float32 outputs for records like those it was trained on.
 
         Args:
-            features: (n, ...) in any form that :func:`fedveil.data` accepts.
+            features: (n, ...) in any form that :func:`fedveil.population` accepts.
 
         Raises:
             DataError: the columns or the shape differ from training; a value is invalid; an output is not finite.

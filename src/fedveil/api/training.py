@@ -93,7 +93,7 @@ def train(
             ``fedveil.train(people, epsilon=2)``, a rule of public facts (kind of target, users, columns, epsilon)
             chooses Newton steps, boosted trees or the recommended settings for a table, and prints its choice
             (docs/which-model.md).
-        people: the records, with the user and the silo of each record, from :func:`fedveil.data`.
+        people: the records, with the user and the silo of each record, from :func:`fedveil.population`.
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
             recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local steps,
