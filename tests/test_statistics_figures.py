@@ -358,7 +358,6 @@ def test_the_kaplan_meier_band_covers_simultaneously() -> None:
     assert np.mean(blind_points) < 0.85
 
 
-@pytest.mark.slow
 def test_the_band_covers_where_hardly_an_event_was_seen_and_noise_is_small() -> None:
     rng, reps, n, sd, hazard = np.random.default_rng(9), 400, 200, 0.5, 0.01
     grid, inside, blind_inside = (0.0, 1.0, 2.0, 3.0, 4.0), 0, 0
@@ -379,7 +378,6 @@ def test_the_band_covers_where_hardly_an_event_was_seen_and_noise_is_small() -> 
     assert blind_inside / reps < 0.95 - around(0.95, reps)
 
 
-@pytest.mark.slow
 def test_the_band_holds_where_noise_is_not_small_beside_those_at_risk() -> None:
     """Thirty of 1,000 are left at the end, under noise of 15 in every count: noise must not choose what is shown."""
     rng, reps, n, sd, hazard, size = np.random.default_rng(11), 300, 1000, 15.0, 0.5, 8
