@@ -462,6 +462,22 @@ class Ledger:
                 f"had {head.count}; charges were lost or replaced, so what was spent is unknown"
             )
 
+    def require_stated(self, event: Event, statement: Path) -> None:
+        """Check that the ledger contains every charge that a statement counts; a reader may hold the statement.
+
+        Args:
+            event: everything that was released, by the statement.
+            statement: its file, beside the ledger.
+
+        Raises:
+            IntegrityError: charges are missing.
+        """
+        if atoms(event) - self._spent:
+            raise IntegrityError(
+                f"{self.path} lacks charges that {statement.name} counts; charges were lost or replaced, so what was spent "
+                "is unknown: put back the ledger as it was last"
+            )
+
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
         self._log.close()

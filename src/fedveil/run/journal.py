@@ -31,7 +31,7 @@ from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import read_json, reading
 from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.accounting_rule import load_event_types
-from fedveil.privacy.events import Event, atoms, event_from_json
+from fedveil.privacy.events import Event, event_from_json
 from fedveil.privacy.ledger import Entry, Ledger
 from fedveil.protocols.errors import SiloVanished
 from fedveil.run.folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
@@ -125,14 +125,10 @@ class Journal:
             document = read_json(path, RunFolderError)
             load_event_types(document)
             try:
-                stated = atoms(event_from_json(document["event"]))
+                stated = event_from_json(document["event"])
             except PrivacyError as error:
                 raise RunFolderError(f"{path} is damaged: {error}") from error
-        if stated - atoms(self.ledger.spent_event()):
-            raise IntegrityError(
-                f"{self.folder.path}: ledger.jsonl lacks charges that {STATEMENT} counts; charges were lost or "
-                "replaced, so what was spent is unknown: put back the ledger as it was last"
-            )
+        self.ledger.require_stated(stated, path)
 
     def check_charged(self, event_of: Callable[[Entry], Event | None], remedy: str) -> None:
         """Check that every charge is for the event that the document requests.

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
+from fedveil.errors import PrivacyError, RunFolderError
 from fedveil.files import read_json, replace_file, writing
 from fedveil.line_log import LineLog
 from fedveil.privacy.accounting import make_accountant
@@ -110,26 +110,16 @@ class SiloAccount:
     def _charge(self, folder: Path, job: str, event: Event) -> Statement:
         """Write a charge and the statement of all charges, and return it when both are on disk."""
         with Ledger(folder / LEDGER, unit=UNIT, adjacency=ADJACENCY) as ledger:
-            _require_whole(ledger, folder / STATEMENT)
+            path = folder / STATEMENT
+            if path.exists():
+                ledger.require_stated(Statement.from_json(read_json(path, RunFolderError), path).event, path)
             number = 1 + sum(entry.run == job for entry in ledger.entries)
             ledger.charge(run=job, round=number, attempt=0, event=event, budget=self._budget)
             statement = _state_privacy(ledger.spent_event(), self._budget)
         document = json.dumps(statement.to_json(), indent=2, allow_nan=False) + "\n"
-        with writing(folder / STATEMENT, RunFolderError):
-            replace_file(folder / STATEMENT, document.encode())
+        with writing(path, RunFolderError):
+            replace_file(path, document.encode())
         return statement
-
-
-def _require_whole(ledger: Ledger, path: Path) -> None:
-    """Refuse a ledger that was lost, or replaced by an older copy, as far as the statement shows it."""
-    if not path.exists():
-        return
-    stated = atoms(Statement.from_json(read_json(path, RunFolderError), path).event)
-    charged = atoms(ledger.spent_event())
-    if not stated <= charged:
-        raise IntegrityError(
-            f"{ledger.path}: lacks charges that {path} states, so what was spent is unknown; restore it from a copy"
-        )
 
 
 def _state_privacy(spent: Event, budget: Budget) -> Statement:
