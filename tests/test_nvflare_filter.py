@@ -155,6 +155,7 @@ REFUSED = {
     "text": other(bias=np.array(["a"] * 5)),
     "objects": other(bias=np.array([{}] * 5)),
     "a list": other(bias=[0.0] * 5),
+    "a tensor without numbers": other(bias=torch.zeros(5, device="meta")),
 }
 
 
