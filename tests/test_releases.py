@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedveil.data.columns import ColumnTable, State, read_columns
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import ConfigError, FedveilError, RunFolderError
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.bounds import Clip, FixedVector
@@ -25,6 +25,7 @@ from fedveil.run.document_run import make_releases, resume_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.releases.statistics import PreparedRelease, prepare_release
+from fedveil.run.sweep import sweep
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local_vectors import silo_sums
 from fedveil.statistics.result import read_released
@@ -118,6 +119,20 @@ def refusal(folder: Path, **changes: Any) -> str:
 
 
 # --- what is refused, and before what -----------------------------------------------------------------------
+
+
+def test_under_torchrun_no_rank_releases_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share the training of one run; each would charge and make a release of its own."""
+    tables(tmp_path)
+    document = read_releases(written(tmp_path), ReleaseDocument)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="torchrun started several processes"):
+        make_releases(prepare_release(document), tmp_path / "runs")
+    with pytest.raises(ConfigError, match="a sweep: torchrun started several processes"):
+        list(sweep([], tmp_path / "sweep"))
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedveil.data.memory_tables import TableFile
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.loop import play_part
+from fedveil.run.ranks import require_one_process
 from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
 from fedveil.run.simulation import ReleaseParties
 from fedveil.run.steps.document import DocumentParts
@@ -24,6 +25,7 @@ def make_releases(prepared: PreparedReleases, parent: Path, files: Sequence[Tabl
     Raises:
         FedveilError: the tables are wrong, or the ledger cannot be written. Nothing more is released then.
     """
+    require_one_process(prepared.document.name)
     records = read_records(prepared, files)  # before the folder exists: wrong tables leave none
     folder = RunFolder.create(parent, prepared.document)
     _play(DocumentParts(prepared, folder, records=lambda: records))
@@ -36,6 +38,7 @@ def resume_releases(prepared: PreparedReleases, path: Path) -> None:
     Raises:
         FedveilError: as :func:`make_releases`, or a damaged folder.
     """
+    require_one_process(prepared.document.name)
     _play(DocumentParts(prepared, RunFolder(path)))
 
 

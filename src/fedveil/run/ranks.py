@@ -58,9 +58,26 @@ def rank() -> int:
     return distributed.get_rank() if _joined() else 0
 
 
+def require_one_process(what: str) -> None:
+    """Refuse what every rank of ``torchrun`` would release for itself, each with a charge of its own.
+
+    Raises:
+        ConfigError: torchrun started several processes.
+    """
+    if _is_one_of_several():
+        raise ConfigError(
+            f"{what}: torchrun started several processes, which share the training of one run and nothing else; each "
+            "would release for itself. Start one process"
+        )
+
+
+def _is_one_of_several() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1"
+
+
 def _joined() -> bool:
     """Join the processes of ``torchrun`` if it started several; return whether it did."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
+    if not _is_one_of_several():
         return False
     if not distributed.is_initialized():
         cuda = torch.cuda.is_available()
@@ -169,7 +186,7 @@ def share_with_ranks(prepared: Prepared, folder: RunFolder) -> Iterator[Prepared
     if not _joined():
         yield prepared
         return
-    _tell({"folder": str(folder.path.absolute()), "experiment": _digest(prepared.experiment)})
+    _broadcast({"folder": str(folder.path.absolute()), "experiment": _digest(prepared.experiment)})
     setting = prepared.setting
     trainer = DistributedTrainer(inner=split_trainer(prepared))
     yield replace(prepared, setting=replace(setting, trainer=trainer))
@@ -178,7 +195,7 @@ def share_with_ranks(prepared: Prepared, folder: RunFolder) -> Iterator[Prepared
 
 def _send(outcome: Outcome) -> Outcome:
     evaluated = outcome.evaluated
-    _tell(
+    _broadcast(
         {
             "folder": str(outcome.folder.absolute()),
             "rounds": outcome.rounds,
@@ -192,7 +209,7 @@ def _send(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _broadcast(message: dict[str, Any]) -> None:
     broadcast_json(message, torch.device("cpu"))
 
 
@@ -211,7 +228,7 @@ def follow(prepared: Prepared, prepare_again: Callable[[Experiment], Prepared]) 
     Raises:
         HostError: rank 0 or another rank ended, is silent, or the run folder is needed and not visible here.
     """
-    begun = _hear()
+    begun = _receive()
     if begun["experiment"] != _digest(prepared.experiment):
         refined = RunFolder(Path(begun["folder"])).with_refined_schema(prepared.experiment)
         if _digest(refined) != begun["experiment"]:
@@ -227,7 +244,7 @@ def follow(prepared: Prepared, prepare_again: Callable[[Experiment], Prepared]) 
     )
     del prepared
     serve(trainer, cohort, bound, randomness)
-    ended = _hear()
+    ended = _receive()
     evaluated = ended["evaluated"]
     return Outcome(
         folder=Path(ended["folder"]),
@@ -240,7 +257,7 @@ def follow(prepared: Prepared, prepare_again: Callable[[Experiment], Prepared]) 
     )
 
 
-def _hear() -> dict[str, Any]:
+def _receive() -> dict[str, Any]:
     return receive_json(torch.device("cpu"))
 
 

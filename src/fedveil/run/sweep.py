@@ -39,6 +39,7 @@ from fedveil.run.executors import Workers, local_workers, result_of
 from fedveil.run.folder.documents import RoundRow, read_lines
 from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.run.observer import NullObserver
+from fedveil.run.ranks import require_one_process
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import continue_run
@@ -164,6 +165,7 @@ def sweep(
         RunFolderError: a folder of a point's name has files but no experiment, or ``sweep.jsonl`` is damaged or
             cannot be written.
     """
+    require_one_process("a sweep")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
