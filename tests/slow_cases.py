@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 
-def thorough(cases: Iterable[Any]) -> list[Any]:
+def slow_only(cases: Iterable[Any]) -> list[Any]:
     """Return parameters that are marked slow; a tuple or a list holds the values of several arguments."""
     return [_parameter(case, [pytest.mark.slow]) for case in cases]
 
 
-def some(cases: Iterable[Any], every: int) -> list[Any]:
-    """Return parameters of which the first, and each that is a multiple of ``every`` after it, are not slow."""
+def fast_every(cases: Iterable[Any], step: int) -> list[Any]:
+    """Return parameters of which numbers 0, step, 2 step, ... are fast and all others are marked slow."""
     return [
-        _parameter(case, [pytest.mark.slow] if number % every else []) for number, case in enumerate(cases)
+        _parameter(case, [pytest.mark.slow] if number % step else []) for number, case in enumerate(cases)
     ]
 
 

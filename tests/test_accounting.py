@@ -30,7 +30,7 @@ from fedveil.privacy.events import (
 from fedveil.privacy.loss_distributions import PldAccountant, _interval
 from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, RdpAccountant, laplace_rdp, sampled_gaussian_rdp
 from tests.dp_events import dp_event_of, gaussian_rounds
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 DELTA = 1e-5
 PLD = PldAccountant()
@@ -216,7 +216,7 @@ def test_a_discretised_bound_is_never_below_the_exact_one(delta: float) -> None:
 
 @pytest.mark.parametrize(
     "mu",
-    [34.4, *thorough([30.0, 31.0, 33.0, 33.7, 34.0, 35.0, 50.0])],
+    [34.4, *slow_only([30.0, 31.0, 33.0, 33.7, 34.0, 35.0, 50.0])],
 )
 def test_an_epsilon_whose_exponential_is_no_normal_number_is_exact_too(mu: float) -> None:
     """exp(-epsilon) is the last normal number, the last subnormal one, and zero."""

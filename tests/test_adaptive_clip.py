@@ -49,7 +49,7 @@ from fedveil.training.vectorized import VmapTrainer
 from tests.messages import sender
 from tests.opened_parties import parties_of
 from tests.runs import Silent, experiment, files, same_model
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 LOCAL = LocalSgd(learning_rate=0.5, epochs=2, batch_size=2)
 SILOS, USERS = 3, 6
@@ -127,7 +127,7 @@ def totals(trainer: Any, bound: AdaptiveClip, weights: Weights, records: Records
     return trainer.sums(job).with_clip_marks(job).total.sum(0).numpy()
 
 
-@pytest.mark.parametrize("kind", [GramTrainer, *thorough([LoopTrainer, VmapTrainer])])
+@pytest.mark.parametrize("kind", [GramTrainer, *slow_only([LoopTrainer, VmapTrainer])])
 @settings(max_examples=12)
 @given(data=st.data())
 def test_one_user_moves_the_sum_of_every_trainer_by_at_most_the_claim(kind: Any, data: st.DataObject) -> None:

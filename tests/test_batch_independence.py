@@ -31,7 +31,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_records, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
-from tests.thorough import some
+from tests.slow_cases import fast_every
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 THRESHOLDS = [1, 2, 4, 5, 8, 9, 31, 32, 33, 2, 2]
@@ -106,7 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     "case",
-    some(([one] for one in CASES), 2),
+    fast_every(([one] for one in CASES), 2),
     ids=lambda case: f"{case[0].__name__}-{case[1]}-{case[2]}-{len(case[4])}",
 )
 def test_removing_a_contribution_changes_no_bit_of_the_others(case: Any) -> None:
@@ -450,7 +450,7 @@ def _asked() -> Iterator[Any]:
             yield pytest.param(method, model, batch_size, marks=[pytest.mark.slow] if long else [])
 
 
-@pytest.mark.parametrize(("method", "model", "batch_size"), some(_asked(), 3))
+@pytest.mark.parametrize(("method", "model", "batch_size"), fast_every(_asked(), 3))
 def test_through_prepare_a_user_changes_nobody_elses_contribution(
     method: str, model: str, batch_size: int | None
 ) -> None:

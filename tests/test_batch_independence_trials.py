@@ -30,7 +30,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_records, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 from tests.training import cohort_of, task_of
 
 LAWS: dict[str, Any] = {
@@ -188,7 +188,7 @@ def test_under_a_library_that_rounds_by_slot_one_user_moves_nobody_else() -> Non
         assert torch.equal(updates(torch.arange(8))[1:], updates(torch.arange(1, 8)))
 
 
-@pytest.mark.parametrize("batch_size", [4, *thorough([100, 250])])
+@pytest.mark.parametrize("batch_size", [4, *slow_only([100, 250])])
 def test_span_tries_the_stack_of_a_batch_at_every_slot(batch_size: int) -> None:
     task, cohort = task_of("linear", (300,)), cohort_of([3, 2], (300,))
     local, clip = LocalSgd(learning_rate=0.1, epochs=2, batch_size=batch_size), Clip(norm=1.0)

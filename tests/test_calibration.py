@@ -27,14 +27,14 @@ from fedveil.privacy.ledger import Budget
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
 from tests.dp_events import gaussian_rounds
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 DELTA = 1e-5
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 @pytest.mark.parametrize(
-    ("target", "rounds", "rate"), [(0.5, 10, 1.0), (2.0, 50, 0.2), *thorough([(8.0, 3, 0.5)])]
+    ("target", "rounds", "rate"), [(0.5, 10, 1.0), (2.0, 50, 0.2), *slow_only([(8.0, 3, 0.5)])]
 )
 def test_noise_meets_the_target_and_less_does_not(name: str, target: float, rounds: int, rate: float) -> None:
     accountant = make_accountant(name)

@@ -45,7 +45,7 @@ from fedveil.training.trainer import TrainJob
 from fedveil.training.vectorized import VmapTrainer
 from tests.messages import received, sender
 from tests.runs import Silent, files, same_model
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 from tests.training import cohort_of, task_of
 
 CLIENTS, CLIP, Z = 4, 0.7, 0.3
@@ -77,7 +77,7 @@ def errors(one: ClientMessages, rows: np.ndarray, grid: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "form", [Layered(), *thorough([Layered(lattice="Z1"), Layered(lattice="Z3"), Numbers()])], ids=str
+    "form", [Layered(), *slow_only([Layered(lattice="Z1"), Layered(lattice="Z3"), Numbers()])], ids=str
 )
 def test_gaussian_messages_have_their_law_and_so_has_their_sum(form: Form) -> None:
     """The error of each client is N(0, (z C)^2), that of the sum N(0, K (z C)^2); 4% more or less is rejected."""
@@ -95,7 +95,7 @@ def test_gaussian_messages_have_their_law_and_so_has_their_sum(form: Form) -> No
     assert np.abs(np.corrcoef(noise) - np.eye(CLIENTS)).max() < 6 / math.sqrt(d)
 
 
-@pytest.mark.parametrize("form", [Layered(), *thorough([Numbers()])], ids=str)
+@pytest.mark.parametrize("form", [Layered(), *slow_only([Numbers()])], ids=str)
 def test_laplace_messages_have_their_law(form: Form) -> None:
     d, grid = 100_000, ClipL1(norm=CLIP).grid
     one, rows = channel("laplace", form), updates(d, grid)

@@ -19,7 +19,7 @@ from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_windo
 from fedveil.crypto.oblivious_transfer import TransferReceiver, TransferSender, check_point, group_modulus
 from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
 from fedveil.protocols.weighting.paillier_weights import in_threads
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 FALSE_ALARM = 1e-6
 
@@ -56,7 +56,7 @@ def test_encryption_agrees_with_an_independent_implementation():
     assert private.decrypt(mpz(public.raw_encrypt(6789))) == 6789
 
 
-@pytest.mark.parametrize("bits", [128, *thorough([160, 192])])
+@pytest.mark.parametrize("bits", [128, *slow_only([160, 192])])
 def test_generated_primes_are_what_the_rerandomizer_assumes(bits):
     """p = 2 a b + 1: -1 and h miss a part of the units whose index is a or b, with probability 1 / a + 1 / b."""
     private = PaillierPrivateKey.generate_insecure(bits)

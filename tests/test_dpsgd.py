@@ -17,7 +17,7 @@ from fedveil.training.losses import load_loss
 from fedveil.training.steps import LocalDpSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 SEEDS = torch.arange(8) + 5
@@ -202,7 +202,7 @@ def load_noise(dimension, std, grid, source):
     return np.asarray(source.uint64(dimension) % 8 * (std * 0.25))
 
 
-@pytest.mark.parametrize("model", ["linear", *thorough(["mlp_groupnorm"])])
+@pytest.mark.parametrize("model", ["linear", *slow_only(["mlp_groupnorm"])])
 def test_no_silo_feels_those_it_takes_its_steps_beside(model):
     task, cohort = task_of(model), cohort_of([12, 40, 3, 0], n_silos=4)
     alone = [updates_of(task, cohort, [silo], 1.0)[silo] for silo in range(4)]

@@ -65,7 +65,7 @@ from fedveil.training.metrics import c_index
 from tests.doc_examples import BLOCKS
 from tests.hospitals import table_in, write_tables
 from tests.runs import Silent
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 Z = 4.9
 GRID = 2.0**-29
@@ -242,7 +242,9 @@ def test_a_person_moves_the_stored_integers_by_the_norm_at_most(case: str, recor
 # --- coverage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [*(case for case in CASES if case != "lifetimes"), *thorough(["lifetimes"])])
+@pytest.mark.parametrize(
+    "case", [*(case for case in CASES if case != "lifetimes"), *slow_only(["lifetimes"])]
+)
 def test_intervals_hold(case: str) -> None:
     """A few simulations here, 300 in the slow twin; noise that is stated at 2/5 of what it is must not cover."""
     few = 40

@@ -19,7 +19,7 @@ from tests.federation_world import (
     population,
 )
 from tests.runs import files, same_model
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 PLAIN: dict[str, Any] = {}
 MASKED = {"protection": {"name": "secure-aggregation"}}
@@ -54,7 +54,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
 
 @pytest.mark.parametrize(
     ("who", "protection", "seed"),
-    [({"user_sampling_rate": 0.7}, PLAIN, 3), *thorough([({"correlated": {"period": 3}}, MASKED, 2)])],
+    [({"user_sampling_rate": 0.7}, PLAIN, 3), *slow_only([({"correlated": {"period": 3}}, MASKED, 2)])],
     ids=["sampled", "correlated, masked"],
 )
 def test_a_hundred_mishaps_change_nothing(

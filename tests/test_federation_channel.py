@@ -46,7 +46,7 @@ from tests.federation_world import (
     population,
 )
 from tests.runs import files, same_model
-from tests.thorough import some
+from tests.slow_cases import fast_every
 
 LRSUQ = {"channel": {"name": "lrsuq"}}
 GAUSSIAN = {"clip": 0.5, "noise_multiplier": 2.0}
@@ -118,7 +118,7 @@ def sealed(parts: tuple[SessionMessage, ...]) -> Envelope:
 
 
 @pytest.mark.parametrize(
-    ("who", "changes"), some(CASES, 3), ids=lambda part: part if isinstance(part, str) else ""
+    ("who", "changes"), fast_every(CASES, 3), ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
     who: str, changes: dict[str, Any], tmp_path: Path

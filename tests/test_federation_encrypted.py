@@ -56,7 +56,7 @@ from tests.federation_world import (
     population,
     statement,
 )
-from tests.thorough import some
+from tests.slow_cases import fast_every
 
 ENCRYPTED = {"name": "partial-encryption"}
 WILLING = TESTING.model_copy(update={"protections": (*TESTING.protections, "partial-encryption")})
@@ -130,7 +130,7 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.usefixtures("same_orders")
 @pytest.mark.parametrize(
-    ("who", "changes"), some(CASES, 3), ids=lambda part: part if isinstance(part, str) else ""
+    ("who", "changes"), fast_every(CASES, 3), ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_every_silo_ends_with_the_model_of_one_process_bit_for_bit(
     who: str, changes: dict[str, Any], tmp_path: Path

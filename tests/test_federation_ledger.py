@@ -51,8 +51,8 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
 from tests.federation_world import Killed, Moments, World, asked, population, small_keys
+from tests.slow_cases import slow_only
 from tests.test_federation_grammar import ALL
-from tests.thorough import thorough
 
 STATE = "state-0"
 
@@ -142,7 +142,7 @@ def test_a_clock_that_jumps_changes_no_charge(
 
 
 @pytest.mark.parametrize("kept", [("head", "answers"), ("head",), ("answers",)], ids=" and ".join)
-@pytest.mark.parametrize("lines", [None, 1, *thorough([0, 2, 3])])
+@pytest.mark.parametrize("lines", [None, 1, *slow_only([0, 2, 3])])
 def test_a_ledger_that_was_deleted_or_cut_is_refused_at_the_start(
     world: World, kept: tuple[str, ...], lines: int | None
 ) -> None:

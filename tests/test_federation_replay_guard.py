@@ -24,10 +24,10 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import Declined, ProtocolMessage
 from tests.federation_world import RUN, World, small_keys
+from tests.slow_cases import fast_every
 from tests.test_federation_grammar import ALL, CASES, IDS, held_by
 from tests.test_federation_grammar import asked as asked_of
 from tests.test_federation_silo import asked, population, task, terms, vector
-from tests.thorough import some
 
 ANSWERS = "state-0/answers"
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -109,7 +109,7 @@ def test_without_the_marks_two_sums_of_one_round_go_out(
     assert charged(world) == [1, 2, 2]
 
 
-@pytest.mark.parametrize("name", some(IDS, 3))
+@pytest.mark.parametrize("name", fast_every(IDS, 3))
 def test_under_every_protection_the_run_is_refused_before_a_charge(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

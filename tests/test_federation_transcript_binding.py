@@ -45,8 +45,8 @@ from fedveil.protocols.session_messages import (
     UserTotals,
 )
 from tests.federation_world import MOVING, World, asked, population, small_keys
+from tests.slow_cases import fast_every
 from tests.test_federation_grammar import ALL
-from tests.thorough import some
 
 MASKED = {"name": "secure-aggregation"}
 SAMPLED = {"name": "uldp-avg", "user_sampling_rate": 0.5}
@@ -146,7 +146,7 @@ def cases() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "lie"), some(cases(), 2))
+@pytest.mark.parametrize(("name", "lie"), fast_every(cases(), 2))
 def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
     name: str, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ from tests.federation_world import (
     small_keys,
 )
 from tests.runs import files, same_model
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 POLICY = TESTING.model_copy(update={"protections": ("private-weighting",), "disclose_counts": False})
 SAMPLED = {"user_sampling_rate": 0.5}
@@ -143,7 +143,7 @@ def test_the_model_is_that_of_the_run_in_one_process_bit_for_bit(
 # --- whatever goes wrong ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "seed"), [*thorough([({}, 7)]), (SAMPLED, 5)], ids=["all", "sampled"])
+@pytest.mark.parametrize(("method", "seed"), [*slow_only([({}, 7)]), (SAMPLED, 5)], ids=["all", "sampled"])
 def test_a_hundred_mishaps_change_nothing(
     method: dict[str, Any], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

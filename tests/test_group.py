@@ -32,7 +32,7 @@ from fedveil.privacy.group import Silos, group_event, lemma5, lemma6, published_
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.training.steps import LocalSgd
 from tests.dp_events import dp_event_of
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 DELTA = 1e-5
 FIGURE_2 = ((0.01, 100_000),)
@@ -235,7 +235,7 @@ def test_splits_of_the_specification() -> None:
     "silos",
     [
         ((0.3, 4), (0.02, 60)),
-        *thorough(
+        *slow_only(
             [
                 [((0.05, 40), (0.05, 40), (0.05, 40))],
                 [((0.08, 40), (0.05, 30), (0.02, 40))],

@@ -26,8 +26,8 @@ from fedveil.statistics.inference.plan import PlannedEffect, check, predict_erro
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.result import TOO_FEW, TOO_FEW_HERE, FittedRegression
 from tests.commands import as_json, output
+from tests.slow_cases import fast_every
 from tests.test_inference_runs import tables, written
-from tests.thorough import some
 
 TARGETS: dict[str, dict[str, Any]] = {
     "logistic": {"kind": "label", "column": "y", "classes": ("0", "1")},
@@ -124,7 +124,7 @@ CASES: list[tuple[str, int, int, tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "n_users", "numbers", "levels", "keys"), some(CASES, 3))
+@pytest.mark.parametrize(("family", "n_users", "numbers", "levels", "keys"), fast_every(CASES, 3))
 def test_what_a_plan_admits_has_intervals_as_wide_as_planned(
     family: str, n_users: int, numbers: int, levels: tuple[int, ...], keys: dict[str, Any]
 ) -> None:

@@ -24,8 +24,8 @@ from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import TrainJob
 from fedveil.training.vectorized import BatchedGradients, VmapTrainer
+from tests.slow_cases import fast_every
 from tests.test_vectorized import Shared
-from tests.thorough import some
 from tests.training import cohort_of, everyone, gradient_sum, task_of
 
 SLOTS, WIDTH = 4, 3
@@ -67,7 +67,7 @@ GRID = [(name, "at_each") for name in TASKS] + [
 ]
 
 
-@pytest.mark.parametrize(("name", "at"), some(GRID, 3))
+@pytest.mark.parametrize(("name", "at"), fast_every(GRID, 3))
 def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
     task, generator = TASKS[name], torch.Generator().manual_seed(3)
     gradients = getattr(BatchedGradients(task, torch.device("cpu"), False), at)

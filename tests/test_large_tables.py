@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 RECORDS = 200_000
 SCHEMA = """
@@ -40,7 +40,7 @@ print(len(people.train), time.process_time() - begin, (after - before) * 1024)
 """
 
 
-@pytest.mark.parametrize("suffix", ["csv", *thorough(["parquet"])])
+@pytest.mark.parametrize("suffix", ["csv", *slow_only(["parquet"])])
 def test_a_record_of_a_large_table_costs_little(tmp_path: Path, suffix: str) -> None:
     rng = np.random.default_rng(0)
     table = pa.table(

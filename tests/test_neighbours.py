@@ -32,7 +32,7 @@ from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
 from tests.federation_world import TESTING, World, small_keys
 from tests.runs import Silent, json_lines
-from tests.thorough import some
+from tests.slow_cases import fast_every
 
 SILOS = 4
 """Silos, and users: the last user has all records of the last silo, and no others."""
@@ -251,7 +251,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "settings"), some(CELLS, 2))
+@pytest.mark.parametrize(("method", "settings"), fast_every(CELLS, 2))
 def test_a_run_is_the_same_without_the_only_records_of_a_silo(
     method: str, settings: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

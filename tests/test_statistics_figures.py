@@ -31,7 +31,7 @@ from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
 from fedveil.statistics.layout import Layout
 from fedveil.statistics.strategy import Strategy
 from fedveil.statistics.survival import curve, largest_z
-from tests.thorough import thorough
+from tests.slow_cases import slow_only
 
 Z = 4.9
 
@@ -236,7 +236,7 @@ def test_means_and_variances_cover() -> None:
     assert covers(variances, 0.12 + 0.15) < 0.9
 
 
-@pytest.mark.parametrize("heavy", [*thorough([False]), True])
+@pytest.mark.parametrize("heavy", [*slow_only([False]), True])
 def test_correlations_cover_under_any_tails_within_the_bounds(heavy: bool) -> None:
     """With heavy tails the textbook's (1 - r^2)^2 / n is too small; the bound by the declared range is not."""
     rng, reps, n, sd = np.random.default_rng(7), 150, 2000, 2.0
@@ -259,7 +259,7 @@ def test_correlations_cover_under_any_tails_within_the_bounds(heavy: bool) -> No
 
 
 @pytest.mark.parametrize("r", [0.0, 0.8])
-@pytest.mark.parametrize("spread", [0.0, 0.3, *thorough([0.1, 0.18])])
+@pytest.mark.parametrize("spread", [0.0, 0.3, *slow_only([0.1, 0.18])])
 def test_correlations_cover_however_little_spread_there_is(r: float, spread: float) -> None:
     """Every run counts: none is left out because its spreads are lost in their noise. Noise that is stated at 2/5 of
     what it is must not cover where intervals say something.

@@ -48,7 +48,7 @@ def share_training(prepared: Prepared) -> Iterator[Prepared]:
         return
     inner = split_trainer(prepared)
     seed = prepared.experiment.seed
-    payload = carried((inner, prepared.setting.cohort, prepared.method.bound, seed))
+    payload = pickle_for_workers((inner, prepared.setting.cohort, prepared.method.bound, seed))
     trainer = DistributedTrainer(inner=inner, alike=True)
     # One thread in every process: with equal thread counts all processes round alike, as `alike` states.
     setting, threads = prepared.setting, torch.get_num_threads()
@@ -73,16 +73,6 @@ def split_trainer(prepared: Prepared) -> PartitionedTrainer:
     return trainer
 
 
-def serve_shares(prepared: Prepared) -> None:
-    """Train parts of every round for process 0 until it stops; runs in every other process."""
-    serve(
-        split_trainer(prepared),
-        prepared.setting.cohort,
-        prepared.method.bound,
-        ExperimentRandomness(prepared.experiment.seed),
-    )
-
-
 class _Carrier(pickle.Pickler):
     """Pickler that refuses code of a session without a file, which no other process can import."""
 
@@ -105,10 +95,10 @@ def check_carried(prepared: Prepared) -> None:
         ConfigError: as :func:`share_training`.
     """
     if prepared.experiment.trainer.processes > 1:
-        carried(split_trainer(prepared))
+        pickle_for_workers(split_trainer(prepared))
 
 
-def carried(value: object) -> bytes:
+def pickle_for_workers(value: object) -> bytes:
     """Return a value in the form that other processes of this program read.
 
     Raises:

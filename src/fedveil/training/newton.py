@@ -239,7 +239,7 @@ class LinearFamily:
             factor = np.minimum(1.0, self.residual_norm(outputs) / np.maximum(length, 1e-300))
             return np.asarray(found * factor[:, None])
 
-    def pulls(
+    def score_parts(
         self,
         predictors: Float64[np.ndarray, "n k"],
         targets: np.ndarray,
@@ -327,7 +327,7 @@ class HazardFamily(LinearFamily):
     def slope(self, outputs: int) -> float:
         return _HAZARD
 
-    def pulls(
+    def score_parts(
         self,
         predictors: Float64[np.ndarray, "n k"],
         targets: np.ndarray,
@@ -393,7 +393,7 @@ class _NewtonVectors(RecordVectors):
             moments = triangle(z[:, :, None] * z[:, None, :]) * weight[:, None]
             return self._code.encode(np.zeros((n, self._code.scores)), moments)
         predictors = np.stack([(z * one).sum(axis=1) for one in slopes], axis=1)
-        residual, beside = self._family.pulls(predictors, targets, baseline)
+        residual, beside = self._family.score_parts(predictors, targets, baseline)
         scores = (residual[:, :, None] * z[:, None, :]).reshape(n, -1)
         return np.asarray(np.concatenate((scores, beside), axis=1) * weight[:, None] * self._code.scales[0])
 

@@ -151,7 +151,7 @@ def make_release_task(
         raise RefusalError(Code.RELEASED)
     release = prepared.release(made)
     policy.check_release(release.step.length, release.std())
-    events = [one.charged(policy.event(one.guarantee)) for one in series.releases]
+    events = [one.with_grid(policy.event(one.guarantee)) for one in series.releases]
     own = table.columns(release.step.columns)
     return SiloReleaseTask(
         plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),

@@ -138,7 +138,7 @@ class SiloTasks:
             whole=whole,
             rounds=rounds,
             release=release,
-            charged=release.charged(policy.event(release.guarantee)),
+            charged=release.with_grid(policy.event(release.guarantee)),
             records=read,
             states=partial(check_training, prepared),
             seconds=policy.round_seconds,
@@ -148,6 +148,6 @@ class SiloTasks:
         """Return the event of the whole run in the silo's ledger, and its number of charges."""
         prepared, policy = self._prepared, self._policy
         training = training_event(prepared, policy.event(prepared.guarantee))
-        beside = (one.charged(policy.event(one.guarantee)) for one in prepared.side_releases)
+        beside = (one.with_grid(policy.event(one.guarantee)) for one in prepared.side_releases)
         rounds = prepared.experiment.rounds + len(prepared.side_releases)
         return ComposedEvent(events=(training, *beside)), rounds

@@ -76,7 +76,7 @@ class Release:
         """The event of the release against readers; the run's ledger is charged with it."""
         return self.event_for(Role.READER)
 
-    def charged(self, event: Event) -> Event:
+    def with_grid(self, event: Event) -> Event:
         """Return the event of the release's noise against a party, with the loss of the noise's grid."""
         return self.guarantee.event_at_round(event, 1)
 
@@ -94,7 +94,7 @@ class Release:
         """Return the event that a role observes; a role without a view has no guarantee."""
         lines = {view.role: view.event for view in self.guarantee.views} | {Role.READER: self.guarantee.event}
         missing = NoGuarantee(reason=f"what this party learns from {self.name} is not declared")
-        return self.charged(lines.get(role, missing))
+        return self.with_grid(lines.get(role, missing))
 
     def of_run(self, run: str) -> str:
         """Return the name of the release in the ledger of a run."""
