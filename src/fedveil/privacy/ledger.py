@@ -474,8 +474,8 @@ class Ledger:
         """
         if atoms(event) - self._spent:
             raise IntegrityError(
-                f"{self.path} lacks charges that {statement.name} counts; charges were lost or replaced, so what was spent "
-                "is unknown: put back the ledger as it was last"
+                f"{self.path} lacks charges that {statement.name} counts; charges were lost or replaced, so what was "
+                "spent is unknown: put back the ledger as it was last"
             )
 
     def close(self) -> None:
