@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -191,11 +191,21 @@ class SiloParty:
             ProtocolError: the message is not from the coordinator to this silo, or the day's quota of uncharged work
                 is spent.
         """
+        with self.uncharged_work():
+            parts = self._open(data).parts
+            return single_message(parts, Terms, SERVER).membership if is_proposal(parts) else None
+
+    @contextmanager
+    def uncharged_work(self) -> Iterator[None]:
+        """Count the processor time of a ``with`` block as work that leads to no charged round.
+
+        Raises:
+            ProtocolError: the day's quota of such work is spent.
+        """
         self._allowance.check(self._policy.uncharged_cpu_seconds)
         began = time.thread_time()
         try:
-            parts = self._open(data).parts
-            return single_message(parts, Terms, SERVER).membership if is_proposal(parts) else None
+            yield
         finally:
             self._allowance.count(time.thread_time() - began, "refused")
 

@@ -33,7 +33,7 @@ from fedveil.federation.enrollment.certificates import (
 )
 from fedveil.federation.enrollment.founder import COORDINATOR, client_certificate
 from fedveil.federation.enrollment.requests import NAME, Request
-from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings
+from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings, lock_membership
 from fedveil.federation.hosts.link_folder import LinkSettings
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.files import read_content, replace_file, sync_folder, writing
@@ -258,6 +258,15 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
     offered.check(charter)
     if not same_fingerprint(fingerprint, offered.fingerprint):
         raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
+    with lock_membership(folder):
+        _replace_membership(folder, sealed, offered, passphrase)
+    return offered
+
+
+def _replace_membership(
+    folder: Path, sealed: Path, offered: Membership, passphrase: Passphrase | None
+) -> None:
+    """Take the keys and the certificate that a checked membership names for a party, and then the membership."""
     target = folder / MEMBERSHIP
     if target.exists():
         offered.check_follows(Membership.read(target), sealed)
@@ -285,7 +294,6 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
                 os.replace(found, present)
                 sync_folder(present.parent)
     _write(target, offered.to_toml().encode())
-    return offered
 
 
 def _keys_of_silo(
