@@ -75,7 +75,7 @@ def _gaussian_radii(drawn: np.random.Generator, size: int, shape: tuple[int, int
 
 
 def _laplace_radii(drawn: np.random.Generator, size: int, shape: tuple[int, int]) -> Updates:
-    return _NOISE * drawn.gamma(size + 1, 1.0, shape)
+    return np.asarray(_NOISE * drawn.gamma(size + 1, 1.0, shape))
 
 
 def decode_as_program(radii: Radii, size: int) -> Error:
@@ -84,9 +84,10 @@ def decode_as_program(radii: Radii, size: int) -> Error:
     def error(drawn: np.random.Generator, updates: Updates) -> Updates:
         sent, decoded = (_radii(radii, drawn, size, updates) for _ in range(2))
         if size > 1:
-            return decoded * _CELL * np.rint(updates / sent / _CELL - _dither(drawn, updates)) - updates
+            message = np.rint(updates / sent / _CELL - _dither(drawn, updates))
+            return np.asarray(decoded * _CELL * message - updates)
         message = np.rint((updates / sent - _dither(drawn, updates)) / _CELL)
-        return decoded * _CELL * (message + _dither(drawn, updates)) - updates
+        return np.asarray(decoded * _CELL * (message + _dither(drawn, updates)) - updates)
 
     return error
 
@@ -97,7 +98,7 @@ def decode_anew(radii: Radii) -> Error:
     def error(drawn: np.random.Generator, updates: Updates) -> Updates:
         sent, decoded = (2 * _radii(radii, drawn, 1, updates) for _ in range(2))
         message = np.rint(updates / sent - _dither(drawn, updates))
-        return decoded * (message + _dither(drawn, updates)) - updates
+        return np.asarray(decoded * (message + _dither(drawn, updates)) - updates)
 
     return error
 
@@ -280,7 +281,9 @@ def _play(
         if kept.halved:
             validation = evaluate(validated, model)
             assert validation is not None, "nothing here is released instead"
-            losses = torch.full((len(clients),), -validation["accuracy"])
+            accuracy = validation["accuracy"]
+            assert accuracy is not None, "there are validation images"
+            losses = torch.full((len(clients),), -accuracy)
         if kept.schedule:
             plateau.step(losses)
         if number in (10, 20, 40, _ROUNDS):
