@@ -1,4 +1,4 @@
-"""docs/architecture.md is about this source: the files it names exist, a record's walk is as long as it says."""
+"""docs/architecture.md describes this source: its files exist, and a record passes through as many modules as it says."""
 
 from __future__ import annotations
 
@@ -147,13 +147,13 @@ def _above(frame: FrameType) -> list[tuple[str, str]]:
     return []
 
 
-def test_the_walk_of_a_record_is_as_long_as_the_page_says(walk: tuple[set[str], int]) -> None:
+def test_a_record_passes_through_the_modules_that_the_page_names(walk: tuple[set[str], int]) -> None:
     modules, wrappers = walk
     stated = re.search(r"(\d+) modules and (\d+) wrappers", PAGE)
     assert stated is not None
     assert (len(modules), wrappers) == (int(stated[1]), int(stated[2])), sorted(modules)
     for module in modules:
-        assert f"`{module}`" in PAGE, "name every station of the walk"
+        assert f"`{module}`" in PAGE, "name every module that a record passes through"
 
 
 def test_between_institutions_the_walk_is_as_long_as_the_page_says(between: set[str]) -> None:
@@ -165,4 +165,4 @@ def test_between_institutions_the_walk_is_as_long_as_the_page_says(between: set[
     assert (len(between), len(transport)) == (int(stated[1]), int(stated[2])), sorted(between)
     assert len(between) + len(transport) == int(stated[3])
     for module in between:
-        assert f"`{module}`" in PAGE, "name every station of the walk"
+        assert f"`{module}`" in PAGE, "name every module that a record passes through"
