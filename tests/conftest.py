@@ -14,13 +14,12 @@ import pytest
 
 PACKAGES = ("randomness", "privacy", "quantization", "data", "training", "methods")
 ROOT = Path(__file__).resolve().parents[1]
-TOGETHER = (
+SAME_WORKER = (
     ("tests/test_run.py", "tests/test_distributed.py", "tests/test_ledger.py", "tests/test_paraaegis.py"),
     ("tests/test_source_rules.py", "tests/test_dependencies.py", "tests/test_console.py"),
     ("tests/test_accounting.py", "tests/test_dpsgd.py"),
 )
-"""Files whose tests share what is expensive and is kept by a process: the server that processes are forked from, Opacus,
-the parsed source."""
+"""Groups of files whose tests share an expensive state of a process: the fork server, Opacus, the parsed source."""
 
 
 MEMORY, FREE_BYTES = Path("/dev/shm"), 4 << 30
@@ -66,7 +65,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Dealt(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return next((group[0] for group in TOGETHER if file in group), file)
+            return next((group[0] for group in SAME_WORKER if file in group), file)
 
     return Dealt(config, log)
 

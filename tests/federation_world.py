@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -273,11 +274,18 @@ class World:
         experiment: what the coordinator runs.
         held: the records of all; each silo gets its own.
         policy: of every silo.
+        clock: of every silo.
     """
 
     def __init__(
-        self, folder: Path, experiment: Experiment, held: Population, policy: Policy = TESTING
+        self,
+        folder: Path,
+        experiment: Experiment,
+        held: Population,
+        policy: Policy = TESTING,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.folder, self.experiment, self.held, self.policy = folder, experiment, held, policy
         self.keys = [IdentityKey.generate() for _ in held.silo_names]
         self.key = IdentityKey.generate()
@@ -354,6 +362,7 @@ class World:
             identity=self.keys[number],
             share=self.share(number),
             state=state,
+            clock=self.clock,
         )
 
     def coordinate(self, observer: Observer | None = None) -> CoordinatorParty:

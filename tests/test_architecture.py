@@ -1,4 +1,4 @@
-"""docs/architecture.md describes this source: its files exist, and a record passes through as many modules as it says."""
+"""The page docs/architecture.md against the source: files exist, and a record passes through the modules it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCE = Path(fedveil.__file__).parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 ASKED = {
-    "name": "walk",
+    "name": "path",
     "rounds": 1,
     "data": {"name": "digits", "n_users": 6, "n_silos": 2},
     "model": {"name": "linear"},
@@ -83,7 +83,7 @@ class Watch:
 
 
 @pytest.fixture(scope="module")
-def walk() -> tuple[set[str], int]:
+def record_path() -> tuple[set[str], int]:
     """The modules that hand a record's part of the sum on, and the calls open around its training."""
     prepared = prepare(parse(ASKED, "test"))
     parties = SimulatedParties.in_the_open(prepared.setting)
@@ -147,8 +147,8 @@ def _above(frame: FrameType) -> list[tuple[str, str]]:
     return []
 
 
-def test_a_record_passes_through_the_modules_that_the_page_names(walk: tuple[set[str], int]) -> None:
-    modules, wrappers = walk
+def test_a_record_passes_through_the_modules_that_the_page_names(record_path: tuple[set[str], int]) -> None:
+    modules, wrappers = record_path
     stated = re.search(r"(\d+) modules and (\d+) wrappers", PAGE)
     assert stated is not None
     assert (len(modules), wrappers) == (int(stated[1]), int(stated[2])), sorted(modules)

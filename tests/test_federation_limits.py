@@ -18,7 +18,7 @@ import pytest
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation import coordinator as coordinating
-from fedveil.federation import cpu_quota, exchange
+from fedveil.federation import exchange
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.cpu_quota import CpuQuota, Deadline
@@ -109,12 +109,9 @@ def test_training_beyond_its_deadline_ends_the_session_and_stays_charged(tmp_pat
     world.close()
 
 
-def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is() -> None:
     now = [100.0]
-    monkeypatch.setattr(cpu_quota.time, "monotonic", lambda: now[0])
-    deadline = Deadline(60.0)
+    deadline = Deadline(60.0, clock=lambda: now[0])
     now[0] += 59.9
     deadline(1, 2)
     now[0] += 0.1
@@ -197,10 +194,9 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
 # --- messages that lead to no charge ----------------------------------------------------------------------------
 
 
-def test_a_quota_counts_what_led_to_no_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_counts_what_led_to_no_charge(tmp_path: Path) -> None:
     now = [0.0]
-    monkeypatch.setattr(cpu_quota.time, "time", lambda: now[0])
-    own = CpuQuota(tmp_path / "cpu.json")
+    own = CpuQuota(tmp_path / "cpu.json", clock=lambda: now[0])
     own.begin()
     own.count(6.0, "answered")  # an expensive setup, and the round that it was for
     own.count(50.0, "charged")
@@ -218,22 +214,23 @@ def test_a_quota_counts_what_led_to_no_charge(tmp_path: Path, monkeypatch: pytes
     own.check(10.0)
 
 
-def test_any_day_counts_and_not_a_day_that_begins_with_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_day_counts_and_not_a_day_that_begins_with_the_process(tmp_path: Path) -> None:
     """A window that is emptied at once gives twice the limit around its end; a restart gives nothing anew."""
     now = [7 * 86400.0 - 60.0]  # a minute before midnight, say
-    monkeypatch.setattr(cpu_quota.time, "time", lambda: now[0])
-    own = CpuQuota(tmp_path / "cpu.json")
+
+    def quota() -> CpuQuota:
+        return CpuQuota(tmp_path / "cpu.json", clock=lambda: now[0])
+
+    own = quota()
     own.count(10.0, "refused")
     for later in (120.0, 3600.0, 20 * 3600.0, 3 * 3600.0 - 120.0):  # in all less than a day
         now[0] += later
-        for silo in (own, CpuQuota(tmp_path / "cpu.json")):
+        for silo in (own, quota()):
             with pytest.raises(ProtocolError, match="10 s of a processor"):
                 silo.check(10.0)
     now[0] += 2 * 3600.0
     own.check(10.0)
-    CpuQuota(tmp_path / "cpu.json").check(10.0)
+    quota().check(10.0)
     (tmp_path / "cpu.json").write_text('{"1": -5.0}')
     with pytest.raises(RunFolderError, match=r"cpu\.json is damaged"):
         CpuQuota(tmp_path / "cpu.json")

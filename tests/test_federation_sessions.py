@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.federation import session_admission
 from fedveil.federation.audit.run_record import STATE
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.session_admission import LEASE_SECONDS, SessionAdmission, session_name, session_run
@@ -156,12 +155,9 @@ def greet(world: World, run: bytes) -> Ready:
     return here
 
 
-def test_another_run_waits_from_the_first_round_to_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_run_waits_from_the_first_round_to_the_last(tmp_path: Path) -> None:
     now = [1000.0]
-    monkeypatch.setattr(session_admission.time, "monotonic", lambda: now[0])
-    world = World(tmp_path, asked(rounds=2), population())
+    world = World(tmp_path, asked(rounds=2), population(), clock=lambda: now[0])
     other = bytes(16)
     world.tell(world.terms(asked(rounds=2)))
     assert not greet(world, other).busy  # nothing was asked for yet
@@ -188,12 +184,9 @@ def test_another_run_waits_from_the_first_round_to_the_last(
     world.close()
 
 
-def test_a_silo_whose_coordinator_died_is_free_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_whose_coordinator_died_is_free_after_a_while(tmp_path: Path) -> None:
     now = [0.0]
-    monkeypatch.setattr(session_admission.time, "monotonic", lambda: now[0])
-    world = World(tmp_path, asked(rounds=2), population())
+    world = World(tmp_path, asked(rounds=2), population(), clock=lambda: now[0])
     world.tell(world.terms(asked(rounds=2)))
     world.tell(*task(), number=1)
     now[0] += LEASE_SECONDS

@@ -114,6 +114,7 @@ class SiloParty:
         identity: long-term key of the silo.
         share: population with the silo's own records and the public facts of the federation.
         state: persistent folder with the ledger and the last answer of each run.
+        clock: seconds since any moment; never goes back.
 
     Raises:
         RunFolderError: the ledger is damaged, or another process serves this silo.
@@ -127,6 +128,7 @@ class SiloParty:
         identity: IdentityKey,
         share: LocalPopulation,
         state: Path,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._standing, self._number, self._identity, self._share = standing, number, identity, share
         now = standing()
@@ -140,7 +142,7 @@ class SiloParty:
         self._session: SiloSession | None = None
         self._last: _Exchange | None = None
         self._over = False
-        self._admission = SessionAdmission()
+        self._admission = SessionAdmission(clock)
         self._cpu_quota = CpuQuota(state / FILE)
         self._outcome: Outcome = "refused"
 
