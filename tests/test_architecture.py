@@ -156,7 +156,7 @@ def test_a_record_passes_through_the_modules_that_the_page_names(record_path: tu
         assert f"`{module}`" in PAGE, "name every module that a record passes through"
 
 
-def test_between_institutions_a_record_passes_through_the_modules_that_the_page_names(between: set[str]) -> None:
+def test_between_institutions_a_record_passes_through_the_named_modules(between: set[str]) -> None:
     stated = re.search(
         r"another (\d+) modules and (\d+) of\s+transport: (\d+) hops.*?(?=\n\n)", PAGE, re.DOTALL
     )
