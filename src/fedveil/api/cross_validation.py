@@ -92,6 +92,7 @@ def cross_validate(
     budget = Budget(epsilon, fits=folds - 1, delta=delta)
     parent, results = as_path(folder, f"{_WHERE}: folder"), list[Result]()
     charges = list[Charge]()
+    prepared: Prepared  # of the last admitted fold
     for number in range(folds):
         own = _without_fold(people, fold == number, number + 1, folds)
         given = {**arguments, "delta": delta, "name": f"{arguments.get('name', 'fold')}-{number + 1}"}
