@@ -93,7 +93,7 @@ FILES: Final = LocalFiles()
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedPolicy:
-    """What a silo's first policy allows: the most that its users spend, at which delta, and the largest bound."""
+    """Limits of a silo's drafted policy: epsilon and delta of its users, and the largest clipping bound."""
 
     epsilon: float = 1.0
     delta: float = 1e-5

@@ -25,7 +25,7 @@ from fedveil.files import read_toml, reading, replace_file, writing
 
 Role = Literal["silo", "coordinator"]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
-"""What a party may be called: it is part of a file's name."""
+"""Pattern of a party's name, which is part of a file's name."""
 
 _SIGNED_AS: Final = b"fedveil/2/request"
 _Text = Annotated[str, Field(max_length=10_000)]
@@ -46,7 +46,7 @@ class _Document(FoundingDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a party that wants to join hands to the founder; nothing in it is secret.
+    """Request of a party to join, for the founder; nothing in it is secret.
 
     Attributes:
         role: silo or coordinator.
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def content(self) -> bytes:
-        """What is signed, and what the fingerprint covers."""
+        """Bytes that the signatures and the fingerprint cover."""
         facts = [self.role, self.name, self.charter.hex(), self.identity.raw.hex(), self.transport]
         return _SIGNED_AS + json.dumps(facts).encode()
 
@@ -94,7 +94,7 @@ class Request:
         node: ec.EllipticCurvePrivateKey | None = None,
         previous: IdentityKey | None = None,
     ) -> Request:
-        """Return it signed by the keys that it names, and by the one that it replaces."""
+        """Return the request signed by the keys in it, and by the identity key that it replaces."""
         return replace(
             self,
             signature=identity.sign(self.content),
