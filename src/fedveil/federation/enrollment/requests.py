@@ -103,7 +103,7 @@ class Request:
         )
 
     def check(self, charter: bytes) -> None:
-        """Return if it is for this charter, and each of its keys has signed it.
+        """Check that the request is for this charter and is signed by each of its keys.
 
         Raises:
             IntegrityError: it is for another federation, or somebody asks with a key that is not theirs.
@@ -126,7 +126,7 @@ class Request:
             raise IntegrityError(f"the request of '{self.name}' is not signed by the keys it names") from None
 
     def replaces(self, previous: PublicIdentity) -> None:
-        """Return if the key that it replaces has signed it.
+        """Check that the replaced key has signed the request.
 
         Raises:
             IntegrityError: it has not.
@@ -139,7 +139,7 @@ class Request:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write it as a file, whole or not at all; :meth:`read` reads it back.
+        """Write the request to a file atomically; :meth:`read` reads it back.
 
         Raises:
             ConfigError: the disk refuses it; names the file.

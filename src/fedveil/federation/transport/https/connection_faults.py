@@ -15,7 +15,7 @@ import httpx
 
 @dataclass(frozen=True)
 class Fault:
-    """Why there is no connection, or no answer.
+    """Reason for a missing connection or answer.
 
     Attributes:
         code: short name, for logs and metrics.

@@ -79,7 +79,7 @@ def by_silo_name(mailbox: Mailbox) -> Identify:
 
 
 class SiloEndpoint:
-    """Serves the silos, or what speaks for them.
+    """Serves the silos, or a proxy or bridge on their behalf.
 
     Args:
         mailbox: what is served.

@@ -59,7 +59,7 @@ _log = logging.getLogger("fedveil.silo")
 
 
 class FaultError(Exception):
-    """A request that brought nothing.
+    """A request without a usable response.
 
     Args:
         fault: why.
@@ -142,7 +142,7 @@ def _skew(date: str) -> float | None:
 
 
 class SiloClient:
-    """Fetches and answers messages until it is told to end.
+    """Fetches and answers messages until the caller ends it.
 
     Args:
         server: host and port of the coordinator.
