@@ -46,7 +46,7 @@ _STANDARDISED = 1e-6
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What the estimators have in common; they store their arguments, and ``fit`` checks them."""
+    """Base of the estimators: ``__init__`` stores the arguments and ``fit`` checks them."""
 
     __metadata_request__fit: ClassVar[Mapping[str, bool]] = {"user": True, "silo": True}
     _task: ClassVar[Task]

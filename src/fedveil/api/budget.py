@@ -38,7 +38,7 @@ _MARGIN: Final = 0.999
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """What one fit releases.
+    """Privacy event that one fit releases.
 
     Attributes:
         event: the privacy event of all its rounds.
@@ -66,7 +66,7 @@ class Charge:
 
     @classmethod
     def of_run(cls, prepared: Prepared) -> Charge:
-        """Return what a run that is ready to be played will release to readers of its models.
+        """Return the charge of a prepared run, against readers of its models.
 
         Noise from a known seed hides nothing: anybody can subtract it.
         """
@@ -78,7 +78,7 @@ class Charge:
 
 
 class Budget:
-    """What several fits over the same people may spend together; every copy of an estimator shares it.
+    """Joint privacy budget of several fits over the same people; every copy of an estimator shares it.
 
     ``scikit-learn`` copies an estimator for every fold and every point of a grid. A copied number would be spent once
     by each copy. A budget is not copied: ``clone``, ``copy.copy`` and ``copy.deepcopy`` return it.
