@@ -294,7 +294,7 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
     rows = json_lines(outcome.folder / "metrics.jsonl")
     return {
         "refused": outcome.stopped,
-        "letters": passed,
+        "messages": passed,
         "statement": outcome.statement,
         "rows": [public(row) for row in rows],
     }
@@ -332,8 +332,8 @@ def test_institutions_run_the_same_without_the_only_records_of_a_silo(
         assert full["refused"] is None, setting
         for neighbour in neighbours:
             if setting in ("paillier", "oblivious", "lrsuq") or "cepam" in method or "sdq" in method:
-                full["letters"], neighbour["letters"] = (
-                    [letter[:2] for letter in run["letters"]] for run in (full, neighbour)
+                full["messages"], neighbour["messages"] = (
+                    [message[:2] for message in run["messages"]] for run in (full, neighbour)
                 )
             assert neighbour == full, setting
 

@@ -291,10 +291,15 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
 def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_table_says():
     table = DIGITS.model_copy(update={"seeds": 3})
     kept = Results(table="digits", command="c").adding([run("cheap", seed, 0.5) for seed in range(3)])
-    dear = [run("dear", seed, 0.5).model_copy(update={"cpu_seconds": 121.0}) for seed in range(3)]
+    expensive = [run("expensive", seed, 0.5).model_copy(update={"cpu_seconds": 121.0}) for seed in range(3)]
     unknown = [run("unknown", 0, 0.5).model_copy(update={"cpu_seconds": None})]
-    kept = kept.adding(dear).adding(unknown)
-    assert [runs_wanted(table, kept, cell) for cell in ("cheap", "dear", "unknown", "none")] == [5, 3, 3, 3]
+    kept = kept.adding(expensive).adding(unknown)
+    assert [runs_wanted(table, kept, cell) for cell in ("cheap", "expensive", "unknown", "none")] == [
+        5,
+        3,
+        3,
+        3,
+    ]
     assert runs_wanted(table.model_copy(update={"seeds": 20}), kept, "cheap") == 20
     assert runs_wanted(table, kept, "cheap", asked=2) == 2
 

@@ -81,7 +81,7 @@ class ShownTree:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel:
-    """What a released model does.
+    """Partial dependence and a tree of a released model.
 
     Attributes:
         dependences: of the columns in which the output moves most.
@@ -236,7 +236,7 @@ def _grid(column: _Column, reference: Float64[np.ndarray, " p"]) -> Float64[np.n
 def _values(
     module: nn.Module, schema: Schema | None, rows: Float64[np.ndarray, "n p"]
 ) -> Float64[np.ndarray, "n k"]:
-    """Return what is shown of the outputs: probabilities where the schema declares classes, else the outputs."""
+    """Return probabilities where the schema declares classes, else the model's outputs."""
     with torch.no_grad():
         outputs = module(torch.from_numpy(rows).float()).double()
     target = None if schema is None else schema.target
@@ -283,7 +283,7 @@ def _tree(module: BoostedTrees, columns: list[_Column]) -> ShownTree:
 
 
 def _question(columns: list[_Column], feature: int, cut: float) -> str:
-    """Return what a level of a tree asks."""
+    """Return the condition of a tree's level in words."""
     column = max((one for one in columns if one.first <= feature), key=lambda one: one.first)
     place = feature - column.first
     own = 1 if column.feature is None else column.feature.width

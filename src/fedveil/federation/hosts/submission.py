@@ -254,7 +254,7 @@ class Submission:
         return not ended
 
     def end(self) -> RunOutcome | None:
-        """Return what the coordinator says of the end; None if it is gone without a word.
+        """Return the outcome that the coordinator reports; None if it ended without a report.
 
         It says so where its disk is full too, and :data:`END` cannot be written.
         """
