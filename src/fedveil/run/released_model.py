@@ -28,9 +28,10 @@ from fedveil.data.schema import (
     Survival,
     read_schema,
 )
-from fedveil.errors import DataError, RunFolderError
+from fedveil.errors import DataError, FedveilError, RunFolderError
+from fedveil.randomness import ExperimentRandomness
 from fedveil.run.folder.run_folder import SCHEMA, stored_tensors
-from fedveil.training.models import MODELS
+from fedveil.training.models import build_model
 from fedveil.training.trees import BoostedTrees
 
 _MEASURED: Final = {"linear": "1.weight", "boosted-trees": "cuts"} | dict.fromkeys(
@@ -140,9 +141,13 @@ def _load(folder: Path, experiment: Mapping[str, Any]) -> tuple[nn.Module, int] 
         tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     try:
         outputs, width = _sizes(name, tensors)
-        module = MODELS[name]((width,), outputs)
-        module.load_state_dict(tensors)
-    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        randomness = ExperimentRandomness(experiment.get("seed", 0))
+        module = build_model(name, input_shape=(width,), n_outputs=outputs, randomness=randomness)
+        # The file has the trained parameters alone. The structure of trees is a buffer, which the seed gives.
+        if set(tensors) != {key for key, _ in module.named_parameters()}:
+            raise ValueError(name)
+        module.load_state_dict(tensors, strict=False)
+    except (KeyError, IndexError, RuntimeError, ValueError, FedveilError) as error:
         raise RunFolderError(f"{path} does not hold the model {name} of experiment.toml") from error
     return module.eval(), width
 
