@@ -71,7 +71,7 @@ def _file(paper: str) -> str:
 def _top(paper: str, name: str) -> str:
     return (
         f"# Reproduction: {paper}\nWritten from result files by `fedveil reproduce --page`; "
-        f"[the index](../{name}.md) says how to read it. Where no version of fedveil is named, runs are of {VERSION}.\n"
+        f"[the index](../{name}.md) says how to read it.\n"
     )
 
 
@@ -114,7 +114,7 @@ def _section(table: Table, results: Results) -> str:
 
 
 VERSION: Final = "0.2.0"
-"""The version that pages name once, at their top."""
+"""The version that the index names once."""
 _MANY_ORDERS: Final = 3
 """A statement of more orders than these is counted, not listed."""
 
