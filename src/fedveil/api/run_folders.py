@@ -191,7 +191,7 @@ class AuditFrame(Frame):
 
     @property
     def refutation(self) -> str | None:
-        """What a refuted claim means; None if the claim stands."""
+        """Explanation of a refuted claim; None if the claim stands."""
         if not self.is_refuted:
             return None
         return (

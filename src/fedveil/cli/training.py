@@ -106,8 +106,9 @@ def run_command(
         for one in prepared:
             run(one, parent, NullObserver())
         return
-    if not as_json and not single:
-        OUT.print(study.title)
+    if not as_json:
+        for line in (*study.choices, *(() if single else (study.title,))):
+            OUT.print(line)
     outcomes, report = [], None
     with observer(OUT, quiet=as_json) as watching:
         for one in prepared:
@@ -167,6 +168,8 @@ def check_command(
     if not as_json:
         for report in reports:
             print_report(report)
+        for line in study.choices:
+            OUT.print(line)
     # One experiment is ready at a time, to save memory.
     found = CheckFrame(
         rows=tuple(check_row(_ready(study, experiment, populations)) for experiment in study.experiments),

@@ -18,7 +18,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 Mark = Literal["line", "line and points", "points", "bars", "ribbon", "intervals"]
-"""How a series is drawn; "intervals" are points with intervals along the horizontal axis."""
+"""Mark of a series; "intervals" are points with intervals along the horizontal axis."""
 
 
 @dataclass(frozen=True, kw_only=True)

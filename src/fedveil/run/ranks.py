@@ -148,7 +148,7 @@ def check_same(found: Sequence[Mapping[str, str]]) -> None:
 
 
 def _facts(prepared: Prepared) -> dict[str, str]:
-    """Return what all ranks must have in common; private records only as a digest within the group."""
+    """Return the facts that all ranks must share; of private records a digest, which stays within the group."""
     return {
         "experiment": _digest(prepared.experiment),
         "records": prepared.population.train.sha256,
