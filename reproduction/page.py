@@ -101,7 +101,7 @@ def _section(table: Table, results: Results) -> str:
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
     if table.not_comparable:
-        lines += [f"*Not comparable with the published figures:* {table.not_comparable}", ""]
+        lines += [f"*Not comparable:* {table.not_comparable}", ""]
     unit = " in percent" if table.percent else ""
     late = f", mean of the last {table.last} evaluated rounds" if table.last > 1 else ""
     rows, alike = lay_out(table, section_rows(table, results))
