@@ -46,6 +46,7 @@ METHOD_KEYS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "ckks-fedavg": {},
     "fl": {},
+    "cepam-gaussian": NOISE | {"weights": [1.0, 4.0, 2.0, 3.0]},
     "uldp-group": NOISE | {"group_size": 2},
     "fl-sdq": {"clip": 0.5, "step": 1.0},
     "fl-gaussian-sdq": NOISE | {"step": 1.0},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from reproduction.computed import (
     federated,
     first_images,
     least_noise,
+    message_bits,
     plateau,
     regression,
     smoothing,
@@ -367,6 +369,22 @@ def test_the_authors_decoder_multiplies_an_update_and_adds_half_the_noise_or_non
         expected = math.sqrt(spread * x**2 + noise**2)
         assert abs(decoded.mean() - gain * x) < 6 * expected / math.sqrt(updates.size / 3)
         assert decoded.std() == pytest.approx(expected, rel=0.04)
+
+
+@pytest.mark.parametrize(("n", "reach"), [(1, 0.4), (1, 3.6), (2, 1.0), (2, 2.9), (3, 1.7)])
+def test_the_lattice_points_of_a_message_are_those_whose_cube_meets_the_ball(n, reach):
+    near = 0
+    for point in itertools.product(range(-5, 6), repeat=n):
+        nearest = [math.copysign(max(abs(x) - 0.5, 0), x) for x in point]
+        near += math.hypot(*nearest) < reach
+    assert message_bits.lattice_points(n, reach) == near
+
+
+def test_bits_of_the_number_of_dithers_are_the_entropy_of_a_geometric_law():
+    for n, p in ((2, math.pi / 4), (3, math.pi / 6)):
+        tries, _ = message_bits.paper_bits(n, np.array([0.5]))
+        masses = p * (1 - p) ** np.arange(200)
+        assert tries == pytest.approx(-(masses * np.log2(masses)).sum())
 
 
 def test_where_a_function_falls_to_a_limit_is_found_within_one_in_two_thousand():

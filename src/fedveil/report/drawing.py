@@ -140,7 +140,7 @@ def show_delta(delta: float) -> str:
 
 def _short(number: str) -> str:
     """Remove the leading zeros of an exponent."""
-    return re.sub(r"e([+-])0*", r"e\1", number)
+    return re.sub(r"e([+-])0*", r"e\1", number) if "e" in number else number
 
 
 def words(name: str) -> str:
