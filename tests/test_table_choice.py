@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import load_study
 from fedveil.run.config.table_choice import complete_for_table
@@ -112,6 +112,25 @@ def test_a_file_without_a_model_is_trained_to_its_report(tmp_path: Path) -> None
     printed = output("run", file, "--runs", tmp_path / "runs")
     assert choice in printed
     assert "One tree of the model" in (tmp_path / "runs" / "try" / "report.html").read_text()
+
+
+def test_an_edited_schema_names_no_feature_of_an_earlier_model(tmp_path: Path) -> None:
+    """Of as many features, but another meaning: neither a report nor a bundle reads the model by it."""
+    write_tables(tmp_path, 40)
+    document(tmp_path)
+    output("run", file_of(tmp_path, "rounds = 2"), "--runs", tmp_path / "runs")
+    folder, schema = tmp_path / "runs" / "try", tmp_path / "schema.toml"
+    assert "Partial dependence on age" in (folder / "report.html").read_text()
+    written = schema.read_text()
+    schema.write_text(written.replace("upper = 100", "upper = 50"))
+    output("report", folder)
+    page = (folder / "report.html").read_text()
+    assert "Partial dependence on feature 0" in page
+    assert "Partial dependence on age" not in page
+    with pytest.raises(ConfigError, match=r"schema\.toml: another schema than that of the run"):
+        output("bundle", folder, "-o", tmp_path / "model.zip")
+    schema.write_text(written)
+    output("bundle", folder, "-o", tmp_path / "model.zip")
 
 
 @pytest.mark.parametrize(

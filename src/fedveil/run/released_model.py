@@ -28,8 +28,9 @@ from fedveil.data.schema import (
     Survival,
     read_schema,
 )
-from fedveil.errors import DataError, FedveilError, RunFolderError
+from fedveil.errors import ConfigError, DataError, FedveilError, RunFolderError
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run.environment import is_schema_of_run
 from fedveil.run.folder.run_folder import SCHEMA, stored_tensors
 from fedveil.training.models import build_model
 from fedveil.training.trees import BoostedTrees
@@ -161,15 +162,18 @@ def _sizes(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
 
 
 def _schema(folder: Path, experiment: Mapping[str, Any], width: int) -> Schema | None:
-    """Return the run's schema if it can be read and has this number of features."""
+    """Return the run's schema if it can be read, is unchanged and has this number of features."""
     table: Any = experiment.get("data")
     table = table.get("table") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(table.get("schema_file"), str):
         return None
     refined = folder / SCHEMA
+    path = refined if refined.is_file() else Path(table["schema_file"])
     try:
-        found = read_schema(refined if refined.is_file() else Path(table["schema_file"]))
-    except (DataError, OSError):
+        if not is_schema_of_run(folder, path):
+            return None
+        found = read_schema(path)
+    except (DataError, ConfigError, OSError):
         return None
     return found if found.width == width else None
 
