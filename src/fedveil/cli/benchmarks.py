@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -113,9 +114,20 @@ def run_benchmark(
 # The command that makes published tables again, and the pages of all of them.
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproductionFolders:
+    """The options that say where result files and run folders are."""
+
+    results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results")
+    runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(
+        "runs/reproduce"
+    )
+
+
 @expand_option_groups
 def reproduce_command(
     on: WorkerOptions,
+    places: ReproductionFolders,
     name: Annotated[
         str | None, typer.Argument(metavar="[TABLE]", help="which table; none: list them")
     ] = None,
@@ -125,10 +137,6 @@ def reproduce_command(
             "--seeds", min=1, max=MOST_SEEDS, help="runs per cell; default: what the table asks for"
         ),
     ] = None,
-    results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results"),
-    runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(
-        "runs/reproduce"
-    ),
     write: Annotated[
         Path | None,
         typer.Option(
@@ -145,7 +153,7 @@ def reproduce_command(
     from reproduction.rows import section_rows
     from reproduction.table import load_table, table_names
 
-    folder = ResultFolder(results)
+    folder = ResultFolder(places.results)
     if write is not None:
         if name is not None:
             raise ConfigError(f"{name}: --page writes the page of all tables; name none")
@@ -161,7 +169,7 @@ def reproduce_command(
     table, workers = load_table(name), None if on.is_this_process else on.open
     try:
         with observer(OUT, quiet=True) as watching:
-            for run in reproduce(table, folder, runs, watching, seeds=seeds, workers=workers):
+            for run in reproduce(table, folder, places.runs, watching, seeds=seeds, workers=workers):
                 if not as_json:
                     value = run.values.get(table.value)
                     spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"
