@@ -145,7 +145,6 @@ ODD: list[Any] = [
         torch.ones(2),
         [1, 2],
         _Odd(),
-        _Broken(),
         1j,
         b"30",
         "\ud800",
