@@ -61,7 +61,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("pairs", LRSUQ),
     ("pairs", {"method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5, "clip": MOVING}, **LRSUQ}),
     ("pairs", {"method": {"name": "uldp-naive"}, "channel": {"name": "lrsuq", "lattice": "A2"}}),
-    ("clients", of_clients("cepam-gaussian")),
+    ("clients", of_clients("cepam-gaussian", weights=[1.0, 4.0, 2.0])),
     ("clients", of_clients("cepam-laplace")),
     ("clients", of_clients("fl-gaussian-sdq", step=1.0)),
     ("clients", of_clients("fl-laplace")),
