@@ -123,6 +123,7 @@ def test_a_result_file_belongs_to_a_table():
         "defaults",
         "first-run",
         "tables",
+        "choices",
         "flamby",
         "ergonomics",
         "statistics",
