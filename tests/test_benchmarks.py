@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import (
+    choices,
     correlated,
     defaults,
     defaults_page,
@@ -21,6 +22,7 @@ from benchmarks import (
     first_run,
     flamby,
     flamby_page,
+    table_data,
     tables,
     tables_page,
 )
@@ -113,10 +115,15 @@ def test_the_page_of_the_price_is_that_of_its_runs(monkeypatch: pytest.MonkeyPat
 def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
-    kept = tables.read()
-    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept)
-    for cell in tables.cells(list(tables.TABLES), tables.EPSILONS):
+    kept, chosen = tables.read(), choices.read()
+    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept, chosen)
+    for cell in tables.cells(list(table_data.TABLES), tables.EPSILONS):
         assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)
+    for choice in choices.CELLS:
+        runs = chosen.runs_of(choices.named(choice))
+        assert {(run.seed, run.settings) for run in runs} == {
+            (seed, choices.settings_of(choice)) for seed in tables.SEEDS
+        }
 
 
 def test_the_table_of_the_recommended_settings_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:

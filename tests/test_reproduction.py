@@ -128,6 +128,7 @@ def test_a_result_file_belongs_to_a_table():
         "defaults",
         "first-run",
         "tables",
+        "choices",
         "flamby",
         "ergonomics",
         "statistics",
