@@ -277,7 +277,7 @@ class TrainingArguments:
                 epsilon=self.epsilon,
             )
         )
-        print(f"model {chosen.model}, method {chosen.method or 'recommended'}: {chosen.reason}")
+        print(chosen)
         if chosen.method is None:
             return chosen.model, people, self
         masked = self.protection is None and 1 < people.n_silos <= RECOMMENDED.most_silos
