@@ -137,6 +137,12 @@ class _Checks:
         names = function.__globals__  # annotations are read there
         stub: Any = types.FunctionType(run.__code__, names, function.__name__, None, run.__closure__)
         signature = inspect.signature(function)
+        # A word may stand for a number that calibration finds; `check_ranges` looks at both.
+        free = [
+            one.replace(annotation=Any) if "calibrated_field(" in str(one.annotation) else one
+            for one in signature.parameters.values()
+        ]
+        signature = signature.replace(parameters=free)
         stub.__signature__ = signature
         stub.__module__, stub.__qualname__ = function.__module__, function.__qualname__
         self._strict = _STRICT(stub, typechecker=typechecker)

@@ -134,7 +134,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             silo=silo,
             n_users=self.n_users,
             silos=silos,
-            test_share=0,
+            test_share=0.0,
             name=type(self).__name__,
             **{"task": self._task} | declared,
         )
