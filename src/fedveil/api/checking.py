@@ -15,6 +15,7 @@ from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
 from fedveil.privacy.claims import Role
+from fedveil.run.config.table_model import describe_choice
 from fedveil.run.people import people_warnings
 from fedveil.run.remarks import remarks
 from fedveil.run.setup import Prepared
@@ -41,6 +42,7 @@ class CheckFrame(Frame):
         """The figures in words, without what no experiment asked for."""
         noises = ("noise of bounds", "noise of test metric (sd)")
         unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {
+            "choice",
             "warnings",
             "not read",
         }
@@ -63,11 +65,13 @@ class CheckFrame(Frame):
         return (*self.notes, *(line for report in self.data for line in finding_lines(report)))
 
 
-def check(model: nn.Module | str, people: Population, **arguments: Any) -> CheckFrame:
+def check(
+    model: nn.Module | str | Population, people: Population | None = None, **arguments: Any
+) -> CheckFrame:
     """Check a model, data, settings and budget as :func:`fedveil.train` would; nothing trains and nothing is charged.
 
     Args:
-        model: as of :func:`fedveil.train`.
+        model: as of :func:`fedveil.train`; left out, it is chosen as there.
         people: as of :func:`fedveil.train`.
         arguments: keyword arguments of :func:`fedveil.train`, without ``callbacks`` and ``folder``.
 
@@ -79,10 +83,12 @@ def check(model: nn.Module | str, people: Population, **arguments: Any) -> Check
         FedveilError: as :func:`fedveil.train`.
     """
     prepared, _ = TrainingArguments.bind("fedveil.check", arguments).prepare(model, people)
+    people, row = prepared.population, check_row(prepared)
     source = people.source
     return CheckFrame(
-        rows=(check_row(prepared),),
+        rows=(row,),
         notes=(
+            *([] if row["choice"] is None else [str(row["choice"])]),
             *map(str, people_warnings(prepared)),
             *prepared.experiment.unused_tables(),
             *remarks(prepared.task, people),
@@ -121,6 +127,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
+        "choice": describe_choice(experiment, prepared.population),
         "warnings": [str(one) for one in people_warnings(prepared)],
         "not read": list(experiment.unused_tables()),
     }

@@ -27,7 +27,8 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
-from fedveil.run.config.recommended import RECOMMENDED, TableFacts
+from fedveil.run.config.recommended import RECOMMENDED
+from fedveil.run.config.table_model import TableFacts, choose_table_model, training_epsilon
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
@@ -169,12 +170,6 @@ def train(
         settings=settings,
     )
     parent = as_path(folder, "fedveil.train: folder")
-    if people is None:
-        model, people, given = given.for_table(model)
-    if isinstance(model, Population):
-        raise ConfigError(
-            "model: a torch.nn.Module or a name is needed before the population, not a population"
-        )
     prepared, learned = given.prepare(model, people)
     return play(prepared, learned, parent, callbacks)
 
@@ -265,19 +260,9 @@ class TrainingArguments:
                 raise ConfigError(f"model: needed where {name} is given; without a model, both are chosen")
         _check(people, None, self.epsilon)
         assert self.epsilon is not None
-        schema = people.schema
-        chosen = RECOMMENDED.table_model(
-            TableFacts(
-                task=people.task,
-                classes=people.n_classes,
-                n_users=people.n_users,
-                columns=people.feature_shape[0] if schema is None else len(schema.features),
-                scaled=schema is not None,
-                bounded=people.target_range is not None,
-                epsilon=self.epsilon,
-            )
-        )
-        print(f"model {chosen.model}, method {chosen.method or 'recommended'}: {chosen.reason}")
+        epsilon = training_epsilon(self.epsilon, self.settings or {})
+        chosen = choose_table_model(TableFacts.from_population(people, epsilon))
+        print(chosen)
         if chosen.method is None:
             return chosen.model, people, self
         masked = self.protection is None and 1 < people.n_silos <= RECOMMENDED.most_silos
@@ -289,12 +274,23 @@ class TrainingArguments:
         )
         return chosen.model, people, given
 
-    def prepare(self, model: nn.Module | str, people: Population) -> tuple[Prepared, Objective]:
+    def prepare(
+        self, model: nn.Module | str | Population, people: Population | None
+    ) -> tuple[Prepared, Objective]:
         """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
+
+        Args are those of :func:`train`: without ``people``, ``model`` is the population, and the model is chosen.
 
         Raises:
             FedveilError: the model, population, method or budget is invalid.
         """
+        if people is None:
+            model, people, chosen = self.for_table(model)
+            return chosen.prepare(model, people)
+        if isinstance(model, Population):
+            raise ConfigError(
+                "model: a torch.nn.Module or a name is needed before the population, not a population"
+            )
         method, epsilon = self.method, self.epsilon
         _check(people, method, epsilon)
         if isinstance(method, Method):

@@ -179,9 +179,9 @@ def check_command(
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
         for row in found.rows:
-            OUT.print(
-                *(f"{row['experiment']}: {said}" for said in (*row["warnings"], *row["not read"])), sep="\n"
-            )
+            choice = [] if row["choice"] is None else [row["choice"]]
+            remarks = (*choice, *row["warnings"], *row["not read"])
+            OUT.print(*(f"{row['experiment']}: {said}" for said in remarks), sep="\n")
 
 
 @expand_option_groups

@@ -32,8 +32,9 @@ from fedveil.files import read_content, read_toml
 from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.declared_tables import DeclaredTables
-from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
+from fedveil.run.config.table_model import parse_in_folder
 from fedveil.run.config.task_choice import beginning
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
@@ -70,7 +71,7 @@ def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocu
 
 
 def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) -> Experiment:
-    experiment = parse(content, str(path)).resolve_paths(path.parent)
+    experiment = parse_in_folder(content, str(path), path.parent)
     table = experiment.data.table
     if table is None:
         raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")

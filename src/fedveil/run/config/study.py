@@ -25,8 +25,9 @@ from pydantic import ConfigDict, Field
 
 from fedveil.errors import ConfigError, FedveilError, did_you_mean
 from fedveil.files import read_toml
-from fedveil.run.config.experiment import Experiment, merge, parse
+from fedveil.run.config.experiment import Experiment, merge
 from fedveil.run.config.release_document import kind_in
+from fedveil.run.config.table_model import parse_in_folder
 from fedveil.validation import DocumentTable, validate_document
 
 _Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -110,7 +111,7 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
         name=name,
         title=document.get("title", name),
         experiments=tuple(
-            parse(one, f"{path.name} ({one['name']})").resolve_paths(folder)
+            parse_in_folder(one, f"{path.name} ({one['name']})", folder)
             for one in _merged(path.name, name, document, selection)
         ),
     )
