@@ -29,6 +29,7 @@ from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.table_model import TableFacts, choose_table_model, training_epsilon
+from fedveil.run.config.task_choice import defaults_of
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
@@ -270,6 +271,7 @@ class TrainingArguments:
             self,
             method=methods.method(chosen.method, power="linked"),
             rounds=chosen.rounds if self.rounds is None else self.rounds,
+            loss=defaults_of(None, people).loss,
             protection="secure-aggregation" if masked else self.protection,
         )
         return chosen.model, people, given
