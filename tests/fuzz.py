@@ -82,7 +82,7 @@ class Decoder:
 def decoders(folder: Path) -> tuple[Decoder, ...]:
     """Every decoder of protocol messages, signed messages, ciphertexts and files; the files stand in a folder."""
     key = IdentityKey.generate()
-    letter = SignedMessage(
+    signed_message = SignedMessage(
         run=bytes(16),
         session=bytes(16),
         number=0,
@@ -109,8 +109,8 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
     (terms,) = (folder / "run").rglob(TERMS)
     return (
         Decoder(name="envelope", read=Envelope.decode, good=tuple(envelope(one) for one in EXAMPLES)),
-        Decoder(name="letter", read=opened, good=(letter,)),
-        Decoder(name="letter, signed", read=opened, good=(letter,), seal=signed),
+        Decoder(name="message", read=opened, good=(signed_message,)),
+        Decoder(name="message, signed", read=opened, good=(signed_message,), seal=signed),
         *(
             Decoder(name=f"part {type(one).__name__}", read=type(one).decode, good=(one.encode(),))
             for one in PART_EXAMPLES

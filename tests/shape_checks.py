@@ -47,18 +47,18 @@ def look_at(calls: float, file: str) -> None:
         _calls, _file = calls, file
 
 
-def install(rooms: Sequence[str], typechecker: str, *, arrays_alone: bool) -> None:
-    """Check every annotated function and dataclass of the modules below ``rooms`` that are imported from now on.
+def install(packages: Sequence[str], typechecker: str, *, arrays_alone: bool) -> None:
+    """Check every annotated function and dataclass of the modules below ``packages`` that are imported from now on.
 
     Args:
-        rooms: packages.
+        packages: packages.
         typechecker: what decides, by its name.
         arrays_alone: whether functions that no array is given to, and that return none, are left out.
     """
     jaxtyping.jaxtyped = partial(
         remembering, arrays_alone=arrays_alone
     )  # the name that the hook decorates with
-    jaxtyping.install_import_hook(list(rooms), typechecker)
+    jaxtyping.install_import_hook(list(packages), typechecker)
 
 
 class _UnknownError(Exception):

@@ -28,7 +28,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.uldp import uldp_avg
 from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.config.recommended import RECOMMENDED
+from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
@@ -384,3 +384,126 @@ def test_a_digest_of_no_file_is_refused_in_a_simulation_and_linked_between_insti
         run(prepare(declared, FixedPopulation(population())), tmp_path, Silent())
     with pytest.raises(ConfigError, match=r"method\.power: 'linked' has a simulation write the file"):
         prepare(small(), FixedPopulation(share_of(population(), 0)))
+
+
+# --- a table without a model --------------------------------------------------------------------------------------
+
+TABLE = TableFacts(
+    task="classification", classes=2, n_users=5000, columns=7, scaled=True, bounded=False, epsilon=2.0
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "method", "reason"),
+    [
+        ({}, "boosted-trees", "5,000 users x epsilon 2 = 10,000 reaches 7,500"),
+        ({"columns": 10}, "boosted-trees", "reaches 10,000"),
+        ({"columns": 11}, "newton", "10,000 is below 11,000"),
+        ({"n_users": 3749}, "newton", "7,498 is below 7,500"),
+        ({"n_users": 3750}, "boosted-trees", "7,500 reaches 7,500"),
+        ({"scaled": False}, "newton", "no schema scales the features"),
+        ({"classes": 3}, "newton", "3 classes"),
+        ({"classes": 11}, None, "up to 10 classes"),
+        ({"task": "regression", "classes": None}, None, "no declared bounds"),
+        ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
+        ({"task": "survival", "classes": None}, None, "newton needs a declared horizon"),
+    ],
+)
+def test_public_facts_choose_the_model_of_a_table(
+    changes: dict[str, Any], method: str | None, reason: str
+) -> None:
+    found = RECOMMENDED.table_model(replace(TABLE, **changes))
+    assert found.method == method
+    models = {"newton": "whitened-linear", "boosted-trees": "boosted-trees", None: "linear"}
+    assert found.model == models[method]
+    assert found.rounds == {"newton": 12, "boosted-trees": 31, None: 30}[method]
+    assert reason in found.reason
+
+
+def table(folder: Path, n_users: int, seed: int = 0) -> Population:
+    """Return 30 records of a population of ``n_users``, read by a schema; the rest of the people have none."""
+    folder.mkdir()
+    rows = np.random.default_rng(seed).uniform(0, 1, (30, 2)).round(3)
+    for silo, held in (("north", rows[:18]), ("south", rows[18:])):
+        lines = [f"{silo}{i},{a},{int(b > 0.5)}" for i, (a, b) in enumerate(held)]
+        (folder / f"{silo}.csv").write_text("\n".join(["patient,a,ill", *lines]) + "\n")
+    (folder / "schema.toml").write_text(
+        f'n_users = {n_users}\nuser = "patient"\n[target]\nkind = "label"\ncolumn = "ill"\nclasses = ["0", "1"]\n'
+        '[features.a]\nkind = "number"\nlower = 0\nupper = 1\n'
+    )
+    return fv.tables(folder / "schema.toml", [folder / "north.csv", folder / "south.csv"])
+
+
+def test_a_table_alone_is_trained_by_the_model_of_its_public_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other records and fewer of them, of as many declared users, get the same model and the same settings."""
+    chosen = []
+    for place, seed in (("one", 0), ("other", 5)):
+        held = table(tmp_path / place, 10_000, seed)
+        if place == "other":
+            held = replace(held, train=held.train.select(np.arange(3)))
+        result = fv.train(held, epsilon=2, rounds=2, folder=tmp_path / "runs")
+        assert result.statement.epsilon == pytest.approx(2, rel=1e-3)
+        document = tomllib.loads(result.settings)
+        chosen.append(
+            (capsys.readouterr().out, {key: document[key] for key in ("method", "model", "rounds")})
+        )
+        assert document["protection"]["name"] == "secure-aggregation"
+    said, settings = chosen[0]
+    assert said == (
+        "model boosted-trees, method boosted-trees: 10,000 users x epsilon 2 = 20,000 reaches 7,500, from which on "
+        "trees are taken for 1 columns\n"
+    )
+    assert (settings["method"]["name"], settings["method"]["power"]) == ("boosted-trees", "linked")
+    assert chosen[1] == chosen[0]
+
+
+def test_arrays_alone_take_newton_steps_and_survival_the_recommended_settings(tmp_path: Path) -> None:
+    found = fv.train(people(400), epsilon=3, rounds=3, protection="none", folder=tmp_path)
+    document = tomllib.loads(found.settings)
+    assert (document["method"]["name"], document["protection"]["name"]) == ("newton", "none")
+    held = people(400)
+    alive = np.stack([held.train.targets, 1.0 + held.train.user], axis=1).astype(np.float32)
+    tested = np.array([[1, 2], [0, 3]], dtype=np.float32)
+    lives = replace(
+        held,
+        task="survival",
+        n_classes=None,
+        classes=(),
+        train=replace(held.train, targets=alive),
+        test_features=held.test_features[:2],
+        test_targets=tested,
+        test_rows=None,
+    )
+    survival = fv.train(lives, epsilon=3, rounds=1, folder=tmp_path)
+    assert tomllib.loads(survival.settings)["method"]["name"] == "uldp-avg-w"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "epsilon: needed"),
+        ({"epsilon": 2, "method": fv.newton()}, "model: needed where method is given"),
+        ({"epsilon": 2, "start": "zeros"}, "model: needed where start is given"),
+    ],
+)
+def test_what_belongs_to_a_model_is_refused_without_one(
+    given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        fv.train(people(), folder=tmp_path / "none", **given)
+    assert not (tmp_path / "none").exists()
+
+
+def test_records_that_are_no_table_need_a_model() -> None:
+    held = people()
+    images = replace(
+        held,
+        train=replace(held.train, features=held.train.features.reshape(-1, 1, 3)),
+        test_features=held.test_features.reshape(-1, 1, 3),
+    )
+    with pytest.raises(ConfigError, match=r"model: needed for records of shape \(1, 3\)"):
+        fv.train(images, epsilon=2)
+    with pytest.raises(ConfigError, match=r"people: a population is needed"):
+        fv.train("linear", epsilon=2)

@@ -170,6 +170,8 @@ def _alternatives(hint: Any) -> Iterator[str]:
         yield from (f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in get_args(hint))
     elif is_dataclass(hint):
         yield "table"
+    elif get_origin(hint) is tuple:
+        yield "list"
     elif hint is not NoneType:
         yield _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 

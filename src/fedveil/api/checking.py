@@ -15,7 +15,6 @@ from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
 from fedveil.privacy.claims import Role
-from fedveil.run.config.table_model import describe_choice
 from fedveil.run.people import people_warnings
 from fedveil.run.remarks import remarks
 from fedveil.run.setup import Prepared
@@ -42,7 +41,6 @@ class CheckFrame(Frame):
         """The figures in words, without what no experiment asked for."""
         noises = ("noise of bounds", "noise of test metric (sd)")
         unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {
-            "choice",
             "warnings",
             "not read",
         }
@@ -83,12 +81,11 @@ def check(
         FedveilError: as :func:`fedveil.train`.
     """
     prepared, _ = TrainingArguments.bind("fedveil.check", arguments).prepare(model, people)
-    people, row = prepared.population, check_row(prepared)
+    people = prepared.population
     source = people.source
     return CheckFrame(
-        rows=(row,),
+        rows=(check_row(prepared),),
         notes=(
-            *([] if row["choice"] is None else [str(row["choice"])]),
             *map(str, people_warnings(prepared)),
             *prepared.experiment.unused_tables(),
             *remarks(prepared.task, people),
@@ -127,7 +124,6 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
-        "choice": describe_choice(experiment, prepared.population),
         "warnings": [str(one) for one in people_warnings(prepared)],
         "not read": list(experiment.unused_tables()),
     }

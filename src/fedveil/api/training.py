@@ -27,8 +27,7 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
-from fedveil.run.config.recommended import RECOMMENDED
-from fedveil.run.config.table_model import TableFacts, choose_table_model, training_epsilon
+from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.config.task_choice import defaults_of
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
@@ -261,8 +260,18 @@ class TrainingArguments:
                 raise ConfigError(f"model: needed where {name} is given; without a model, both are chosen")
         _check(people, None, self.epsilon)
         assert self.epsilon is not None
-        epsilon = training_epsilon(self.epsilon, self.settings or {})
-        chosen = choose_table_model(TableFacts.from_population(people, epsilon))
+        schema = people.schema
+        chosen = RECOMMENDED.table_model(
+            TableFacts(
+                task=people.task,
+                classes=people.n_classes,
+                n_users=people.n_users,
+                columns=people.feature_shape[0] if schema is None else len(schema.features),
+                scaled=schema is not None,
+                bounded=people.target_range is not None,
+                epsilon=self.epsilon,
+            )
+        )
         print(chosen)
         if chosen.method is None:
             return chosen.model, people, self

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what is only named here takes seconds to import
 
 
 OUT: Final = Terminal()
-"""Where commands print."""
+"""Console that commands print to."""
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Csv = Annotated[

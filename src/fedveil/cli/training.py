@@ -106,8 +106,9 @@ def run_command(
         for one in prepared:
             run(one, parent, NullObserver())
         return
-    if not as_json and not single:
-        OUT.print(study.title)
+    if not as_json:
+        for line in (*study.choices, *(() if single else (study.title,))):
+            OUT.print(line)
     outcomes, report = [], None
     with observer(OUT, quiet=as_json) as watching:
         for one in prepared:
@@ -167,6 +168,8 @@ def check_command(
     if not as_json:
         for report in reports:
             print_report(report)
+        for line in study.choices:
+            OUT.print(line)
     # One experiment is ready at a time, to save memory.
     found = CheckFrame(
         rows=tuple(check_row(_ready(study, experiment, populations)) for experiment in study.experiments),
@@ -179,9 +182,9 @@ def check_command(
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
         for row in found.rows:
-            choice = [] if row["choice"] is None else [row["choice"]]
-            remarks = (*choice, *row["warnings"], *row["not read"])
-            OUT.print(*(f"{row['experiment']}: {said}" for said in remarks), sep="\n")
+            OUT.print(
+                *(f"{row['experiment']}: {said}" for said in (*row["warnings"], *row["not read"])), sep="\n"
+            )
 
 
 @expand_option_groups

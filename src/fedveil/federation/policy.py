@@ -48,7 +48,7 @@ _NOT_AGAINST: Final = {
 
 
 def counted_sentence(policy: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a silo's ledger counts under a policy, and what it omits ("" if it omits nothing).
+    """Return which parties' knowledge a silo's ledger counts under a policy, and which it omits ("" if none).
 
     The second text names a party that a reader could expect to be counted.
 

@@ -44,8 +44,9 @@ def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> f
     if not method.bound.bounded:
         return 0.0 if noise == 0 else math.inf
     length = method.bound.longest / method.bound.unit
-    # noise / length = z, so this is rho = sqrt(d / T) z / (q |U|).
-    return math.sqrt(public.dimension / rounds) * noise / (length * method.sampler.rate * public.n_users)
+    # noise / length = z, so this is rho = sqrt(d / T) z / (q |U|); public weights of clients shorten the sum.
+    contributions = method.sampler.rate * public.n_users * method.weights.mean
+    return math.sqrt(public.dimension / rounds) * noise / (length * contributions)
 
 
 def step_by_rule(ratio: float) -> float:

@@ -241,7 +241,7 @@ class CoordinatorFolder(_Folder):
 
     @property
     def settings(self) -> CoordinatorSettings:
-        """What ``coordinator.toml`` says."""
+        """The settings in ``coordinator.toml``."""
         return CoordinatorSettings.read(self / "coordinator.toml")
 
     @property
@@ -274,7 +274,7 @@ class SiloFolder(_Folder):
 
     @property
     def settings(self) -> SiloSettings:
-        """What ``silo.toml`` says."""
+        """The settings in ``silo.toml``."""
         return SiloSettings.read(self / "silo.toml")
 
     @property
@@ -309,7 +309,7 @@ class SiloFolder(_Folder):
         return {"client.crt": check_client_certificate(self.path)}
 
     def share(self) -> LocalPopulation:
-        """What the silo holds: its table, read by the schema.
+        """The silo's own population: its table, read by the schema.
 
         Raises:
             FedveilError: whatever is wrong with schema or table.

@@ -29,7 +29,7 @@ The constants were chosen on digits and TcgaBrca (docs/theory/recommended.md has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fedveil.data.allocation import CLIENT_LAWS
@@ -37,8 +37,57 @@ from fedveil.errors import ConfigError
 from fedveil.training.losses import Loss
 
 BY_RULE: Final = "by-rule"
+MOST_CLASSES: Final = 10
+"""Number of classes up to which Newton steps are chosen."""
+TREES_FROM: Final = 7_500
+"""Users times epsilon from which on boosted trees are chosen for a table of few columns."""
+TREES_FROM_A_COLUMN: Final = 1_000
+"""The same for each column; the larger of the two decides."""
 _WHOLE: Final = ("method", "protection")
 """Tables that a document replaces as a whole; of all others it replaces single keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFacts:
+    """Public facts of a table, from which its model is chosen.
+
+    Attributes:
+        task: kind of the targets.
+        classes: k; None for other targets.
+        n_users: |U|.
+        columns: number of declared columns; of a table without a schema the number of features.
+        scaled: whether a schema scales the features to [-1, 1].
+        bounded: whether a number to predict has declared bounds.
+        epsilon: of the run.
+    """
+
+    task: str
+    classes: int | None
+    n_users: int
+    columns: int
+    scaled: bool
+    bounded: bool
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableModel:
+    """The model that a rule of public facts chooses for a table.
+
+    Attributes:
+        model: name of the model.
+        method: name of the method; None: the recommended settings.
+        rounds: T.
+        reason: the facts that decided, in one sentence.
+    """
+
+    model: str
+    method: str | None
+    rounds: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"model {self.model}, method {self.method or 'recommended'}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +162,37 @@ class Recommended:
             else:
                 found[key] = value
         return found
+
+    def table_model(self, facts: TableFacts) -> TableModel:
+        """Return the model for a table by public facts; docs/which-model.md has the figures behind the rule."""
+        linear = TableModel(model="linear", method=None, rounds=self.rounds, reason="")
+        if facts.task == "survival":
+            return replace(
+                linear, reason="newton needs a declared horizon for survival, and there are no trees for it"
+            )
+        if facts.task not in ("classification", "regression"):
+            return replace(linear, reason=f"{facts.task} has no Newton step and no tree here")
+        if facts.task == "regression" and not facts.bounded:
+            return replace(
+                linear, reason="the number to predict has no declared bounds, which the others need"
+            )
+        if (facts.classes or 2) > MOST_CLASSES:
+            return replace(linear, reason=f"Newton steps were compared on up to {MOST_CLASSES} classes")
+        evidence, needed = facts.n_users * facts.epsilon, max(TREES_FROM, TREES_FROM_A_COLUMN * facts.columns)
+        newton = TableModel(model="whitened-linear", method="newton", rounds=12, reason="")
+        if facts.task == "regression":
+            return replace(newton, reason="trees lost against it where a number was predicted")
+        if not facts.scaled:
+            return replace(newton, reason="no schema scales the features to [-1, 1], as trees need")
+        if (facts.classes or 2) > 2:
+            return replace(newton, reason=f"{facts.classes} classes, and trees were compared on two")
+        compared = f"{facts.n_users:,} users x epsilon {facts.epsilon:g} = {evidence:,.0f}"
+        limit = f"{needed:,}, from which on trees are taken for {facts.columns} columns"
+        if evidence < needed:
+            return replace(newton, reason=f"{compared} is below {limit}")
+        return TableModel(
+            model="boosted-trees", method="boosted-trees", rounds=31, reason=f"{compared} reaches {limit}"
+        )
 
     def delta_for(self, n_users: int) -> float:
         """Return min(1e-5, 1 / (10 |U|)).
