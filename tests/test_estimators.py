@@ -261,7 +261,7 @@ def test_fits_under_a_known_seed_cost_without_bound_together() -> None:
 SECRET = "secret"  # a cell that no error may repeat
 REFUSED: dict[str, tuple[Any, str]] = {
     "text": (np.array([[1.0, SECRET], [2.0, 3.0]] * 4, dtype=object), "row 0, feature 1"),
-    "texts": ([[1.0, 2.0], [3.0, SECRET]] * 4, "row 1"),
+    "texts": ([[1.0, 2.0], [3.0, SECRET]] * 4, "row 1: the values are text, not numbers"),
     "categories": (pd.DataFrame({"a": pd.Categorical([SECRET] * 8), "b": range(8)}), "column 'a', row 0"),
     "one axis": (np.arange(8) + 888.25, "one row a record"),
     "three axes": (np.full((8, 2, 2), 888.25), r"the shape is \(8, 2, 2\)"),

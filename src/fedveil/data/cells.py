@@ -131,7 +131,9 @@ def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None
         values = numbers_of_cells(values, where, rows)
     if values.dtype.kind not in "biuf":
         at = "" if rows is None else f", row {rows[0]}"
-        raise DataError(f"{where}{at}: the values are {values.dtype}, not numbers; {_ENCODE}")
+        # The type of numpy's texts would tell the length of the longest one.
+        kind = "text" if values.dtype.kind in "US" else values.dtype
+        raise DataError(f"{where}{at}: the values are {kind}, not numbers; {_ENCODE}")
     refuse_rows(
         ~np.isfinite(values),
         where,

@@ -300,8 +300,9 @@ def _is_empty(cell: Any) -> bool:
         return not cell
     try:
         return bool(cell != cell)  # NaN and NaT differ from themselves
-    except (TypeError, ValueError, ArithmeticError, RuntimeError):
-        # pandas' NA and a signalling NaN compare with nothing; an array or a tensor has an answer for every entry.
+    except Exception:
+        # pandas' NA and a signalling NaN compare with nothing; an array or a tensor has an answer for every entry. An
+        # object of another class may raise anything.
         return not hasattr(cell, "__len__")
 
 
@@ -323,7 +324,10 @@ def _text(cell: Any, written: Format) -> str:
         return str(cell).replace(".", written.decimal)
     if isinstance(cell, date):
         return str(date(cell.year, cell.month, cell.day))
-    text = str(cell)
+    try:
+        text = str(cell)
+    except Exception:  # as above
+        return REPLACED
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
