@@ -14,6 +14,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import load_study
 from fedveil.run.config.table_choice import complete_for_table
+from fedveil.run.setup import prepare
 from tests.commands import output
 
 SCHEMA = """
@@ -99,7 +100,12 @@ def test_a_file_and_python_choose_the_same(tmp_path: Path, capsys: pytest.Captur
     (from_file,), from_python = study.experiments, parse(tomllib.loads(result.settings), "test")
     for key in ("rounds", "method", "protection", "server", "local"):
         assert getattr(from_file, key) == getattr(from_python, key), key
-    assert from_file.model.name == from_python.model.name
+    # One logit for two classes: two would double the parameters, and with them the noise.
+    for key in ("name", "loss", "start"):
+        assert getattr(from_file.model, key) == getattr(from_python.model, key), key
+    checked = fv.check(people, epsilon=2)
+    assert checked.rows[0]["parameters"] == prepare(from_file).task.dimension
+    assert checked.rows[0]["epsilon"] == pytest.approx(result.statement.epsilon)
 
 
 def test_a_file_without_a_model_is_trained_to_its_report(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from fedveil.run.config.choice import Choice, choice_of
 from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
+from fedveil.run.config.task_choice import defaults_of
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
@@ -169,12 +170,6 @@ def train(
         settings=settings,
     )
     parent = as_path(folder, "fedveil.train: folder")
-    if people is None:
-        model, people, given = given.for_table(model)
-    if isinstance(model, Population):
-        raise ConfigError(
-            "model: a torch.nn.Module or a name is needed before the population, not a population"
-        )
     prepared, learned = given.prepare(model, people)
     return play(prepared, learned, parent, callbacks)
 
@@ -285,16 +280,28 @@ class TrainingArguments:
             self,
             method=methods.method(chosen.method, power="linked"),
             rounds=chosen.rounds if self.rounds is None else self.rounds,
+            loss=defaults_of(None, people).loss,
             protection="secure-aggregation" if masked else self.protection,
         )
         return chosen.model, people, given
 
-    def prepare(self, model: nn.Module | str, people: Population) -> tuple[Prepared, Objective]:
+    def prepare(
+        self, model: nn.Module | str | Population, people: Population | None
+    ) -> tuple[Prepared, Objective]:
         """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
+
+        Args are those of :func:`train`: without ``people``, ``model`` is the population, and the model is chosen.
 
         Raises:
             FedveilError: the model, population, method or budget is invalid.
         """
+        if people is None:
+            model, people, chosen = self.for_table(model)
+            return chosen.prepare(model, people)
+        if isinstance(model, Population):
+            raise ConfigError(
+                "model: a torch.nn.Module or a name is needed before the population, not a population"
+            )
         method, epsilon = self.method, self.epsilon
         _check(people, method, epsilon)
         if isinstance(method, Method):
