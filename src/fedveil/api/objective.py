@@ -95,7 +95,8 @@ def objective(
         ConfigError: a name does not exist; an object is no model, loss or metric.
     """
     # One logit for two classes, as an experiment's document gives it; other losses take an output per class.
-    n_outputs = 1 if loss == "binary_cross_entropy" else people.n_outputs
+    one = loss == "binary_cross_entropy" and people.task == "classification"
+    n_outputs = 1 if one else people.n_outputs
     module, recorded = _module(model, people, n_outputs, seed, beginning.start)
     outputs = _outputs(module, people)
     found = _loss(loss, people, outputs)

@@ -91,15 +91,11 @@ def train(
         model: any ``torch.nn.Module`` that computes each record independently (no BatchNorm that trains), or the name
             of a shipped model or of a factory, ``package.module:factory``. A module is copied and never changed. Its
             initial values count as PUBLIC: do not pass a model that was trained on these people. Left out, as in
-            ``fedveil.train(people, epsilon=2)``, a rule of public facts (kind of target, users, columns, epsilon)
-            chooses Newton steps, boosted trees or the recommended settings for a table, and prints its choice
-            (docs/which-model.md).
+            ``fedveil.train(people, epsilon=2)``, a rule of public facts chooses it and prints it (docs/which-model.md).
         people: the records, with the user and the silo of each record, from :func:`fedveil.population`.
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
-            recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local steps,
-            rounds, server, average, denoiser, protection and delta (docs/theory/recommended.md). Other arguments
-            replace single ones.
+            recommended settings for ``epsilon`` (docs/theory/recommended.md); other arguments replace single ones.
         rounds: T, the number of rounds; None: 30.
         epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
             it. None if the method has a ``noise_multiplier``, or adds no noise. There is no default.
@@ -290,10 +286,7 @@ class TrainingArguments:
     ) -> tuple[Prepared, Objective]:
         """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
 
-        Args are those of :func:`train`: without ``people``, ``model`` is the population, and the model is chosen.
-
-        Raises:
-            FedveilError: the model, population, method or budget is invalid.
+        Args are those of :func:`train`, and so are the errors.
         """
         if people is None:
             model, people, chosen = self.for_table(model)
