@@ -42,7 +42,7 @@ from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import compose_with_rounds
 from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
 from fedveil.training.dpsgd import RECORD_MEMORY, DpSgdTrainer
-from fedveil.training.record_sums import RecordSums, RecordSumsTrainer
+from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import State
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, PartitionedTrainer, Progress, Trainer
@@ -222,8 +222,9 @@ def prepare(
     clip = None if preprocessing is None else preprocessing.clip
     composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
-    if isinstance(method.local, RecordSums):
-        method.local.vectors(task)  # refuses another model before its outputs are counted and noise is found
+    local: Any = method.local  # `sums_records` decides its type, which a type checker cannot follow
+    if local.sums_records:
+        local.vectors(task)  # refuses another model before its outputs are counted and noise is found
     if method.weights.linked and not population.complete:
         raise ConfigError(
             "method.power: 'linked' has a simulation write the file of main silos; between institutions the silos "
