@@ -160,6 +160,23 @@ def test_a_document_that_decides_for_itself_stays_as_it_is(changes: dict[str, An
     assert complete_for_table(asked, tmp_path) == (asked, None)
 
 
+@pytest.mark.parametrize("target", ["two classes", "survival"])
+def test_institutions_name_their_file_of_main_silos_and_leave_the_rest_to_the_rule(
+    target: str, tmp_path: Path
+) -> None:
+    power = {"main_silos": "ab" * 32}
+    asked = document(tmp_path, TARGETS[target], method={"power": power})
+    found, chosen = complete_for_table(asked, tmp_path)
+    assert chosen is not None
+    assert found["method"]["power"] == power
+    assert found["method"]["name"] == (chosen.method or "uldp-avg-w")
+    assert found["method"]["noise_multiplier"] == "calibrated"
+    assert found["model"]["name"] == chosen.model
+    parsed = parse(found, "test")
+    assert (parsed.rounds, parsed.model.loss is None) == (chosen.rounds, False)
+    assert parsed.protection.name == "secure-aggregation"
+
+
 def test_metrics_rounds_and_protection_of_a_document_stay(tmp_path: Path) -> None:
     own = {"model": {"metrics": ["auc"]}, "rounds": 3, "protection": {"name": "none"}}
     found, _ = complete_for_table(document(tmp_path, **own), tmp_path)

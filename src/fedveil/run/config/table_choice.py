@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fedveil.data.schema import Amount, Amounts, Label, Labels, Schema, read_schema
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts, TableModel
 from fedveil.run.config.task_choice import BY_TASK
 
-_DECIDED = ("method", "local", "server")
+_DECIDED: Final = ("local", "server")
 """Tables of a document that belong to a method: with one of them, the document has decided for itself."""
 
 
@@ -20,8 +20,8 @@ def complete_for_table(document: Mapping[str, Any], folder: Path) -> tuple[dict[
 
     The rule is that of :func:`fedveil.train` without a model (:meth:`Recommended.table_model`): the schema and epsilon
     decide, and no record is read. A document is returned as it is if it is not on tables, has no ``privacy.epsilon``,
-    names a model, or has one of the tables ``[method]``, ``[local]`` and ``[server]``. Its own ``rounds`` and
-    ``[protection]`` stay.
+    names a model, or has one of the tables ``[method]``, ``[local]`` and ``[server]``. Its own ``rounds``,
+    ``[protection]`` and ``method.power`` (the file of main silos, which institutions share) stay.
 
     Args:
         document: the tables of an experiment, not validated yet.
@@ -30,10 +30,10 @@ def complete_for_table(document: Mapping[str, Any], folder: Path) -> tuple[dict[
     Raises:
         ConfigError: the schema cannot be read.
     """
-    privacy, model, data = (_table(document, key) for key in ("privacy", "model", "data"))
+    privacy, model, data, method = (_table(document, key) for key in ("privacy", "model", "data", "method"))
     table, epsilon = _table(data, "table"), privacy.get("epsilon")
     schema_file, files = table.get("schema_file"), table.get("files")
-    if any(key in document for key in _DECIDED) or set(model) - {"metrics"}:
+    if any(key in document for key in _DECIDED) or set(model) - {"metrics"} or set(method) - {"power"}:
         return dict(document), None
     if not isinstance(schema_file, str) or not isinstance(epsilon, int | float) or isinstance(epsilon, bool):
         return dict(document), None
@@ -45,10 +45,14 @@ def complete_for_table(document: Mapping[str, Any], folder: Path) -> tuple[dict[
     chosen = RECOMMENDED.table_model(facts)
     default = BY_TASK["two classes" if facts.classes == 2 else facts.task]
     found = dict(document) | {"model": {"loss": default.loss} | dict(model) | {"name": chosen.model}}
-    if chosen.method is not None:
+    power = method.get("power", "linked")
+    if chosen.method is None and method:
+        found = RECOMMENDED.complete({key: value for key, value in found.items() if key != "method"})
+        found["method"] = found["method"] | {"power": power}
+    elif chosen.method is not None:
         n_silos = len(schema.silos or (files if isinstance(files, list) else ()))
         found = {"rounds": chosen.rounds} | found
-        found["method"] = {"name": chosen.method, "power": "linked", "noise_multiplier": "calibrated"}
+        found["method"] = {"name": chosen.method, "power": power, "noise_multiplier": "calibrated"}
         if 1 < n_silos <= RECOMMENDED.most_silos:
             found.setdefault("protection", {"name": "secure-aggregation"})
     return found, chosen
