@@ -130,6 +130,19 @@ def test_a_check_says_what_the_run_will_guarantee_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_with_parameters_shows_rho_where_a_contribution_is_one_users() -> None:
+    found = fv.plan(n_users=100, n_silos=5, rounds=20, noise_multipliers=[5.0], parameters=650)
+    ratios = {str(row["method"]): row["rho"] for row in found if row["rounds"] == 20}
+    pairs = ratios.pop("uldp-sgd, uldp-avg, uldp-avg-w")
+    assert pairs == pytest.approx((650 / 20) ** 0.5 * 5 / 100)  # sqrt(d / T) z / |U|
+    assert ratios
+    assert set(ratios.values()) == {None}
+    assert found.lines[0].startswith("rho is the norm of the noise")
+    without = fv.plan(n_users=100, n_silos=5, rounds=20, noise_multipliers=[5.0])
+    assert "rho" not in without.columns
+    assert not any(line.startswith("rho") for line in without.lines)
+
+
 def test_a_check_of_tables_tells_their_owner_what_was_found(hospitals: fv.Population) -> None:
     found = fv.check("linear", hospitals, method=fv.uldp_avg_w(clip=1.0), epsilon=1.0, rounds=2)
     assert "all silos: 400 records of 400 people, 400 declared" in found.lines

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.api.checking import check_row
 from fedveil.data.records import Population
 from fedveil.errors import (
     CompositionError,
@@ -29,7 +30,7 @@ from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.uldp import uldp_avg
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
-from fedveil.run.people import people_warnings
+from fedveil.run.people import noise_ratio_of, people_warnings
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run
@@ -210,6 +211,14 @@ def test_too_few_people_are_named_with_three_remedies_that_hold() -> None:
     assert str(warned(50, 1.0)[1][0]).endswith(
         "The model will be mostly noise; no clip and no rate changes that."
     )
+
+
+def test_rho_is_told_before_training_and_equals_its_closed_form() -> None:
+    found, _ = warned(100, 1.0)
+    row = check_row(found)
+    facts = PublicFacts(n_silos=3, n_users=100, dimension=650)
+    assert row["rho"] == noise_to_displacement(found.method, facts, 30) == pytest.approx(0.98, abs=0.01)
+    assert noise_ratio_of(warned(400, 1.0)[0]) == pytest.approx(row["rho"] / 4)
 
 
 def test_a_delta_that_allows_to_publish_records_is_named_and_a_larger_one_refused() -> None:

@@ -14,8 +14,9 @@ from fedveil.console import delta_text, epsilon_text
 from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
+from fedveil.methods.noise_ratio import RHO_NOTE
 from fedveil.privacy.claims import Role
-from fedveil.run.people import people_warnings
+from fedveil.run.people import noise_ratio_of, people_warnings
 from fedveil.run.remarks import remarks
 from fedveil.run.setup import Prepared
 
@@ -39,8 +40,8 @@ class CheckFrame(Frame):
     @property
     def shown(self) -> Sequence[Row]:
         """The figures in words, without what no experiment asked for."""
-        noises = ("noise of bounds", "noise of test metric (sd)")
-        unasked = {key for key in noises if all(row[key] is None for row in self.rows)} | {
+        optional = ("noise of bounds", "noise of test metric (sd)", "rho")
+        unasked = {key for key in optional if all(row[key] is None for row in self.rows)} | {
             "warnings",
             "not read",
         }
@@ -59,8 +60,9 @@ class CheckFrame(Frame):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Remarks from public facts, and what was found in the tables."""
-        return (*self.notes, *(line for report in self.data for line in finding_lines(report)))
+        """Meaning of rho, remarks from public facts, and what was found in the tables."""
+        meaning = (RHO_NOTE,) if any(row["rho"] is not None for row in self.rows) else ()
+        return (*meaning, *self.notes, *(line for report in self.data for line in finding_lines(report)))
 
 
 def check(model: nn.Module | str, people: Population, **arguments: Any) -> CheckFrame:
@@ -121,6 +123,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "epsilon": stated[0],
         "to server": stated[1],
         "within budget": within,
+        "rho": noise_ratio_of(prepared),
         "warnings": [str(one) for one in people_warnings(prepared)],
         "not read": list(experiment.unused_tables()),
     }

@@ -12,16 +12,22 @@ from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import delta_text
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.files import as_path
+from fedveil.methods.noise_ratio import RHO_NOTE
 from fedveil.report.plan import write_plan
 from fedveil.run.planning import Plan, noise_ratio_rows, plan_rows, ratio_rows
 
 _KEYS: Final = tuple(field.name for field in fields(Plan))
 _WHOLE: Final = frozenset(
-    {"n_users", "n_silos", "rounds", "group_sizes", "records_per_silo", "batch_size", "epochs"}
+    {
+        *("n_users", "n_silos", "parameters", "rounds"),
+        *("group_sizes", "records_per_silo", "batch_size", "epochs"),
+    }
 )
 _SEVERAL: Final = frozenset({"noise_multipliers", "sampling_rates", "group_sizes", "client_sampling_rates"})
 _AT_LEAST_0: Final = "colluding_silos"
 _PLAIN: Final = frozenset({"accountant", "allow_large_delta"})
+_PARAMETERS: Final = 1000
+"""d of a comparison ``over`` rounds or ratios, unless it is given."""
 _OVER: Final = "over must be {'rounds': [T, ...]} or {'ratio': [r, ...]}"
 
 
@@ -49,8 +55,9 @@ class PlanFrame(Frame):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Why rows are missing."""
+        """The meaning of rho if a row has it, and why rows are missing."""
         return (
+            *((RHO_NOTE,) if any(row.get("rho") is not None for row in self.rows) else ()),
             *(
                 f"left out: {name}, for which accountant {self.accountant} has no bound"
                 for name in self.left_out
@@ -74,7 +81,7 @@ def plan(
     *,
     n_users: int,
     n_silos: int,
-    parameters: int = 1000,
+    parameters: int | None = None,
     over: Mapping[str, Iterable[float]] | None = None,
     **numbers: Any,
 ) -> PlanFrame:
@@ -86,7 +93,8 @@ def plan(
     Args:
         n_users: |U|, the public number of users.
         n_silos: |S|.
-        parameters: d, the number of model parameters; only ``over`` uses it.
+        parameters: d, the number of model parameters. With it, rows have ``rho``, the noise-to-travel ratio; None where
+            a method's contributions are not those of single users. ``over`` takes 1,000 without it.
         over: ``{"rounds": [10, 50]}`` compares the noise with the movement of the model at one ``epsilon``;
             ``{"ratio": [0.05, 0.1]}`` compares fractions of encrypted parameters.
         numbers: fields of :class:`fedveil.run.planning.Plan`: ``epsilon``, ``rounds``, ``noise_multipliers``,
@@ -106,11 +114,10 @@ def plan(
             raise ConfigError(
                 f"plan: no argument '{name}'; there are: {', '.join(_KEYS)}{did_you_mean(name, _KEYS)}"
             )
-    given = {"n_users": n_users, "n_silos": n_silos, **numbers}
+    given = {"n_users": n_users, "n_silos": n_silos, "parameters": parameters, **numbers}
     planned = Plan.with_defaults(
         **{name: _number(name, one) for name, one in given.items() if one is not None}
     )
-    parameters = whole_argument("plan: parameters", parameters, 1)
     title = f"{planned.n_users} users, {planned.n_silos} silos"
     at_delta = f"delta {delta_text(planned.delta, planned.n_users)}"
     if over is None:
@@ -118,6 +125,7 @@ def plan(
         title += f", {at_delta}"
     else:
         key, values = _over(over)
+        parameters = planned.parameters or _PARAMETERS
         title += f", {parameters} parameters"
         if key == "ratio":
             return PlanFrame(rows=tuple(ratio_rows(planned.n_silos, parameters, values)), title=title)

@@ -76,8 +76,13 @@ def plan_command(
         ),
     ] = None,
     parameters: Annotated[
-        int, typer.Option(min=1, max=_MOST, help="d, the number of model parameters (--over)")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MOST,
+            help="d, the number of model parameters: adds rho, noise over movement (1000 for --over)",
+        ),
+    ] = None,
     page: Annotated[Path, typer.Option(help="where the table and plot are written")] = Path("plan.html"),
     as_json: Json = False,
 ) -> None:

@@ -178,6 +178,7 @@ def check_command(
     else:
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
+        OUT.print(*found.lines, sep="\n")
         for row in found.rows:
             OUT.print(
                 *(f"{row['experiment']}: {said}" for said in (*row["warnings"], *row["not read"])), sep="\n"

@@ -23,6 +23,12 @@ MOST: Final = 3.0
 """Longest step that the rule proposes, in mean updates."""
 SCALE: Final = 0.25
 """Product of rho and the proposed step. MOST and SCALE were chosen on digits and TcgaBrca."""
+RHO_NOTE: Final = (
+    "rho is the norm of the noise in the trained model, divided by the largest distance that all users together can "
+    f"move it; a run warns above {SCALE:g}, with three remedies, and above 1 the model is mostly noise. Where users' "
+    "weights are not all in one silo, it can be up to |S| times as large."
+)
+"""Meaning of rho, for tables that show it."""
 
 
 def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> float:
@@ -46,6 +52,21 @@ def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> f
     length = method.bound.longest / method.bound.unit
     # noise / length = z, so this is rho = sqrt(d / T) z / (q |U|).
     return math.sqrt(public.dimension / rounds) * noise / (length * method.sampler.rate * public.n_users)
+
+
+def noise_ratio(method: Method, public: PublicFacts, rounds: int) -> float | None:
+    """Return rho where it has a value, else None.
+
+    It has none if contributions are not those of single users, if updates have no bound, and without noise or with
+    noise of unknown size.
+    """
+    if not method.contribution.by_user or not method.bound.bounded:
+        return None
+    try:
+        ratio = noise_to_displacement(method, public, rounds)
+    except CompositionError:
+        return None
+    return ratio if 0 < ratio < math.inf else None
 
 
 def step_by_rule(ratio: float) -> float:

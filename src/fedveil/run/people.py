@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from fedveil.errors import CompositionError, LargeDeltaWarning, PrivacyError, TooFewPeopleWarning
+from fedveil.errors import LargeDeltaWarning, PrivacyError, TooFewPeopleWarning
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import sum_noise_std
-from fedveil.methods.noise_ratio import SCALE, noise_to_displacement
+from fedveil.methods.noise_ratio import SCALE, noise_ratio
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.statement import show_epsilon
@@ -41,17 +41,16 @@ def _large_delta(prepared: Prepared) -> Warning | None:
     )
 
 
+def noise_ratio_of(prepared: Prepared) -> float | None:
+    """Return rho of a run (:func:`fedveil.methods.noise_ratio.noise_ratio`), from public numbers only."""
+    people = prepared.population
+    public = PublicFacts(n_silos=people.n_silos, n_users=people.n_users, dimension=prepared.task.dimension)
+    return noise_ratio(prepared.method, public, prepared.experiment.rounds)
+
+
 def _few_people(prepared: Prepared, epsilon: float) -> Warning | None:
-    method, people = prepared.method, prepared.population
-    if not method.contribution.by_user or not method.bound.bounded:
-        return None
-    rounds, dimension = prepared.experiment.rounds, prepared.task.dimension
-    public = PublicFacts(n_silos=people.n_silos, n_users=people.n_users, dimension=dimension)
-    try:
-        ratio = noise_to_displacement(method, public, rounds)
-    except CompositionError:
-        return None
-    if not SCALE < ratio < math.inf:
+    ratio, people, dimension = noise_ratio_of(prepared), prepared.population, prepared.task.dimension
+    if ratio is None or ratio <= SCALE:
         return None
     remedies = [f"{math.ceil(people.n_users * ratio / SCALE)} people"]
     if (more := _epsilon_at(prepared, ratio)) is not None:

@@ -22,7 +22,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
-from fedveil.methods.noise_ratio import noise_to_displacement, rounds_by_rule, step_by_rule
+from fedveil.methods.noise_ratio import noise_ratio, noise_to_displacement, rounds_by_rule, step_by_rule
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.privacy.accountant import Accountant, explain_large_delta, is_large_delta
 from fedveil.privacy.accounting import make_accountant
@@ -53,6 +53,7 @@ class Plan:
         accountant: its name.
         client_sampling_rates: values of tau, the fraction of clients in a round of dp-fed; a client is a user.
         allow_large_delta: whether delta may be 1 / n_users or more.
+        parameters: d, with which rows have ``rho``; None: they have none.
     """
 
     n_users: int
@@ -70,6 +71,7 @@ class Plan:
     accountant: str = "pld"
     client_sampling_rates: tuple[float, ...] = ()
     allow_large_delta: bool = False
+    parameters: int | None = None
 
     @classmethod
     def with_defaults(cls, **numbers: Any) -> Plan:
@@ -190,8 +192,19 @@ def plan_rows(plan: Plan) -> PlanTable:
                 continue
             for sigma in _noise_multipliers(plan, planned):
                 with found.attempting(_row(plan, planned, sigma)):
+                    first = len(found.rows)
                     _add_ladder(found, plan, planned, sigma)
+                    _add_noise_ratios(found.rows[first:], plan, planned.method(sigma))
     return found.checked()
+
+
+def _add_noise_ratios(rows: Sequence[Row], plan: Plan, method: Method) -> None:
+    """Add ``rho`` to the rows of one method and noise, if the plan has a number of parameters."""
+    if plan.parameters is None:
+        return
+    public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=plan.parameters)
+    for row in rows:
+        row["rho"] = noise_ratio(method, public, row["rounds"]) if row["rounds"] else None
 
 
 def _row(plan: Plan, planned: _Planned, sigma: float | None) -> Row:
