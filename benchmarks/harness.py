@@ -9,6 +9,7 @@ the tests do. ``fedveil bench NAME --json`` prints :func:`report`.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
@@ -26,6 +28,7 @@ import torch
 
 import fedveil
 from benchmarks.curves import Place
+from fedveil.run.executors import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +149,33 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def load(name: str, *, quick: bool, smallest: bool = False) -> Iterator[Row]:
+def load(
+    name: str,
+    *,
+    quick: bool,
+    smallest: bool = False,
+    workers: AbstractContextManager[Workers] | None = None,
+) -> Iterator[Row]:
     """Return the rows of the benchmark with this name, measured as they are asked for.
+
+    Args:
+        name: of the module.
+        quick: at most a minute.
+        smallest: the smallest cases alone.
+        workers: play the runs of a benchmark whose ``rows`` takes workers; None: this process.
 
     Raises:
         ModuleNotFoundError: there is no such benchmark.
+        ValueError: the benchmark takes no workers.
     """
     module = importlib.import_module(f"benchmarks.{name}")
-    rows: Iterator[Row] = module.smallest() if smallest else module.rows(quick)
+    rows: Iterator[Row]
+    if workers is None:
+        rows = module.smallest() if smallest else module.rows(quick)
+    elif smallest or "workers" not in inspect.signature(module.rows).parameters:
+        raise ValueError(f"{name} is measured in this process; leave them out")
+    else:
+        rows = module.rows(quick, workers)
     return rows
 
 

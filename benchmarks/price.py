@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import parse
+from fedveil.run.executors import Workers, play_tasks, task_of_checkout
 from fedveil.run.populations import FixedPopulation, PopulationCache
 from fedveil.run.releases.run_evaluation import evaluate
 from fedveil.run.rounds.round_context import RoundContext
@@ -46,23 +48,48 @@ MORE: Final = 4
 """How many times the rounds the profile's last column plays."""
 
 
-def rows(quick: bool) -> Iterator[Row]:
-    """Play what the result file does not have; with ``quick`` two data sets on four seeds, kept nowhere."""
+def rows(quick: bool, workers: AbstractContextManager[Workers] | None = None) -> Iterator[Row]:
+    """Play what the result file does not have; with ``quick`` two data sets on four seeds, kept nowhere.
+
+    Every run is kept when it ends. With workers, an error of one ends the benchmark after the others.
+    """
     asked = list(cells(quick))
     kept = Results(table=TABLE, command="fedveil bench price") if quick else read()
-    populations = PopulationCache()
-    for cell, seed in in_order(asked, 4 if quick else None):
-        settings = settings_of(cell)
-        if kept.has(cell.name, seed, settings):
+    missing = [
+        (cell, seed, settings)
+        for cell, seed in in_order(asked, 4 if quick else None)
+        if not kept.has(cell.name, seed, settings := settings_of(cell))
+    ]
+    failed: FedveilError | None = None
+    for run in _played_here(missing) if workers is None else _played_by(workers, missing):
+        if isinstance(run, FedveilError):
+            failed = failed or run
             continue
-        kept = kept.adding([played(cell, seed, settings, populations)])
+        kept = kept.adding([run])
         if not quick:
             ResultFolder(FOLDER).write(kept)
+    if failed is not None:
+        raise failed
     for cell in asked:
         runs = kept.runs_of(cell.name)
         found = [run.values[cell.case.metric] for run in runs]
         mean = float(np.mean([value for value in found if value is not None]))
         yield Row(case=f"{cell.name} ({len(runs)} seeds)", unit=cell.case.metric, ours=mean)
+
+
+def _played_here(missing: list[tuple[PriceCell, int, str]]) -> Iterator[Run]:
+    populations = PopulationCache()
+    for cell, seed, settings in missing:
+        yield played(cell, seed, settings, populations)
+
+
+def _played_by(
+    workers: AbstractContextManager[Workers], missing: list[tuple[PriceCell, int, str]]
+) -> Iterator[Run | FedveilError]:
+    checkout = Path(__file__).parents[1]
+    tasks = [task_of_checkout(checkout, played, *one, PopulationCache()) for one in missing]
+    for _, run in play_tasks(tasks, workers):
+        yield run
 
 
 def smallest() -> Iterator[Row]:

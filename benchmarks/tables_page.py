@@ -1,4 +1,4 @@
-"""Writes docs/which-model.md of the runs in results/tables.json: ``python -m benchmarks.tables_page``."""
+"""Writes docs/which-model.md of results/tables.json and results/choices.json: ``python -m benchmarks.tables_page``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import Final
 import numpy as np
 from reproduction.results import Results
 
-from benchmarks.tables import EPSILONS, MODELS, PUBLIC, TABLES, Cell, named, read
+from benchmarks.choices import CELLS, SHARES, rule
+from benchmarks.choices import named as named_choice
+from benchmarks.choices import read as read_choices
+from benchmarks.table_data import TABLES
+from benchmarks.tables import EPSILONS, MODELS, PUBLIC, Cell, named, read
 
 _PAGE: Final = Path("docs/which-model.md")
 _HEAD: Final = Path(__file__).with_name("tables_head.md")
+_CHOICES: Final = Path(__file__).with_name("choices_head.md")
 
 
-def page(results: Results) -> str:
-    """Return the page of some results."""
-    lines = "\n".join(_lines(results))
-    return f"{_HEAD.read_text(encoding='utf-8')}\n{lines}\n"
+def page(results: Results, choices: Results) -> str:
+    """Return the page of some results: models by table, and private choices among them."""
+    lines, chosen = "\n".join(_lines(results)), "\n".join(_choices(results, choices))
+    head, tail = (one.read_text(encoding="utf-8") for one in (_HEAD, _CHOICES))
+    return f"{head}\n{lines}\n\n{tail}\n{chosen}\n"
 
 
 def _lines(results: Results) -> Iterator[str]:
@@ -34,6 +40,25 @@ def _lines(results: Results) -> Iterator[str]:
             yield f"| {name} | {epsilon:g} | {' | '.join((*shown, *plain))} |"
 
 
+def _choices(results: Results, choices: Results) -> Iterator[str]:
+    """Yield the rows of the private choice, each with its mean difference from the rule on the same seeds."""
+    shown = [f"share {share:g}: AUC less the rule's | trees chosen" for share in SHARES]
+    yield f"| table | epsilon | rule | its AUC | {' | '.join(shown)} |"
+    yield "| --- " * (4 + 2 * len(SHARES)) + "|"
+    for cell in CELLS:
+        name, epsilon = cell
+        model = rule(name, epsilon)
+        whole = {run.seed: run.values["auc"] for run in results.runs_of(named((name, model, epsilon)))}
+        found = choices.runs_of(named_choice(cell))
+        by_rule, texts = np.array([whole[run.seed] for run in found], dtype=np.float64), []
+        for share in SHARES:
+            chosen = np.array([run.values[f"auc, share {share:g}"] for run in found], dtype=np.float64)
+            less, trees = chosen - by_rule, [run.values[f"trees chosen, share {share:g}"] for run in found]
+            error = float(np.std(less, ddof=1) / np.sqrt(len(less)))
+            texts += [f"{np.mean(less):+.3f}±{error:.3f}", f"{trees.count(1.0)} of {len(trees)}"]
+        yield f"| {name} | {epsilon:g} | {model} | {by_rule.mean():.3f} | {' | '.join(texts)} |"
+
+
 def _values(cell: Cell, results: Results) -> list[float]:
     found = [run.values["auc"] for run in results.runs_of(named(cell))]
     return [one for one in found if one is not None]
@@ -47,4 +72,4 @@ def _shown(values: list[float], best: float) -> str:
 
 
 if __name__ == "__main__":
-    _PAGE.write_text(page(read()), encoding="utf-8")
+    _PAGE.write_text(page(read(), read_choices()), encoding="utf-8")

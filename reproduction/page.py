@@ -17,7 +17,7 @@ from reproduction.figure import Panels, panels_of, svg
 from reproduction.index import IndexItem, index_items
 from reproduction.layout import lay_out
 from reproduction.results import ResultFolder, Results
-from reproduction.rows import Line, comparison, filled, order_rows, order_verdict, section_rows
+from reproduction.rows import OTHER_REGIME, Line, comparison, filled, order_rows, order_verdict, section_rows
 from reproduction.run_counts import LEAST_RUNS, cells_with_runs, runs_wanted
 from reproduction.table import Table, load_table, table_names
 
@@ -101,7 +101,7 @@ def _section(table: Table, results: Results) -> str:
     if table.reduced:
         lines += ["*Reduced:*", "", *_bullets(table.reduced)]
     if table.not_comparable:
-        lines += [f"*Not comparable with the published figures:* {table.not_comparable}", ""]
+        lines += [f"*Not comparable:* {table.not_comparable}", ""]
     unit = " in percent" if table.percent else ""
     late = f", mean of the last {table.last} evaluated rounds" if table.last > 1 else ""
     rows, alike = lay_out(table, section_rows(table, results))
@@ -113,6 +113,8 @@ def _section(table: Table, results: Results) -> str:
     return "\n".join([*lines, _provenance(table, results), ""])
 
 
+VERSION: Final = "0.2.0"
+"""The version that the index names once."""
 _MANY_ORDERS: Final = 3
 """A statement of more orders than these is counted, not listed."""
 
@@ -129,7 +131,7 @@ def _orders(rows: Sequence[Line]) -> list[str]:
 
 def _statement(group: Sequence[Line]) -> str:
     counted = Counter(row["verdict"] for row in group)
-    found = ", ".join(f"{count} {name}" for name, count in counted.most_common())
+    found = _listed_counts(counted.most_common())
     if len(group) > _MANY_ORDERS:
         found = f"of {len(group)} orders {found}"
     elif len(counted) == 1:
@@ -154,12 +156,24 @@ def _statement(group: Sequence[Line]) -> str:
     return f"{group[0]['stated']}: **{found}** ({values}{runs})" + (f": {told}" if told else "") + "."
 
 
+def _listed_counts(counts: Sequence[tuple[str, int]]) -> str:
+    """Return how many have each verdict; those of another noise regime stand last, under these words once."""
+    other = [
+        f"{count} {name.removesuffix(OTHER_REGIME)}" for name, count in counts if name.endswith(OTHER_REGIME)
+    ]
+    told = [f"{count} {name}" for name, count in counts if not name.endswith(OTHER_REGIME)]
+    if other:
+        told.append(", ".join(other) + OTHER_REGIME)
+    return ("; " if other else ", ").join(told)
+
+
 def _provenance(table: Table, results: Results) -> str:
     spent = [run.cpu_seconds for run in results.runs]
     seconds, unknown = sum(one for one in spent if one is not None), sum(one is None for one in spent)
     text = f"`fedveil reproduce {table.name}`: {len(results.runs)} runs, {seconds:.0f} CPU seconds"
     text += f" and {unknown} resumed runs whose seconds are unknown" if unknown else ""
-    text += f", fedveil {', '.join(sorted({run.version for run in results.runs}))}."
+    versions = sorted({run.version for run in results.runs})
+    text += "." if versions == [VERSION] else f", fedveil {', '.join(versions)}."
     today = {cell.name: cell.settings() for cell in table.cells(0)}
     computed = table.computation()[1] if table.compute else None
     stale = sorted({run.cell for run in results.runs if run.settings != (computed or today.get(run.cell))})
@@ -241,7 +255,7 @@ def _counted(table: Table, results: Results, item: IndexItem) -> str:
         counted.update(
             f"order {order_verdict(table, pair, one)}" for pair, one in compared if one is not None
         )
-    return ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
+    return _listed_counts(sorted(counted.items()))
 
 
 def _omissions() -> str:

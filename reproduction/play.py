@@ -1,17 +1,22 @@
-"""Playing a table: the runs that its result file does not have yet, one after the other, each kept when it ends."""
+"""Play the runs of a table that its result file does not have yet; each is kept when it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from fedveil import __version__
+from fedveil.errors import FedveilError
 from fedveil.privacy.claims import Role
 from fedveil.run.audit import audit
 from fedveil.run.config.experiment import parse
+from fedveil.run.executors import Workers, play_tasks, task_of_checkout
 from fedveil.run.folder.documents import read_rows
-from fedveil.run.observer import Observer
+from fedveil.run.observer import NullObserver, Observer
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import Outcome
@@ -21,8 +26,37 @@ from reproduction.run_counts import CHEAP_RUNS, runs_wanted
 from reproduction.table import Cell, Table
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of a table that its result file does not have: one of a cell, or one of the whole computation.
+
+    Attributes:
+        table: the table.
+        seed: of the experiment or the computation; None for an exact computation.
+        cell: what is trained; None for a computation.
+        runs: where run folders are made.
+    """
+
+    table: Table
+    seed: int | None
+    cell: Cell | None
+    runs: Path
+
+    def play(self, observer: Observer | None = None, populations: PopulationCache | None = None) -> list[Run]:
+        """Play the run, or go on with it where its folder exists, and return what it measured."""
+        if self.cell is None:
+            return list(_computed(self.table, self.seed))
+        return [_trained(self, self.cell, observer or NullObserver(), populations or PopulationCache())]
+
+
 def reproduce(
-    table: Table, results: ResultFolder, runs: Path, observer: Observer, *, seeds: int | None = None
+    table: Table,
+    results: ResultFolder,
+    runs: Path,
+    observer: Observer,
+    *,
+    seeds: int | None = None,
+    workers: Callable[[], AbstractContextManager[Workers]] | None = None,
 ) -> Iterator[Run]:
     """Play what is missing; yield every run when it is in the result file.
 
@@ -34,79 +68,105 @@ def reproduce(
         table: what to play.
         results: where its result file is.
         runs: where run folders are made.
-        observer: who is told how a run goes on.
+        observer: who is told how a run goes on; nobody is told about runs of workers.
         seeds: runs a cell; None: as many as the table asks for, and five where they are cheap.
+        workers: opens the workers that play one run at a time each; None: all runs are played in this process. The
+            workers of other machines need the checkout, the folder of runs and the data at the same path.
 
     Raises:
-        FedveilError: what a run refuses, or a result file that was edited.
+        FedveilError: what a run refuses, or a result file that was edited. With workers, the other runs are kept
+            first.
     """
+    played: list[Job] = []
+    while jobs := [job for job in _missing(table, results, runs, seeds) if job not in played]:
+        for job in jobs:
+            if job.cell is not None:
+                job.cell.check()
+        failed: FedveilError | None = None
+        for found in _play_here(jobs, observer) if workers is None else _play_in_workers(jobs, workers()):
+            if isinstance(found, FedveilError):
+                failed = failed or found
+                continue
+            results.write(results.read(table.name).adding(found))
+            yield from found
+        if failed is not None:
+            raise failed
+        played += jobs
+
+
+def _play_here(jobs: Sequence[Job], observer: Observer) -> Iterator[list[Run]]:
+    """Play one run after the other; those of a seed share the records."""
+    for _, of_seed in groupby(jobs, key=lambda job: job.seed):
+        populations = PopulationCache()
+        for job in of_seed:
+            yield job.play(observer, populations)
+
+
+def _play_in_workers(
+    jobs: Sequence[Job], opened: AbstractContextManager[Workers]
+) -> Iterator[list[Run] | FedveilError]:
+    jobs = [replace(job, runs=job.runs.resolve()) for job in jobs]
+    tasks = [task_of_checkout(Path(__file__).parents[1], Job.play, job) for job in jobs]
+    for number, found in play_tasks(tasks, opened):
+        if isinstance(found, FedveilError):
+            cell = jobs[number].cell
+            found = type(found)(f"{cell.name if cell else jobs[number].table.name}: {found}")
+        yield found
+
+
+def _missing(table: Table, results: ResultFolder, runs: Path, seeds: int | None) -> Iterator[Job]:
+    """Yield the runs that the result file lacks, seed by seed."""
+    kept = results.read(table.name)
+    settings = table.computation()[1] if table.compute else ""
+    known = list(dict.fromkeys(run.cell for run in kept.runs)) or [""]
     for seed in range(1 if table.exact else seeds or max(table.seeds, CHEAP_RUNS)):
         if table.compute:
-            yield from _computed(table, results, None if table.exact else seed, seeds)
-        else:
-            yield from _trained(table, results, runs, observer, seed, seeds)
+            own = None if table.exact else seed
+            there = any((run.seed, run.settings) == (own, settings) for run in kept.runs)
+            if not there and any(seed < runs_wanted(table, kept, cell, seeds) for cell in known):
+                yield Job(table=table, seed=own, cell=None, runs=runs)
+            continue
+        for cell in table.cells(seed):
+            wanted = seed < runs_wanted(table, kept, cell.name, seeds)
+            if wanted and not kept.has(cell.name, seed, cell.settings()):
+                yield Job(table=table, seed=seed, cell=cell, runs=runs)
 
 
-def _computed(table: Table, results: ResultFolder, seed: int | None, seeds: int | None) -> Iterator[Run]:
+def _computed(table: Table, seed: int | None) -> Iterator[Run]:
     compute, settings = table.computation()
-    kept = results.read(table.name)
-    if any((run.seed, run.settings) == (seed, settings) for run in kept.runs):
-        return
-    known = dict.fromkeys(run.cell for run in kept.runs)
-    if known and not any((seed or 0) < runs_wanted(table, kept, cell, seeds) for cell in known):
-        return
-    found, before = [], time.process_time()
+    before = time.process_time()
     for cell, values in compute(seed or 0):
         now = time.process_time()
-        found.append(
-            Run(
-                cell=cell,
-                seed=seed,
-                settings=settings,
-                version=__version__,
-                cpu_seconds=rounded(now - before),
-                values={name: rounded(value) for name, value in values.items()},
-            )
-        )
-        before = now
-    results.write(kept.adding(found))
-    yield from found
-
-
-def _trained(
-    table: Table, results: ResultFolder, runs: Path, observer: Observer, seed: int, seeds: int | None
-) -> Iterator[Run]:
-    kept = results.read(table.name)
-    missing = [
-        cell
-        for cell in table.cells(seed)
-        if seed < runs_wanted(table, kept, cell.name, seeds)
-        and not kept.has(cell.name, seed, cell.settings())
-    ]
-    for cell in missing:
-        cell.check()
-    populations = PopulationCache()
-    for cell in missing:
-        settings = cell.settings()
-        parent = runs / table.name / settings[:16]
-        interrupted = (parent / str(cell.document["name"]) / "experiment.toml").is_file()
-        before = time.process_time()
-        outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
-        spent = None if interrupted else rounded(time.process_time() - before)
-        values, curves = _measured(table, outcome)
-        if table.attack:
-            values |= _attacked(outcome.folder)
-        found = Run(
-            cell=cell.name,
+        yield Run(
+            cell=cell,
             seed=seed,
             settings=settings,
             version=__version__,
-            cpu_seconds=spent,
-            values=values,
-            curve=curves,
+            cpu_seconds=rounded(now - before),
+            values={name: rounded(value) for name, value in values.items()},
         )
-        results.write(results.read(table.name).adding([found]))
-        yield found
+        before = now
+
+
+def _trained(job: Job, cell: Cell, observer: Observer, populations: PopulationCache) -> Run:
+    table, settings = job.table, cell.settings()
+    parent = job.runs / table.name / settings[:16]
+    interrupted = (parent / str(cell.document["name"]) / "experiment.toml").is_file()
+    before = time.process_time()
+    outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
+    spent = None if interrupted else rounded(time.process_time() - before)
+    values, curves = _measured(table, outcome)
+    if table.attack:
+        values |= _attacked(outcome.folder)
+    return Run(
+        cell=cell.name,
+        seed=job.seed,
+        settings=settings,
+        version=__version__,
+        cpu_seconds=spent,
+        values=values,
+        curve=curves,
+    )
 
 
 def _play(

@@ -23,6 +23,8 @@ from reproduction.verdicts import (
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]+)\}")
 Line = dict[str, str]
+OTHER_REGIME: Final = " in another noise regime"
+"""End of the verdict on an order under another noise-to-travel ratio than the published one."""
 
 
 def section_rows(table: Table, results: Results, least: int = LEAST_RUNS) -> list[Line]:
@@ -133,9 +135,7 @@ def order_verdict(table: Table, pair: tuple[str, str], found: Comparison) -> str
     """Return the verdict on an order, with a remark if a cell's noise-to-travel ratio is not the published one."""
     regimes = (table.regime(cell) for cell in pair)
     other = any(regime is not None and regime.differs for regime in regimes)
-    return (
-        f"{found.order} in another noise regime" if other and found.order != "not comparable" else found.order
-    )
+    return f"{found.order}{OTHER_REGIME}" if other and found.order != "not comparable" else found.order
 
 
 def filled(table: Table, note: str, results: Results) -> str | None:

@@ -7,6 +7,8 @@ import sys
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
+from fedveil.data.catalogue.digits import read_digits
+
 
 def forking() -> ForkServerContext:
     """Return a context whose processes begin with the commands that train imported, unchecked, and nothing done yet."""
@@ -16,6 +18,7 @@ def forking() -> ForkServerContext:
 
 
 def tell_modules(to: Connection) -> None:
-    """Send the names of all modules that are loaded."""
+    """Send the names of all modules that are loaded once the digits are read."""
+    read_digits()
     to.send(sorted(sys.modules))
     to.close()

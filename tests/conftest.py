@@ -1,4 +1,4 @@
-"""Shapes and types of every annotated function in the numerical rooms are checked while the tests run."""
+"""Shapes and types of every annotated function in the numerical packages are checked while the tests run."""
 
 import gc
 import logging
@@ -12,24 +12,27 @@ from typing import Any
 
 import pytest
 
-ROOMS = ("randomness", "privacy", "quantization", "data", "training", "methods")
+PACKAGES = ("randomness", "privacy", "quantization", "data", "training", "methods")
 ROOT = Path(__file__).resolve().parents[1]
-TOGETHER = (
+SAME_WORKER = (
     ("tests/test_run.py", "tests/test_distributed.py", "tests/test_ledger.py", "tests/test_paraaegis.py"),
     ("tests/test_source_rules.py", "tests/test_dependencies.py", "tests/test_console.py"),
     ("tests/test_accounting.py", "tests/test_dpsgd.py"),
 )
-"""Files whose tests share what is dear and is kept by a process: the server that processes are forked from, Opacus,
-the parsed source."""
+"""Groups of files whose tests share an expensive state of a process: the fork server, Opacus, the parsed source."""
 
 
-MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+MEMORY, FREE_BYTES = Path("/dev/shm"), 4 << 30
 """Where temporary files lie, if it has so many bytes free: the tests make and unlink some hundred thousand."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only deals them out to workers needs no library."""
-    if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    if (
+        "TMPDIR" not in os.environ
+        and os.access(MEMORY, os.W_OK)
+        and shutil.disk_usage(MEMORY).free > FREE_BYTES
+    ):
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of this process and of those that it starts
     if config.getoption("dist", "no") != "no":
         return
@@ -39,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     from tests.shape_checks import install
 
-    rooms = [f"fedveil.{room}" for room in ROOMS]
-    install(rooms, "beartype.beartype", arrays_alone=bool(config.option.markexpr))
+    packages = [f"fedveil.{package}" for package in PACKAGES]
+    install(packages, "beartype.beartype", arrays_alone=bool(config.option.markexpr))
     from tests.memoised import remember
     from tests.trials import remember_trials
 
@@ -62,7 +65,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Dealt(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return next((group[0] for group in TOGETHER if file in group), file)
+            return next((group[0] for group in SAME_WORKER if file in group), file)
 
     return Dealt(config, log)
 

@@ -266,6 +266,7 @@ def _of_methods() -> list[Case]:
         more = {"step": 0.5} if name.endswith("sdq") else {}
         noisy(name, clients, **more)
         add(name, "by norm", method={"noise_multiplier": 5.0, "scale": "norm", **more}, **clients)
+        add(name, "weighted", method={**NOISY, **more, "weights": [2.0, 1.0, 3.0]}, **clients)
     add("fl-gaussian", "rounded", method={**NOISY, "step": 0.5}, **clients)
     for lattice in ("Z1", "Z2", "Z3", "A2", "D3", "D4", "E8"):
         add("cepam-gaussian", lattice, method={**NOISY, "lattice": lattice}, **clients)
@@ -273,6 +274,8 @@ def _of_methods() -> list[Case]:
     add("uldp-avg", "lrsuq", method=NOISY, channel={"name": "lrsuq"})
     add("fl-sdq", method={"clip": 1.0, "step": 0.5}, **clients)
     add("fl-sdq", "by norm", method={"scale": "norm", "step": 0.5}, **clients)
+    add("fl-sdq", "weighted", method={"clip": 1.0, "step": 0.5, "weights": [2.0, 1.0, 3.0]}, **clients)
+    add("fl", "weighted", method={"weights": [2.0, 1.0, 3.0]}, **clients)
     for name in ("fl", "fedavg", "ckks-fedavg"):
         add(name, **(clients if name != "fedavg" else {}))
     for name in averaged:

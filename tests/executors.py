@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 from fedveil.run.executors import Workers
@@ -24,6 +25,21 @@ class OneThread(ThreadPoolExecutor):
 
 def workers(play: Callable[..., Any] | None = None) -> nullcontext[Workers]:
     return nullcontext(Workers(executor=OneThread(play)))
+
+
+class Numbered(ThreadPoolExecutor):
+    """Plays every task by ``play``, which is told the task's number."""
+
+    def __init__(self, play: Callable[..., Any]) -> None:
+        super().__init__(1)
+        self._play, self._numbers = play, count()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(self._play, next(self._numbers), fn, *args, **kwargs)
+
+
+def numbered(play: Callable[..., Any]) -> nullcontext[Workers]:
+    return nullcontext(Workers(executor=Numbered(play)))
 
 
 class Interrupted(OneThread):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -273,11 +274,18 @@ class World:
         experiment: what the coordinator runs.
         held: the records of all; each silo gets its own.
         policy: of every silo.
+        clock: of every silo.
     """
 
     def __init__(
-        self, folder: Path, experiment: Experiment, held: Population, policy: Policy = TESTING
+        self,
+        folder: Path,
+        experiment: Experiment,
+        held: Population,
+        policy: Policy = TESTING,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.folder, self.experiment, self.held, self.policy = folder, experiment, held, policy
         self.keys = [IdentityKey.generate() for _ in held.silo_names]
         self.key = IdentityKey.generate()
@@ -354,6 +362,7 @@ class World:
             identity=self.keys[number],
             share=self.share(number),
             state=state,
+            clock=self.clock,
         )
 
     def coordinate(self, observer: Observer | None = None) -> CoordinatorParty:
@@ -371,14 +380,14 @@ class World:
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""
-        letter = self.answer(number, data)
-        for part in letter.parts:
+        signed_message = self.answer(number, data)
+        for part in signed_message.parts:
             if not isinstance(part, ProtocolMessage):
                 continue
             envelope = Envelope.decode(part.message)
             if isinstance(envelope.message, PlaintextVector | SealedMessage):
                 party = self.party(number)
-                record = party._store.read(letter.run)
+                record = party._store.read(signed_message.run)
                 assert record is not None
                 vector = isinstance(envelope.message, PlaintextVector)
                 content = envelope.message.encode() if vector else self.opened(number, record, envelope)
@@ -411,8 +420,8 @@ class World:
         """The coordinator's message to a silo, or what one that lies (``lie``) makes of its parts."""
         if self.lie is None:
             return data
-        letter = self.letter(number, data)
-        return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
+        signed_message = self.open_message(number, data)
+        return replace(signed_message, parts=self.lie(number, signed_message.parts)).seal(self.key)
 
     def tell(
         self, *parts: SessionMessage, silo: int = 0, session: int = 1, number: int = 0, run: bytes = RUN
@@ -450,13 +459,14 @@ class World:
         joined = party._last is not None and party._last.session == named and party._session is not None
         return joined and not party._session.talk._rounds  # type: ignore[union-attr]
 
-    def ask(self, letter: SignedMessage) -> tuple[SessionMessage, ...]:
+    def ask(self, signed_message: SignedMessage) -> tuple[SessionMessage, ...]:
         """What a silo answers to a message."""
         return self.answer(
-            letter.recipient, self.party(letter.recipient).receive(letter.seal(self.key))
+            signed_message.recipient,
+            self.party(signed_message.recipient).receive(signed_message.seal(self.key)),
         ).parts
 
-    def letter(self, number: int, data: bytes) -> SignedMessage:
+    def open_message(self, number: int, data: bytes) -> SignedMessage:
         """What the coordinator's message to a silo says."""
         return SignedMessage.open(
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE

@@ -179,9 +179,9 @@ class Run:
         self._carry(coordinator.farewells)
         return world.outcome.stopped is None and len(signed_end(world.run_folder.path)) == len(world.silos)
 
-    def _carry(self, letters: list[tuple[int, bytes]]) -> None:
+    def _carry(self, messages: list[tuple[int, bytes]]) -> None:
         world = self.world
-        for number, data in letters:
+        for number, data in messages:
             with self.disk.acting(number == self.whose):
                 reply = world.party(number).receive(data)
             world.note(number, reply)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ from fedveil.crypto.seal_format import (
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms
 from fedveil.federation.canonical_document import canonical, read_canonical
+from fedveil.federation.charter import Charter
+from fedveil.federation.membership import Membership
+from fedveil.federation.membership_delivery import open_delivery, pack_delivery
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transport.frames import pack_frames, unpack_frames
 from fedveil.federation.transport.https.endpoints import SiloEndpoint, by_silo_name
@@ -82,7 +86,7 @@ class Decoder:
 def decoders(folder: Path) -> tuple[Decoder, ...]:
     """Every decoder of protocol messages, signed messages, ciphertexts and files; the files stand in a folder."""
     key = IdentityKey.generate()
-    letter = SignedMessage(
+    signed_message = SignedMessage(
         run=bytes(16),
         session=bytes(16),
         number=0,
@@ -109,8 +113,8 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
     (terms,) = (folder / "run").rglob(TERMS)
     return (
         Decoder(name="envelope", read=Envelope.decode, good=tuple(envelope(one) for one in EXAMPLES)),
-        Decoder(name="letter", read=opened, good=(letter,)),
-        Decoder(name="letter, signed", read=opened, good=(letter,), seal=signed),
+        Decoder(name="message", read=opened, good=(signed_message,)),
+        Decoder(name="message, signed", read=opened, good=(signed_message,), seal=signed),
         *(
             Decoder(name=f"part {type(one).__name__}", read=type(one).decode, good=(one.encode(),))
             for one in PART_EXAMPLES
@@ -141,6 +145,7 @@ def decoders(folder: Path) -> tuple[Decoder, ...]:
         Decoder(
             name="frames of a mailbox", read=_frames, good=(b"".join(pack_frames([(1, b"one"), (2, b"")])),)
         ),
+        *_of_deliveries(),
         Decoder(name="terms of a run", read=read_terms, good=(terms.read_bytes(),)),
         *(_of_file(name, kind) for name, kind in files.items()),
     )
@@ -202,6 +207,34 @@ async def _mailbox() -> Mailbox:
     mailbox.offer(1, b"a message")
     mailbox.slot(1).tag = "t"
     return mailbox
+
+
+def _of_deliveries() -> tuple[Decoder, ...]:
+    """Deliveries of a membership, without and with the founder's signature over what was altered."""
+    key = IdentityKey.generate()
+    charter = Charter(name="f", host="h", port=9443, founder=key.public, authority="", data_schema="s")
+    member = Membership(
+        silos=("a",),
+        roster=(IdentityKey.generate().public,),
+        coordinator=IdentityKey.generate().public,
+        schema_digest=charter.schema_digest,
+        serial=1,
+        charter=charter.digest,
+    ).with_signature(key)
+    good = pack_delivery(member)
+    start = good.index(member.seal)
+
+    def seal(data: bytes) -> bytes:
+        text = data[start + len(member.seal) :]
+        return good[:start] + key.sign(b"fedveil/2/membership" + sha256(text).digest()) + text
+
+    def read(data: bytes) -> Membership:
+        return open_delivery(data, charter)
+
+    return (
+        Decoder(name="delivery", read=read, good=(good,)),
+        Decoder(name="delivery, signed", read=read, good=(good,), seal=seal),
+    )
 
 
 def _frames(data: bytes) -> Any:

@@ -156,7 +156,7 @@ def remember_documents() -> None:
 
 
 def remember_models() -> None:
-    """Build and try each small model of the house once, and give copies: every party of a run builds the same."""
+    """Build and try each small built-in model once, and give copies: every party of a run builds the same."""
     build, known = task_choice.build_model, dict[Hashable, nn.Module]()
 
     def built(name: str, **of: Any) -> nn.Module:

@@ -1,6 +1,6 @@
-"""What it costs a party to take or refuse the dearest message of each kind: seconds of a processor, and memory.
+"""What it costs a party to take or refuse the most expensive message of each kind: seconds of a processor, and memory.
 
-    python -m tests.message_costs            what the dearest messages cost
+    python -m tests.message_costs            what the most expensive messages cost
 
 Honest runs are played under every protection. Each message of them, and each that a liar with the sender's key could
 send in its place, is read by a copy of the party (a fork), which is measured and thrown away; then the honest one is
@@ -74,7 +74,7 @@ class Cost:
     lie: str
     seconds: float
     mib: float
-    letter: float
+    message: float
 
 
 def measured(read: Callable[[bytes], Any], data: bytes) -> tuple[float, float]:
@@ -122,7 +122,7 @@ def _status(name: str) -> int:
 
 
 def stretched(body: bytes, room: int) -> Iterator[tuple[str, bytes]]:
-    """Bodies that fill a room, in the ways that decoders may find dear."""
+    """Bodies of the greatest length, in the ways that decoders may find expensive."""
     yield "zeros", body + bytes(max(0, room - len(body)))
     yield "ones", body + b"\xff" * max(0, room - len(body))
     yield "doubled", (body * (room // max(1, len(body)) + 1))[: max(room, len(body))]
@@ -172,7 +172,7 @@ def in_exchange(exchange: Exchange) -> Iterator[Cost]:
     party, coordinator = world.silos[silo], world.coordinator
     assert party is not None
     assert coordinator is not None
-    honest, room = exchange.letter, party.longest(exchange.data)
+    honest, room = exchange.message, party.longest(exchange.data)
     yield from _costs(honest, exchange.data, room, world.key, "silo", party.receive)
     reply = exchange.deliver()
     assert exchange.answered is not None
@@ -198,13 +198,15 @@ def _costs(
 
 def _cost(kind: str, reader: str, lie: str, read: Callable[[bytes], Any], data: bytes) -> Cost:
     seconds, mib = measured(read, data)
-    return Cost(kind=kind, reader=reader, lie=lie, seconds=seconds, mib=mib, letter=len(data) / 2**20)
+    return Cost(kind=kind, reader=reader, lie=lie, seconds=seconds, mib=mib, message=len(data) / 2**20)
 
 
 def of_no_session(world: World) -> Iterator[Cost]:
     """What parts of every kind cost a silo in a message that is of no session under way."""
     party = world.party()
-    letter = SignedMessage(run=bytes(16), session=bytes(16), number=0, sender=SERVER, recipient=0, parts=())
+    signed_message = SignedMessage(
+        run=bytes(16), session=bytes(16), number=0, sender=SERVER, recipient=0, parts=()
+    )
     for part in EXAMPLES:
         for kind, how, lie in (
             lies(part, LARGEST_OPENING - 200) if not isinstance(part, ProtocolMessage) else ()
@@ -214,7 +216,7 @@ def of_no_session(world: World) -> Iterator[Cost]:
                 "silo",
                 how,
                 party.receive,
-                replace(letter, parts=(lie,)).seal(world.key),
+                replace(signed_message, parts=(lie,)).seal(world.key),
             )
 
 
@@ -242,22 +244,22 @@ def costs(names: tuple[str, ...], folder: Path) -> Iterator[Cost]:
         world.close()
 
 
-def dearest(found: Iterator[Cost]) -> dict[tuple[str, str, bool], Cost]:
-    """The dearest in seconds and in memory, by reader, kind, and whether it is honest."""
+def most_expensive(found: Iterator[Cost]) -> dict[tuple[str, str, bool], Cost]:
+    """The most expensive in seconds and in memory, by reader, kind, and whether it is honest."""
     best: dict[tuple[str, str, bool], Cost] = {}
     for cost in found:
         place = cost.reader, cost.kind, not cost.lie
         known = best.get(place, cost)
         slower = max(known, cost, key=lambda one: one.seconds)
-        best[place] = replace(slower, mib=max(known.mib, cost.mib), letter=max(known.letter, cost.letter))
+        best[place] = replace(slower, mib=max(known.mib, cost.mib), message=max(known.message, cost.message))
     return best
 
 
 def main() -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder:
-        best = dearest(costs(tuple(sys.argv[1:]) or NAMES, Path(folder)))
-    print("| reader | letter | dearest | CPU s | MiB |\n| --- | --- | --- | --- | --- |")
+        best = most_expensive(costs(tuple(sys.argv[1:]) or NAMES, Path(folder)))
+    print("| reader | message | most expensive | CPU s | MiB |\n| --- | --- | --- | --- | --- |")
     for (reader, kind, _), cost in sorted(best.items(), key=lambda one: -one[1].seconds):
         print(f"| {reader} | `{kind}` | {cost.lie or 'honest'} | {cost.seconds:.2f} | {cost.mib:.0f} |")
 

@@ -16,7 +16,7 @@ JsonFields = dict[str, object]
 
 
 def statement(*, epsilon: float | None = 2.5, unit: Unit = "user") -> JsonFields:
-    """A statement as the privacy room writes it."""
+    """A statement as the privacy package writes it."""
     none = epsilon is None
     return dict(
         Statement(

@@ -47,18 +47,18 @@ def look_at(calls: float, file: str) -> None:
         _calls, _file = calls, file
 
 
-def install(rooms: Sequence[str], typechecker: str, *, arrays_alone: bool) -> None:
-    """Check every annotated function and dataclass of the modules below ``rooms`` that are imported from now on.
+def install(packages: Sequence[str], typechecker: str, *, arrays_alone: bool) -> None:
+    """Check every annotated function and dataclass of the modules below ``packages`` that are imported from now on.
 
     Args:
-        rooms: packages.
+        packages: packages.
         typechecker: what decides, by its name.
         arrays_alone: whether functions that no array is given to, and that return none, are left out.
     """
     jaxtyping.jaxtyped = partial(
         remembering, arrays_alone=arrays_alone
     )  # the name that the hook decorates with
-    jaxtyping.install_import_hook(list(rooms), typechecker)
+    jaxtyping.install_import_hook(list(packages), typechecker)
 
 
 class _UnknownError(Exception):
@@ -137,6 +137,12 @@ class _Checks:
         names = function.__globals__  # annotations are read there
         stub: Any = types.FunctionType(run.__code__, names, function.__name__, None, run.__closure__)
         signature = inspect.signature(function)
+        # A word may stand for a number that calibration finds; `check_ranges` looks at both.
+        free = [
+            one.replace(annotation=Any) if "calibrated_field(" in str(one.annotation) else one
+            for one in signature.parameters.values()
+        ]
+        signature = signature.replace(parameters=free)
         stub.__signature__ = signature
         stub.__module__, stub.__qualname__ = function.__module__, function.__qualname__
         self._strict = _STRICT(stub, typechecker=typechecker)

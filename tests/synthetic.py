@@ -70,7 +70,7 @@ def serve(name: str, files: tuple[DataFile, ...], monkeypatch: pytest.MonkeyPatc
 
 
 def register(one: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a data set in the place of the house's of its name."""
+    """Put a data set in the place of the built-in one of its name."""
     module, _, attribute = BUILTINS["data_sets"][one.name].partition(":")
     monkeypatch.setattr(import_module(module), attribute, one)
 

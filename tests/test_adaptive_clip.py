@@ -312,7 +312,7 @@ def test_it_plays_under_every_protection_and_channel_that_it_can_go_with(
 ) -> None:
     """The statement's event is that of the multiplier, and every round moves the clip.
 
-    Under private weighting it is played below, and by ``tests/test_federation_weighting.py``: ciphers are dear.
+    Under private weighting it is played below, and by ``tests/test_federation_weighting.py``: ciphers are expensive.
     """
     changes = merge({"method": ADAPTIVE, "channel": {"name": channel}, "rounds": 2}, PROTECTIONS[protection])
     reason = REFUSED.get(f"{protection} over {channel}")

@@ -1,4 +1,4 @@
-"""docs/architecture.md is about this source: the files it names exist, a record's walk is as long as it says."""
+"""The page docs/architecture.md against the source: files exist, and a record passes through the modules it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCE = Path(fedveil.__file__).parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 ASKED = {
-    "name": "walk",
+    "name": "path",
     "rounds": 1,
     "data": {"name": "digits", "n_users": 6, "n_silos": 2},
     "model": {"name": "linear"},
@@ -83,7 +83,7 @@ class Watch:
 
 
 @pytest.fixture(scope="module")
-def walk() -> tuple[set[str], int]:
+def record_path() -> tuple[set[str], int]:
     """The modules that hand a record's part of the sum on, and the calls open around its training."""
     prepared = prepare(parse(ASKED, "test"))
     parties = SimulatedParties.in_the_open(prepared.setting)
@@ -147,16 +147,16 @@ def _above(frame: FrameType) -> list[tuple[str, str]]:
     return []
 
 
-def test_the_walk_of_a_record_is_as_long_as_the_page_says(walk: tuple[set[str], int]) -> None:
-    modules, wrappers = walk
+def test_a_record_passes_through_the_modules_that_the_page_names(record_path: tuple[set[str], int]) -> None:
+    modules, wrappers = record_path
     stated = re.search(r"(\d+) modules and (\d+) wrappers", PAGE)
     assert stated is not None
     assert (len(modules), wrappers) == (int(stated[1]), int(stated[2])), sorted(modules)
     for module in modules:
-        assert f"`{module}`" in PAGE, "name every station of the walk"
+        assert f"`{module}`" in PAGE, "name every module that a record passes through"
 
 
-def test_between_institutions_the_walk_is_as_long_as_the_page_says(between: set[str]) -> None:
+def test_between_institutions_a_record_passes_through_the_named_modules(between: set[str]) -> None:
     stated = re.search(
         r"another (\d+) modules and (\d+) of\s+transport: (\d+) hops.*?(?=\n\n)", PAGE, re.DOTALL
     )
@@ -165,4 +165,4 @@ def test_between_institutions_the_walk_is_as_long_as_the_page_says(between: set[
     assert (len(between), len(transport)) == (int(stated[1]), int(stated[2])), sorted(between)
     assert len(between) + len(transport) == int(stated[3])
     for module in between:
-        assert f"`{module}`" in PAGE, "name every station of the walk"
+        assert f"`{module}`" in PAGE, "name every module that a record passes through"

@@ -2,9 +2,11 @@
 
 import ast
 import json
+import pickle
 import re
 import runpy
 from collections import Counter
+from concurrent.futures import BrokenExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import (
+    choices,
     correlated,
     defaults,
     defaults_page,
@@ -19,17 +22,21 @@ from benchmarks import (
     first_run,
     flamby,
     flamby_page,
+    table_data,
     tables,
     tables_page,
 )
 from benchmarks.curves import Place, Point, fit, write_page
-from benchmarks.harness import Row, report
+from benchmarks.harness import Row, load, report
 from benchmarks.measured_page import BENCHMARKS, STATISTICS, Page
-from benchmarks.price import read, settings_of
+from benchmarks.price import played, read, settings_of
 from benchmarks.price_cases import DATA, GRID, SOURCES, TRANSFERRED, PriceCell, cells
 from benchmarks.price_page import page, plot
+from reproduction.results import Run
 
+from fedveil.errors import HostError
 from fedveil.run.config.experiment import parse
+from tests.executors import numbered
 
 MISSES = {
     "50 rounds of it, from submission to the signed end",
@@ -108,10 +115,15 @@ def test_the_page_of_the_price_is_that_of_its_runs(monkeypatch: pytest.MonkeyPat
 def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
-    kept = tables.read()
-    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept)
-    for cell in tables.cells(list(tables.TABLES), tables.EPSILONS):
+    kept, chosen = tables.read(), choices.read()
+    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept, chosen)
+    for cell in tables.cells(list(table_data.TABLES), tables.EPSILONS):
         assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)
+    for choice in choices.CELLS:
+        runs = chosen.runs_of(choices.named(choice))
+        assert {(run.seed, run.settings) for run in runs} == {
+            (seed, choices.settings_of(choice)) for seed in tables.SEEDS
+        }
 
 
 def test_the_table_of_the_recommended_settings_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +141,40 @@ def test_the_figures_of_the_first_run_are_those_of_its_runs(monkeypatch: pytest.
     shown = f"{np.mean(runs):.3f} ± {np.std(runs, ddof=1) / 4:.3f}".replace("0.", ".")
     for place in ("README.md", "docs/tutorial/first-run.md"):
         assert shown in (root / place).read_text(encoding="utf-8"), place
+
+
+def test_workers_play_the_price_and_one_that_died_loses_its_run_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every run is kept when it ends; the same command plays what is missing."""
+    monkeypatch.chdir(tmp_path)
+    few = [cell for cell in cells(quick=True) if cell.draws][:1]
+    monkeypatch.setattr("benchmarks.price.cells", lambda quick: few)
+    asked: list[str] = []
+
+    def play(number: int, _: object, checkout: Path, packed: bytes, version: str) -> Run:
+        function, (cell, seed, settings, _populations) = pickle.loads(packed)
+        assert function is played
+        asked.append(f"{cell.name} {seed}")
+        if number == 1:
+            raise BrokenExecutor("a worker died")
+        values = {cell.case.metric: 0.5}
+        return Run(
+            cell=cell.name, seed=seed, settings=settings, version=version, cpu_seconds=1, values=values
+        )
+
+    with pytest.raises(HostError, match="the same command resumes it"):
+        list(load("price", quick=False, workers=numbered(play)))
+    first, asked[:] = asked.copy(), []
+    assert len(read().runs) == len(first) - 1
+    with pytest.raises(HostError):
+        list(load("price", quick=False, workers=numbered(lambda number, *task: play(1, *task))))
+    assert asked == [first[1]]
+
+
+def test_a_benchmark_of_time_takes_no_workers() -> None:
+    with pytest.raises(ValueError, match="scale is measured in this process"):
+        load("scale", quick=True, workers=numbered(print))
 
 
 def test_every_cell_of_the_price_is_an_experiment_of_its_own() -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import catalogue, load
 from fedveil.data.catalogue.creditcard import FULL_FRAUDS, FULL_GENUINE
+from fedveil.data.catalogue.digits import read_digits
 from fedveil.data.catalogue.files import DataFile, Store, digest_of, fetch, store
 from fedveil.data.catalogue.mnist import read_idx
 from fedveil.data.records import Population
@@ -44,6 +46,11 @@ def test_a_population_depends_on_the_seed_alone() -> None:
     assert one.user.tolist() == same.user.tolist()
     assert one.features.tolist() == same.features.tolist()
     assert one.targets.tolist() != other.targets.tolist()
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    pixels, digits = load_digits(return_X_y=True)
+    np.testing.assert_array_equal(read_digits(), np.column_stack((pixels, digits)))
 
 
 def test_clients_of_the_digits() -> None:

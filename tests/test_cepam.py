@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from scipy import stats
 
+from fedveil.data.records import Groups
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
@@ -28,6 +30,7 @@ from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed_ls
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, NoGuarantee, SampledWithoutReplacementEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
@@ -275,6 +278,60 @@ def test_the_published_scale_claims_nothing_and_shows_the_published_profile() ->
     whole_batches = replace(LOCAL, batch_size=10)
     other = cepam_gaussian(local=whole_batches, n_users=30, noise_multiplier=0.1, scale="norm")
     assert derive(other, federation).published == ()
+
+
+# --- public weights -------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_the_mean_of_the_clients_by_their_public_weights(tmp_path: Path) -> None:
+    """sum_k w_k X_k is linear in w: what 5 more parts of the first client add is half of what 10 more add."""
+    moved = []
+    for first in (1.0, 6.0, 11.0):
+        weights = [first, *(9 * [1.0])]
+        asked = document(rounds=1) | {"name": f"first{first:g}", "method": {"name": "fl", "weights": weights}}
+        played = prepare(parse(asked, "test"))
+        assert played.method.divisor(10, 10) == pytest.approx(sum(weights) / first)
+        folder = run(played, tmp_path, Silent()).folder
+        model = np.concatenate([part.ravel() for part in load_file(folder / "model.safetensors").values()])
+        moved.append(sum(weights) * (model - played.task.initial().numpy()))
+    assert np.abs(moved[1] - moved[0]).max() > 1e-3
+    np.testing.assert_allclose(moved[2] - moved[0], 2 * (moved[1] - moved[0]), atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (8.0, 1e-9, 3.0, 8.0)])
+def test_no_weight_lets_a_client_move_the_sum_by_more_than_the_clip(weights: tuple[float, ...]) -> None:
+    """Claims are those of equal weights, and a class that returns larger weights cannot move more."""
+    keys: dict[str, Any] = {"local": LOCAL, "n_users": CLIENTS, "noise_multiplier": Z, "clip": CLIP}
+    for build in (cepam_gaussian, cepam_laplace, fl_gaussian):
+        method, equal = build(**keys, weights=weights), build(**keys)
+        assert derive(method, FEDERATION).event == derive(equal, FEDERATION).event
+        said = [text for text in derive(method, FEDERATION).uncovered if "clients' weights" in text]
+        assert len(said) == 1
+        number = np.arange(CLIENTS)
+        own = number.astype(np.int32)
+        groups = Groups(order=number, start=number, size=np.ones_like(number), silo=own, user=own)
+        found = method.contribution.limit_weights(
+            5 * method.weights.for_groups(groups, CLIENTS, CLIENTS), groups, CLIENTS, method.weights
+        )
+        assert 0 <= float(found.min()) <= float(found.max()) <= 1
+
+
+def test_weights_that_are_private_or_not_those_of_all_clients_are_refused() -> None:
+    for weights, said in (
+        ("records", "record counts are private"),
+        ([1.0, 0.0], "must be > 0"),
+        ([], "needs 1 or more"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse(document(method={"weights": weights}), "test")
+    with pytest.raises(CompositionError, match="2 weights for 10 clients"):
+        prepare(parse(document(method={"weights": [1.0, 2.0]}), "test"))
+    weighted = Weights.of_clients((1.0, 2.0, 3.0, 4.0))
+    method = cepam_gaussian(local=LOCAL, n_users=CLIENTS, noise_multiplier=Z, clip=CLIP)
+    with pytest.raises(CompositionError, match="all take part"):
+        replace(method, weights=weighted, sampler=UniformClients(population=9, sample=CLIENTS))
+    with pytest.raises(CompositionError, match="above 0 and at most 1"):
+        replace(method, weights=replace(weighted, clients=(1.0, 1.0, 1.0, 1.5)))
 
 
 # --- what is refused ------------------------------------------------------------------------------------------

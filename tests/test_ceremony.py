@@ -469,7 +469,7 @@ def charged(folder: Path, membership: Membership) -> None:
         terms = Terms(
             membership=membership.digest, opened=bytes(16), nonces=(), experiment="{}", head=bytes(32)
         )
-        letter = SignedMessage(
+        message = SignedMessage(
             run=bytes(16),
             session=bytes(16),
             number=0,
@@ -477,7 +477,7 @@ def charged(folder: Path, membership: Membership) -> None:
             recipient=membership.number(folder.name),
             parts=(terms,),
         )
-        party._keep_terms(terms, letter.seal(key))
+        party._keep_terms(terms, message.seal(key))
         party._ledger.charge(
             run="run",
             round=membership.serial,

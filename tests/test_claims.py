@@ -1,6 +1,6 @@
 """The fold behind every statement: messages say what they tell, stages claim, what nobody claims is not guaranteed.
 
-These are rules of the house, tried on every composition: what fails, fails closed; who knows more is never promised
+These are rules of the project, tried on every composition: what fails, fails closed; who knows more is never promised
 more.
 """
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import fedveil as fv
 from fedveil.errors import RunFolderError
 from fedveil.report.compare import compare
 from fedveil.report.drawing import Plot, Series
-from fedveil.report.page import report_page
+from fedveil.report.page import report_page, run_plots
 from fedveil.report.run_data import load_run
 from fedveil.report.tradeoff import Traded, curves, front, line_labels, page, tradeoff_point, write_tradeoff
 from fedveil.report.variant import Spread
@@ -169,6 +170,19 @@ def test_unlike_guarantees_are_not_compared_unsaid(tmp_path: Path) -> None:
     records = write_run(tmp_path / "1", name="dp-sgd", unit="record")
     (warning,) = compare([users, records]).warnings
     assert warning.startswith("The guarantees are for different units of privacy and different adjacencies")
+
+
+def test_exact_metrics_of_private_records_are_marked_wherever_they_are_compared(tmp_path: Path) -> None:
+    private, public = write_run(tmp_path / "0", name="avg"), write_run(tmp_path / "1", name="open")
+    (public / "public_test.json").write_text(json.dumps({"schema_version": 1, "records": 9}))
+    both = compare([private, public])
+    assert both.coverage.endswith("are exact, not covered by the guarantee: avg.")
+    assert both.coverage in both.page()
+    assert both.coverage in str(fv.compare(private, public)).replace("\n", " ")
+    assert compare([public]).coverage == ""
+    for folder, mark in ((private, "test accuracy (exact, not covered)"), (public, "test accuracy")):
+        titles = [plot.y.title for plot in run_plots(load_run(folder)) if "accuracy" in plot.title]
+        assert set(titles) == {mark}
 
 
 def test_the_table_for_machines(tmp_path: Path) -> None:

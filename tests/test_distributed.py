@@ -415,6 +415,14 @@ def test_a_rank_that_fails_ends_the_run_in_the_others(how: str, tmp_path: Path) 
     assert 2 <= len(charged) <= 3
 
 
+def test_ranks_that_differ_are_named_without_what_they_hold() -> None:
+    facts = {"experiment": "a", "records": "b"}
+    ranks.check_same([facts, dict(facts)])
+    with pytest.raises(ConfigError, match=r"rank 2 differs from rank 0 in: records;") as refused:
+        ranks.check_same([facts, facts, facts | {"records": "secret"}])
+    assert "secret" not in str(refused.value)
+
+
 @given(seed=st.integers(0, 2**32 - 1), world=st.integers(1, 4))
 @settings(max_examples=25)
 def test_a_rank_keeps_the_records_of_its_share_and_no_others(seed: int, world: int) -> None:

@@ -165,9 +165,11 @@ def test_every_threat_names_its_test_or_is_not_promised() -> None:
 
 
 def test_every_file_of_the_source_that_a_page_names_exists() -> None:
-    rooms = ("src", "tests", "benchmarks", "examples")
+    packages = ("src", "tests", "benchmarks", "examples")
     files = [
-        f"/{path.relative_to(ROOT).as_posix()}" for room in rooms for path in (ROOT / room).rglob("*.py")
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
     ]
     for path in {*DOCS.rglob("*.md")} - {
         *(DOCS / "tutorial").glob("*.md")

@@ -113,7 +113,7 @@ def test_bounds_scale_columns_and_are_checked() -> None:
     assert found.feature_names_in_.tolist() == ["age", "b"]
     inner = found._scaled(np.array([[0, 7], [100, 7], [1000, 7]], dtype=np.float32))
     assert inner.tolist() == [[-1, 7], [1, 7], [1, 7]]
-    with pytest.raises(ValueError, match="feature names"):
+    with pytest.raises(DataError, match="with the feature names"):
         found.predict(table.rename(columns={"age": "AGE"}))
     for wrong, told in (
         ({"height": (0, 1)}, "there is no column 'height'; there are: age, b"),
@@ -227,6 +227,68 @@ def test_what_a_fit_spent_beyond_its_plan_is_taken_from_those_that_are_left() ->
     accountant = make_accountant("pld", first.statement_.adjacency)
     charges = [replace(charge, event=one) for one in (more, second.statement_.event)]
     assert 1.8 < joint_epsilon(charges, accountant, 1e-5) <= 2.0
+
+
+def test_a_fit_that_repeats_attempts_stops_within_the_budget() -> None:
+    """Without all silos an attempt fails after its sum may have been opened, and its charge is spent."""
+    budget = fv.Budget(2.0)
+    lossy = {"name": "secure-aggregation", "on_dropout": "retry", "dropout_rate": 0.4}
+    changes: Any = {"silos": [0, 1, 2], "rounds": 4, "settings": {"protection": lossy}}
+    found = Classifier(**LABELLED | changes, epsilon=budget).fit(X, Y, user=USER, silo=USER % 3)
+    assert found.result_.rounds < 4
+    assert len(read_entries(found.folder_ / "ledger.jsonl")) > found.result_.rounds
+    assert 1.9 < found.epsilon_ <= 2.0
+
+
+def test_noise_from_a_known_seed_is_within_no_budget(tmp_path: Path) -> None:
+    known: Any = {"method": TRAINED["method"], "rounds": 2, "settings": {"privacy": {"insecure_seed": 7}}}
+    with pytest.raises(BudgetError, match="known seed"):
+        Classifier(**LABELLED | known, epsilon=fv.Budget(2.0), folder=tmp_path).fit(
+            X, Y, user=USER, silo=SILO
+        )
+    with pytest.raises(BudgetError, match="known seed"):
+        fv.cross_validate("linear", people(), folds=3, epsilon=2.0, folder=tmp_path, **known)
+    assert not list(tmp_path.iterdir())
+
+
+def test_fits_under_a_known_seed_cost_without_bound_together() -> None:
+    known = {"epsilon": 1.0, "settings": {"privacy": {"insecure_seed": 7}}}
+    fitted(**known)
+    with pytest.warns(UserWarning, match="together they cost epsilon infinite"):
+        fitted(**known)
+
+
+SECRET = "secret"  # a cell that no error may repeat
+REFUSED: dict[str, tuple[Any, str]] = {
+    "text": (np.array([[1.0, SECRET], [2.0, 3.0]] * 4, dtype=object), "row 0, feature 1"),
+    "texts": ([[1.0, 2.0], [3.0, SECRET]] * 4, "row 1: the values are text, not numbers"),
+    "categories": (pd.DataFrame({"a": pd.Categorical([SECRET] * 8), "b": range(8)}), "column 'a', row 0"),
+    "one axis": (np.arange(8) + 888.25, "one row a record"),
+    "three axes": (np.full((8, 2, 2), 888.25), r"the shape is \(8, 2, 2\)"),
+    "complex": (np.full((8, 2), 888.25j), "complex128, not numbers"),
+    "one number": (888.25, "one entry a record"),
+    "huge": (np.array([[10**400, 888]] * 8, dtype=object), "row 0, feature 0"),
+    "nothing": (None, "one entry a record"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_features_that_scikit_learn_refuses_are_named_without_a_value(kind: str) -> None:
+    given, told = REFUSED[kind]
+    model = Classifier(epsilon=2.0, n_users=100, classes=[0, 1])
+    with pytest.raises(DataError, match=told) as refused:
+        model.fit(given, [0, 1] * 4, user=np.arange(8))
+    chain = [refused.value, refused.value.__cause__, refused.value.__context__]
+    assert not any(SECRET in repr(one) or "888" in repr(one) for one in chain)
+
+
+def test_records_to_predict_of_another_width_or_with_text_are_refused_without_a_value() -> None:
+    model = fitted()
+    for given in (np.full((2, 5), 888.25), [[1.0, 2.0, SECRET]]):
+        with pytest.raises(DataError, match="Classifier: X") as refused:
+            model.predict(given)
+        assert SECRET not in str(refused.value)
+        assert "888" not in str(refused.value)
 
 
 def test_a_fit_that_is_refused_is_not_charged_and_one_that_fails_is() -> None:

@@ -61,7 +61,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("pairs", LRSUQ),
     ("pairs", {"method": {"name": "uldp-avg-w", "user_sampling_rate": 0.5, "clip": MOVING}, **LRSUQ}),
     ("pairs", {"method": {"name": "uldp-naive"}, "channel": {"name": "lrsuq", "lattice": "A2"}}),
-    ("clients", of_clients("cepam-gaussian")),
+    ("clients", of_clients("cepam-gaussian", weights=[1.0, 4.0, 2.0])),
     ("clients", of_clients("cepam-laplace")),
     ("clients", of_clients("fl-gaussian-sdq", step=1.0)),
     ("clients", of_clients("fl-laplace")),
@@ -218,17 +218,19 @@ def test_a_message_that_is_none_ends_the_run_with_the_model(content: bytes, tmp_
             party = world.party(number)
             reply = party.receive(data)
             if party._last is not None and party._session is not None and party._last.number == 2:
-                letter = world.letter(number, data)
+                signed_message = world.open_message(number, data)
                 client = party._session.client
                 assert isinstance(client, SealedClient)
                 round_id = RoundId(run=client._setup.run, round=1, attempt=0)
                 (message,) = client._send(content, round_id)
                 terms = coordinator._record._terms
                 said = round_attestation(
-                    letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32)
+                    signed_message.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32)
                 )
                 signed = Attestation(signature=world.keys[number].sign(said))
-                reply = letter.answer(ProtocolMessage(message=message), signed).seal(world.keys[number])
+                reply = signed_message.answer(ProtocolMessage(message=message), signed).seal(
+                    world.keys[number]
+                )
             coordinator.receive(number, reply)
     assert coordinator.outcome is not None
     assert "was refused" in (coordinator.outcome.stopped or "")

@@ -223,7 +223,7 @@ def test_a_silo_whose_kept_round_lacks_something_says_so_and_charges_nothing(
 def test_the_rounds_of_a_stream_are_of_one_experiment(
     tmp_path: Path, first: dict[str, int] | None, then: dict[str, int] | None
 ) -> None:
-    """Another schedule under the same numbers of rounds would charge users for rounds that were never the dear ones."""
+    """Another schedule under the same numbers of rounds would charge users for other rounds than the expensive ones."""
     before, after = (asked(rounds=ROUNDS, method={"correlated": one} if one else {}) for one in (first, then))
     world = World(tmp_path, before, population())
     played(world, 1)

@@ -88,20 +88,20 @@ def _small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def guessed(world: World, users: int) -> tuple[list[int], int]:
     """A silo's counts by bisection over totals that it takes or refuses, and how many messages that took."""
     world.tell(world.terms())
-    found, letters = [], 0
+    found, messages = [], 0
     for user in range(users):
         low, high = 0, 64
         while low < high:
-            letters += 1
+            messages += 1
             middle = (low + high) // 2
             totals = np.full(users, 1000)
             totals[user] = middle
             taken = not any(
-                isinstance(part, Declined) for part in world.tell(UserTotals(counts=totals), number=letters)
+                isinstance(part, Declined) for part in world.tell(UserTotals(counts=totals), number=messages)
             )
             low, high = (low, middle) if taken else (middle + 1, high)
         found.append(low)
-    return found, letters
+    return found, messages
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_totals_are_no_oracle_for_counts(changes: dict[str, Any], tmp_path: Path
     held = population()
     world = World(tmp_path, asked(**changes), held)
     truth = np.bincount(held.train.user[held.train.silo == 0], minlength=6).tolist()
-    found, letters = guessed(world, 6)
-    assert letters > 30
+    found, messages = guessed(world, 6)
+    assert messages > 30
     assert found != truth
     assert len(set(found)) == 1  # every message was answered alike
     world.close()
@@ -176,7 +176,7 @@ class Exchange:
 
     def __init__(self, world: World, silo: int, data: bytes) -> None:
         self.world, self.silo, self.data = world, silo, data
-        self.letter = world.letter(silo, data)
+        self.message = world.open_message(silo, data)
         self.answered: SignedMessage | None = None
         assert world.coordinator is not None
         self.round = world.coordinator._part.checkpoint.round + 1
@@ -185,13 +185,13 @@ class Exchange:
         """What the silo says to another message in this one's place."""
         return self.world.answer(
             self.silo,
-            self.world.party(self.silo).receive(replace(self.letter, parts=parts).seal(self.world.key)),
+            self.world.party(self.silo).receive(replace(self.message, parts=parts).seal(self.world.key)),
         ).parts
 
     def from_silo(self, *parts: SessionMessage) -> None:
         """Have the coordinator read another answer in this one's place."""
         assert self.world.coordinator is not None
-        data = self.letter.answer(*parts).seal(self.world.keys[self.silo])
+        data = self.message.answer(*parts).seal(self.world.keys[self.silo])
         self.world.coordinator.receive(self.silo, data)
 
     def deliver(self) -> bytes:
@@ -258,7 +258,7 @@ class Undisturbed:
         for exchange in exchanges(world):
             exchange.deliver()
             assert exchange.answered is not None
-            for part in (*exchange.letter.parts, *exchange.answered.parts):
+            for part in (*exchange.message.parts, *exchange.answered.parts):
                 self.samples[message_shape([part])[0]] = part
         world.close()
         return world
@@ -363,17 +363,17 @@ def state_of(world: World, silo: int) -> tuple[str, dict[str, bytes]]:
 
 
 def near(
-    letter: tuple[SessionMessage, ...], samples: dict[Kind, SessionMessage]
+    signed_message: tuple[SessionMessage, ...], samples: dict[Kind, SessionMessage]
 ) -> Iterator[tuple[SessionMessage, ...]]:
     """The messages one step from an honest one: a part less, twice, in another place, or one more."""
-    for place, part in enumerate(letter):
-        yield letter[:place] + letter[place + 1 :]
-        yield (*letter[:place], part, *letter[place:])
-        yield (part, *letter[:place], *letter[place + 1 :])
+    for place, part in enumerate(signed_message):
+        yield signed_message[:place] + signed_message[place + 1 :]
+        yield (*signed_message[:place], part, *signed_message[place:])
+        yield (part, *signed_message[:place], *signed_message[place + 1 :])
     for kind in (*PARTS.values(),):
         if kind is not ProtocolMessage:
-            yield (samples[kind], *letter)
-            yield (*letter, samples[kind])
+            yield (samples[kind], *signed_message)
+            yield (*signed_message, samples[kind])
 
 
 def others(
@@ -393,7 +393,7 @@ def tries_at_a_silo(exchange: Exchange, samples: dict[Kind, SessionMessage], *, 
     """Send a silo other messages in an honest one's place, and see that nothing changes; return how many."""
     before, mine = state_of(exchange.world, exchange.silo), exchange.addressed_all(samples, up=False)
     tried = 0
-    for parts in others(exchange.letter.parts, mine, pairs=pairs):
+    for parts in others(exchange.message.parts, mine, pairs=pairs):
         (answer,) = exchange.to_silo(*parts)
         assert isinstance(answer, Declined | Ready)
         if isinstance(answer, Declined):
@@ -415,14 +415,14 @@ def tries_at_the_coordinator(exchange: Exchange, samples: dict[Kind, SessionMess
         state = {key: value for key, value in vars(coordinator).items() if key not in ("stop", "_ledger")}
         mine = exchange.addressed_all(samples, up=True)
         before = fingerprint(state), on_disk(exchange.world.run_folder.path)
-        letters = [
+        messages = [
             parts for parts in others(honest.parts, mine) if message_shape(parts) not in (*ENDINGS, *SIGNS)
         ]
-        for parts in letters:
+        for parts in messages:
             exchange.from_silo(*parts)
         assert (fingerprint(state), on_disk(exchange.world.run_folder.path)) == before
-    assert stops == [f"silo silo{exchange.silo}: sent {Code.SHAPE.template}"] * len(letters)
-    assert len(letters) > 40
+    assert stops == [f"silo silo{exchange.silo}: sent {Code.SHAPE.template}"] * len(messages)
+    assert len(messages) > 40
 
 
 def disturbed(name: str, undisturbed: Undisturbed, folder: Path, *, pairs: bool) -> None:
@@ -470,29 +470,29 @@ def any_sequence(
     def wrap(test: Callable[..., None]) -> Callable[..., None]:
         kinds = st.integers(0, len(PARTS) + len(KINDS) - 1)
         other = st.lists(kinds, min_size=1, max_size=2)
-        letters = st.lists(st.one_of(st.none(), st.none(), other), max_size=6)
+        messages = st.lists(st.one_of(st.none(), st.none(), other), max_size=6)
         quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
         profile = settings(
             max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=quiet
         )
-        return profile(given(name=st.sampled_from(names), letters=letters)(test))
+        return profile(given(name=st.sampled_from(names), messages=messages)(test))
 
     return wrap
 
 
 def played(
-    name: str, letters: list[list[int] | None], samples: dict[Kind, SessionMessage], folder: Path
+    name: str, messages: list[list[int] | None], samples: dict[Kind, SessionMessage], folder: Path
 ) -> None:
     """Play a run in which a silo is sent other messages between the honest ones; all ends as it does without them."""
     world, kinds = made(name, folder), list(samples.values())
-    waiting, sent = list(letters), 0
+    waiting, sent = list(messages), 0
     for exchange in exchanges(world):
         while exchange.silo == 0 and waiting:
             others_first = waiting.pop(0)
             if others_first is None:
                 break
             parts = tuple(exchange.addressed(kinds[kind % len(kinds)], up=False) for kind in others_first)
-            if message_shape(parts) not in (message_shape(exchange.letter.parts), *OUTSIDE):
+            if message_shape(parts) not in (message_shape(exchange.message.parts), *OUTSIDE):
                 before = state_of(world, 0)
                 assert isinstance(exchange.to_silo(*parts)[0], Declined | Ready)
                 assert state_of(world, 0) == before
@@ -505,14 +505,14 @@ def played(
 @pytest.mark.slow
 @any_sequence(SEQUENCES, 8)
 def test_no_sequence_of_messages_changes_anything(
-    samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
+    samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, messages: Any
 ) -> None:
-    played(name, letters, samples, tmp_path_factory.mktemp("sequence"))
+    played(name, messages, samples, tmp_path_factory.mktemp("sequence"))
 
 
 @pytest.mark.slow
 @any_sequence(tuple(name for name in CASES if "encrypted" not in name), 300)
 def test_no_sequence_of_messages_changes_anything_in_any_method(
-    samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, letters: Any
+    samples: dict[Kind, SessionMessage], tmp_path_factory: pytest.TempPathFactory, name: str, messages: Any
 ) -> None:
-    played(name, letters, samples, tmp_path_factory.mktemp("sequence"))
+    played(name, messages, samples, tmp_path_factory.mktemp("sequence"))

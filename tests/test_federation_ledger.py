@@ -637,8 +637,8 @@ def test_an_auditor_finds_what_the_silo_finds(world: World, tmp_path: Path) -> N
     assert failed(signed_again(world, short, tmp_path / "short.json")) == {"file"}
     unasked = dict(document, terms={})
     assert failed(signed_again(world, unasked, tmp_path / "unasked.json")) == {"terms"}
-    (name, letter), *_ = document["terms"].items()
-    forged = dict(document, terms={name: letter[:-2] + ("00" if letter[-2:] != "00" else "01")})
+    (name, message), *_ = document["terms"].items()
+    forged = dict(document, terms={name: message[:-2] + ("00" if message[-2:] != "00" else "01")})
     assert failed(signed_again(world, forged, tmp_path / "forged.json")) == {"terms"}
 
 

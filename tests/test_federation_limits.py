@@ -18,7 +18,7 @@ import pytest
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation import coordinator as coordinating
-from fedveil.federation import cpu_quota, exchange
+from fedveil.federation import exchange
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.cpu_quota import CpuQuota, Deadline
@@ -109,12 +109,9 @@ def test_training_beyond_its_deadline_ends_the_session_and_stays_charged(tmp_pat
     world.close()
 
 
-def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_deadline_is_looked_at_whenever_training_says_how_far_it_is() -> None:
     now = [100.0]
-    monkeypatch.setattr(cpu_quota.time, "monotonic", lambda: now[0])
-    deadline = Deadline(60.0)
+    deadline = Deadline(60.0, clock=lambda: now[0])
     now[0] += 59.9
     deadline(1, 2)
     now[0] += 0.1
@@ -127,11 +124,14 @@ def test_a_message_is_judged_by_its_beginning(world: World) -> None:
     coordinator, party = world.coordinate(), world.silos[0]
     assert party is not None
     for step in range(3):
-        letter = dict(coordinator.messages())[0]
-        assert len(letter) <= party.longest(letter[:BEGINNING])
-        assert (party.longest(letter[:BEGINNING]) > LARGEST_OPENING) == (step == 2)
+        signed_message = dict(coordinator.messages())[0]
+        assert len(signed_message) <= party.longest(signed_message[:BEGINNING])
+        assert (party.longest(signed_message[:BEGINNING]) > LARGEST_OPENING) == (step == 2)
         assert party.longest(bytes(BEGINNING)) == party.longest(b"") == LARGEST_OPENING
-        for data in (bytes(LARGEST_OPENING + 1), letter + bytes(party.longest(letter) + 1 - len(letter))):
+        for data in (
+            bytes(LARGEST_OPENING + 1),
+            signed_message + bytes(party.longest(signed_message) + 1 - len(signed_message)),
+        ):
             with pytest.raises(ProtocolError, match=f"above the limit of {party.longest(data)}"):
                 party.receive(data)
         world.exchange(coordinator)
@@ -191,15 +191,14 @@ def test_no_number_of_an_experiment_makes_joining_dear_or_untyped(
     world.close()
 
 
-# --- messages without fruit -------------------------------------------------------------------------------------
+# --- messages that lead to no charge ----------------------------------------------------------------------------
 
 
-def test_an_allowance_counts_what_led_to_no_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_counts_what_led_to_no_charge(tmp_path: Path) -> None:
     now = [0.0]
-    monkeypatch.setattr(cpu_quota.time, "time", lambda: now[0])
-    own = CpuQuota(tmp_path / "cpu.json")
+    own = CpuQuota(tmp_path / "cpu.json", clock=lambda: now[0])
     own.begin()
-    own.count(6.0, "answered")  # a dear setup, and the round that it was for
+    own.count(6.0, "answered")  # an expensive setup, and the round that it was for
     own.count(50.0, "charged")
     own.count(30.0, "answered")
     own.check(10.0)
@@ -215,29 +214,30 @@ def test_an_allowance_counts_what_led_to_no_charge(tmp_path: Path, monkeypatch: 
     own.check(10.0)
 
 
-def test_any_day_counts_and_not_a_day_that_begins_with_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_day_counts_and_not_a_day_that_begins_with_the_process(tmp_path: Path) -> None:
     """A window that is emptied at once gives twice the limit around its end; a restart gives nothing anew."""
     now = [7 * 86400.0 - 60.0]  # a minute before midnight, say
-    monkeypatch.setattr(cpu_quota.time, "time", lambda: now[0])
-    own = CpuQuota(tmp_path / "cpu.json")
+
+    def quota() -> CpuQuota:
+        return CpuQuota(tmp_path / "cpu.json", clock=lambda: now[0])
+
+    own = quota()
     own.count(10.0, "refused")
     for later in (120.0, 3600.0, 20 * 3600.0, 3 * 3600.0 - 120.0):  # in all less than a day
         now[0] += later
-        for silo in (own, CpuQuota(tmp_path / "cpu.json")):
+        for silo in (own, quota()):
             with pytest.raises(ProtocolError, match="10 s of a processor"):
                 silo.check(10.0)
     now[0] += 2 * 3600.0
     own.check(10.0)
-    CpuQuota(tmp_path / "cpu.json").check(10.0)
+    quota().check(10.0)
     (tmp_path / "cpu.json").write_text('{"1": -5.0}')
     with pytest.raises(RunFolderError, match=r"cpu\.json is damaged"):
         CpuQuota(tmp_path / "cpu.json")
 
 
-@pytest.mark.parametrize("letter", ["terms", "refused", "knock"])
-def test_a_silo_reads_no_message_once_its_day_is_spent(letter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signed_message", ["terms", "refused", "hello"])
+def test_a_silo_reads_no_message_once_its_day_is_spent(signed_message: str, tmp_path: Path) -> None:
     """Whatever it is that leads nowhere; the terms that are joined and left again among them."""
     world = World(tmp_path, asked(), population(), TESTING.model_copy(update={"uncharged_cpu_seconds": 0.05}))
     say: Callable[[int], tuple[SessionMessage, ...]] = {
@@ -245,8 +245,8 @@ def test_a_silo_reads_no_message_once_its_day_is_spent(letter: str, tmp_path: Pa
         "refused": lambda number: world.tell(
             world.terms(asked(rounds=10**6)), run=number.to_bytes(16, "big"), session=2
         ),
-        "knock": lambda number: world.tell(Hello(), number=number),
-    }[letter]
+        "hello": lambda number: world.tell(Hello(), number=number),
+    }[signed_message]
 
     def spend() -> None:
         for number in range(5000):
@@ -283,8 +283,8 @@ def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
     world.play()
     for party in world.silos:
         assert party is not None
-        assert party._allowance._paid
-        assert sum(party._allowance._spent.values()) + party._allowance._unpaid < 1.0
+        assert party._cpu_quota._paid
+        assert sum(party._cpu_quota._spent.values()) + party._cpu_quota._unpaid < 1.0
     world.close()
 
 
@@ -293,8 +293,8 @@ def test_a_run_that_is_played_costs_nothing_of_it(tmp_path: Path) -> None:
 
 def answer_of(world: World, silo: int, data: bytes, *parts: SessionMessage) -> bytes:
     """What a silo that lies answers to a message."""
-    letter = world.letter(silo, data)
-    return letter.answer(*parts).seal(world.keys[silo])
+    signed_message = world.open_message(silo, data)
+    return signed_message.answer(*parts).seal(world.keys[silo])
 
 
 def carried(
@@ -400,13 +400,13 @@ def test_a_silo_that_is_left_behind_is_not_back_because_it_works(tmp_path: Path)
     protection = MASKED | {"on_dropout": "recover", "max_dropouts": 1}
     world = World(tmp_path, asked(rounds=2, protection=protection), population())
     coordinator = world.coordinate()
-    letters = dict(coordinator.messages())
+    messages = dict(coordinator.messages())
     assert coordinator.drop_missing((2,)) == ("silo2",)
     party = world.party(2)
-    assert coordinator.receive(2, party.in_progress_message(letters[2])) is ReplyKind.NOTHING
+    assert coordinator.receive(2, party.in_progress_message(messages[2])) is ReplyKind.NOTHING
     assert not coordinator._absent.n_returned
     assert 2 in dict(coordinator.messages())
-    coordinator.receive(2, party.receive(letters[2]))
+    coordinator.receive(2, party.receive(messages[2]))
     assert coordinator._absent.n_returned == 1
     coordinator.close()
     world.close()

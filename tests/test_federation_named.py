@@ -41,9 +41,9 @@ def stopped(folder: Path, case: str, lie: Lie) -> str | None:
         for number, data in reversed(coordinator.messages()):  # silo 0, which lies, refuses nothing first
             reply = world.party(number).receive(data)
             if number == 0:
-                letter = world.answer(0, reply)
-                changed = tuple(lie(world, part) for part in letter.parts)
-                reply = replace(letter, parts=changed).seal(world.keys[0])
+                signed_message = world.answer(0, reply)
+                changed = tuple(lie(world, part) for part in signed_message.parts)
+                reply = replace(signed_message, parts=changed).seal(world.keys[0])
             coordinator.receive(number, reply)
     world.close()
     return world.outcome.stopped

@@ -46,9 +46,9 @@ def world_of(folder: Path, experiment: Experiment) -> World:
 
 
 def step(coordinator: CoordinatorParty) -> str:
-    """Which step of an attempt is awaited: KNOCK, IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
+    """Which step of an attempt is awaited: HELLO, IDLE (joining), KEYS, SHARES, VECTORS, SIGN, REVEAL."""
     if coordinator._exchange is not None and coordinator._exchange.hellos:
-        return "KNOCK"
+        return "HELLO"
     machine = coordinator._server
     assert isinstance(machine, RecoverableServer)
     return machine._phase.name
@@ -202,7 +202,7 @@ def test_too_few_are_waited_for_and_begin_again_with_those_that_are_back(tmp_pat
         if number in (0, 1) and party is not None:
             coordinator.receive(number, party.receive(data))
     assert coordinator.drop_missing(coordinator.awaited_silos) == ("silo2",)
-    assert step(coordinator) == "KNOCK"
+    assert step(coordinator) == "HELLO"
     while not coordinator.is_finished:
         exchange(world, coordinator, () if 2 in coordinator._absent else (2,))
     assert summed(world) == [4, 4, 4, 4]

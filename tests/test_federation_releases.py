@@ -145,10 +145,10 @@ class Hospitals:
 
     def _told(self, number: int, data: bytes) -> bytes:
         """A message, or what a coordinator that lies makes of it."""
-        letter = SignedMessage.open(
+        signed_message = SignedMessage.open(
             data, sender=SERVER, identity=self.key.public, recipient=number, largest=LARGEST_MESSAGE
         )
-        return replace(letter, parts=self.lie(number, letter.parts)).seal(self.key)
+        return replace(signed_message, parts=self.lie(number, signed_message.parts)).seal(self.key)
 
     def close(self) -> None:
         """Close all silos."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.federation import session_admission
 from fedveil.federation.audit.run_record import STATE
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.session_admission import LEASE_SECONDS, SessionAdmission, session_name, session_run
@@ -115,11 +114,11 @@ def test_no_old_message_changes_a_silo(tmp_path: Path) -> None:
     while not coordinator.is_finished:
         before = state_of(world, 0)
         for data in old:
-            letter = world.answer(0, party.receive(data))
+            message = world.answer(0, party.receive(data))
             assert party._last is not None
             joined = party._last.run == coordinator.run
             assert (
-                isinstance(letter.parts[0], Ready) or not joined
+                isinstance(message.parts[0], Ready) or not joined
             )  # till then the old session answers as it did
         assert state_of(world, 0) == before
         world.exchange(coordinator)
@@ -131,8 +130,8 @@ def test_an_old_word_of_a_silo_begins_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, asked(rounds=2), population())
     coordinator = world.coordinate()
     party = world.party()
-    ((_, knock), *_) = coordinator.messages()
-    stale = party.receive(knock)
+    ((_, hello), *_) = coordinator.messages()
+    stale = party.receive(hello)
     world.exchange(coordinator)  # nonces
     before = coordinator.messages()
     coordinator.receive(0, stale)
@@ -140,7 +139,7 @@ def test_an_old_word_of_a_silo_begins_nothing(tmp_path: Path) -> None:
     world.exchange(coordinator)  # terms
     before = coordinator.messages()
     coordinator.receive(0, stale)
-    coordinator.receive(0, party.receive(knock))
+    coordinator.receive(0, party.receive(hello))
     assert coordinator.messages() == before
     coordinator.close()
     world.close()
@@ -150,50 +149,44 @@ def task(number: int = 1) -> tuple[SessionMessage, ...]:
     return GlobalModel(values=np.zeros(4, dtype=np.float32)), RoundTask(round=number)
 
 
-def knocked(world: World, run: bytes) -> Ready:
+def greet(world: World, run: bytes) -> Ready:
     (here,) = world.tell(Hello(), session=9, run=run)
     assert isinstance(here, Ready)
     return here
 
 
-def test_another_run_waits_from_the_first_round_to_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_run_waits_from_the_first_round_to_the_last(tmp_path: Path) -> None:
     now = [1000.0]
-    monkeypatch.setattr(session_admission.time, "monotonic", lambda: now[0])
-    world = World(tmp_path, asked(rounds=2), population())
+    world = World(tmp_path, asked(rounds=2), population(), clock=lambda: now[0])
     other = bytes(16)
     world.tell(world.terms(asked(rounds=2)))
-    assert not knocked(world, other).busy  # nothing was asked for yet
+    assert not greet(world, other).busy  # nothing was asked for yet
     assert isinstance(world.tell(*task(), number=1)[0], ProtocolMessage)
-    assert knocked(world, other).busy == LEASE_SECONDS
+    assert greet(world, other).busy == LEASE_SECONDS
     (refused,) = world.tell(world.terms(asked(rounds=2)), run=other)
     assert isinstance(refused, Ready)
-    assert not knocked(world, RUN).busy  # the same run resumes at once
+    assert not greet(world, RUN).busy  # the same run resumes at once
     now[0] += 400.0
-    assert knocked(world, other).busy == 200
+    assert greet(world, other).busy == 200
     world.tell(*task(), number=2)  # every message of the session renews it
-    assert knocked(world, other).busy == LEASE_SECONDS
+    assert greet(world, other).busy == LEASE_SECONDS
     world.tell(*task(2), number=3)
-    assert not knocked(world, other).busy  # its last round is over
+    assert not greet(world, other).busy  # its last round is over
     world.tell(world.terms(asked(rounds=2)), session=2)
     world.tell(*task(2), session=2, number=1)
     world.tell(world.terms(asked(rounds=2)), run=other, session=3)
     assert isinstance(world.tell(*task(), run=other, session=3, number=1)[0], ProtocolMessage)
-    assert knocked(world, RUN).busy
+    assert greet(world, RUN).busy
     world.tell(Goodbye(), run=other, session=3, number=2)
-    assert not knocked(world, RUN).busy
+    assert not greet(world, RUN).busy
     assert isinstance(world.tell(*task(2), run=other, session=3, number=3)[0], Ready)
     now[0] += LEASE_SECONDS
     world.close()
 
 
-def test_a_silo_whose_coordinator_died_is_free_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_whose_coordinator_died_is_free_after_a_while(tmp_path: Path) -> None:
     now = [0.0]
-    monkeypatch.setattr(session_admission.time, "monotonic", lambda: now[0])
-    world = World(tmp_path, asked(rounds=2), population())
+    world = World(tmp_path, asked(rounds=2), population(), clock=lambda: now[0])
     world.tell(world.terms(asked(rounds=2)))
     world.tell(*task(), number=1)
     now[0] += LEASE_SECONDS
@@ -203,14 +196,14 @@ def test_a_silo_whose_coordinator_died_is_free_after_a_while(
 
 def test_terms_join_under_the_present_nonces_alone(tmp_path: Path) -> None:
     world = World(tmp_path, asked(), population())
-    reception = SessionAdmission()
+    admission = SessionAdmission()
     terms = replace(
         world.terms(asked()),
         opened=b"c" * 16,
-        nonces=((0, reception.ready_message(RUN).nonce), (2, b"o" * 16)),
+        nonces=((0, admission.ready_message(RUN).nonce), (2, b"o" * 16)),
     )
     name = session_name(RUN, terms.opened, terms.nonces)
-    assert reception.admits(0, RUN, name, terms)
+    assert admission.admits(0, RUN, name, terms)
     for silo, run, session, changed in (
         (2, RUN, name, terms),
         (1, RUN, name, terms),
@@ -219,9 +212,9 @@ def test_terms_join_under_the_present_nonces_alone(tmp_path: Path) -> None:
         (0, RUN, name, replace(terms, opened=b"d" * 16)),
         (0, RUN, name, replace(terms, nonces=terms.nonces[:1])),
     ):
-        assert not reception.admits(silo, run, session, changed)
-    reception.admit()
-    assert not reception.admits(0, RUN, name, terms)
+        assert not admission.admits(silo, run, session, changed)
+    admission.admit()
+    assert not admission.admits(0, RUN, name, terms)
     # the bytes of version 3 stay
     fixed = replace(terms, nonces=((0, b"s" * 16),))
     assert session_name(RUN, fixed.opened, fixed.nonces).hex() == "d6054096ab42249cd3ef62495a722eda"
@@ -249,9 +242,9 @@ def test_what_answers_a_knock_with_something_else_ends_the_run(tmp_path: Path) -
     world = World(tmp_path, asked(), population())
     coordinator = world.coordinate()
     number, data = coordinator.messages()[0]
-    letter = world.letter(number, data)
-    coordinator.receive(number, letter.answer(Join(heads=())).seal(world.keys[number]))
+    message = world.open_message(number, data)
+    coordinator.receive(number, message.answer(Join(heads=())).seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert "silo0: sent a message of another shape" in (coordinator.outcome.stopped or "")
-    assert not any(isinstance(part, Declined) for part in letter.parts)
+    assert not any(isinstance(part, Declined) for part in message.parts)
     world.close()

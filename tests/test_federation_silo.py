@@ -249,9 +249,9 @@ def test_a_refused_offer_of_another_run_leaves_the_one_that_goes_on(tmp_path: Pa
     )
     limited = LIMITED.model_copy(update={"epsilon": 2.0, "trust_coordinator": True})
     world = World(tmp_path, secure, population(), limited)
-    identity, dear = os.urandom(16), secure.model_copy(update={"rounds": 5000})
+    identity, expensive = os.urandom(16), secure.model_copy(update={"rounds": 5000})
     world.tell(world.terms(secure), run=identity)
-    refused = world.terms(dear)
+    refused = world.terms(expensive)
     assert cause(world.tell(refused, run=os.urandom(16))) == "budget"
     world.tell(*task(world, 1), run=identity, number=1)
     assert isinstance(
@@ -562,15 +562,17 @@ def test_a_vector_that_is_none_ends_the_run_with_the_model(
     world.exchange(coordinator)
     world.exchange(coordinator)
     for number, data in coordinator.messages():
-        letter = world.letter(number, data)
+        signed_message = world.open_message(number, data)
         round_id = RoundId(run=coordinator._session_run, round=1, attempt=0)
         sent = Envelope(
             round_id=round_id, sender=number, recipient=SERVER, message=PlaintextVector(values=values)
         )
         terms = coordinator._record._terms
-        told = round_attestation(letter.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32))
+        told = round_attestation(
+            signed_message.run, terms, ("", 1), coordinator._asked, coordinator._told, bytes(32)
+        )
         signed = Attestation(signature=world.keys[number].sign(told))
-        answer = letter.answer(ProtocolMessage(message=sent.encode()), signed)
+        answer = signed_message.answer(ProtocolMessage(message=sent.encode()), signed)
         coordinator.receive(number, answer.seal(world.keys[number]))
     assert coordinator.outcome is not None
     assert reason in (coordinator.outcome.stopped or "")
@@ -636,8 +638,8 @@ def test_no_bytes_do_more_than_be_refused() -> None:
 
 def test_parts_are_checked_behind_a_signature(world: World) -> None:
     """Who has the key can sign anything; what is signed is still read with care."""
-    letter = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=())
-    content = letter.seal(world.key)[:-64]
+    signed_message = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=())
+    content = signed_message.seal(world.key)[:-64]
     for body, count in (
         (b"\x05" + bytes(8), 1),
         (bytes([Hello.kind]) + bytes(7), 1),
@@ -722,14 +724,14 @@ def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world.exchange(coordinator)
     world.exchange(coordinator)
     data = dict(coordinator.messages())[0]
-    letter = world.letter(0, data)
-    heads, directory, start, *asked_for = letter.parts
+    signed_message = world.open_message(0, data)
+    heads, directory, start, *asked_for = signed_message.parts
     assert isinstance(start, ProtocolMessage)
     envelope = Envelope.decode(start.message)
     fewer = ProtocolMessage(message=replace(envelope, message=RoundStart(cohort=(0, 1))).encode())
     party = world.party()
     (answer,) = world.answer(
-        0, party.receive(replace(letter, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
+        0, party.receive(replace(signed_message, parts=(heads, directory, fewer, *asked_for)).seal(world.key))
     ).parts
     assert isinstance(answer, Declined)
     assert answer.why.code is Code.PROTOCOL
@@ -752,8 +754,8 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
     for silo, data in coordinator.messages():
         reply = world.party(silo).receive(data)
         if silo == 2:
-            letter = world.letter(2, data)
-            reply = letter.answer(
+            signed_message = world.open_message(2, data)
+            reply = signed_message.answer(
                 Join(heads=((NONE, bytes(64)),) * 3), UserCounts(counts=np.minimum(wrapping, 2**32 - 1))
             ).seal(world.keys[2])
         coordinator.receive(silo, reply)
@@ -767,8 +769,10 @@ def test_counts_of_a_silo_that_lies_do_not_wrap_the_totals(tmp_path: Path) -> No
 
 def test_a_message_of_another_version_is_refused_by_name(world: World) -> None:
     party = world.party()
-    letter = SignedMessage(run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Hello(),))
-    content = letter.seal(world.key)[:-64]
+    signed_message = SignedMessage(
+        run=RUN, session=bytes(16), number=0, sender=SERVER, recipient=0, parts=(Hello(),)
+    )
+    content = signed_message.seal(world.key)[:-64]
     old = content[:3] + b"\x02" + content[4:]
     with pytest.raises(
         ProtocolError, match="a message of version 2, where version 4 is read; all parties need"

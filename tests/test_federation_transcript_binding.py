@@ -120,8 +120,8 @@ class Left:
         note = world.note
 
         def noting(number: int, data: bytes) -> None:
-            letter = world.answer(number, data)
-            for part in letter.parts:
+            signed_message = world.answer(number, data)
+            for part in signed_message.parts:
                 relayed = isinstance(part, ProtocolMessage)
                 self.kinds.append(type(Envelope.decode(part.message).message) if relayed else type(part))
             note(number, data)

@@ -271,11 +271,11 @@ def test_no_message_tells_counts_or_who_was_drawn(tmp_path: Path) -> None:
     def overheard(party: SiloParty, data: bytes) -> bytes:
         reply = receive(party, data)
         number = party._number
-        for letter, sender, recipient in ((data, SERVER, number), (reply, number, SERVER)):
+        for message, sender, recipient in ((data, SERVER, number), (reply, number, SERVER)):
             key = world.membership.coordinator if sender == SERVER else world.membership.roster[number]
             told.extend(
                 SignedMessage.open(
-                    letter, sender=sender, identity=key, recipient=recipient, largest=LARGEST_MESSAGE
+                    message, sender=sender, identity=key, recipient=recipient, largest=LARGEST_MESSAGE
                 ).parts
             )
         return reply
@@ -344,12 +344,12 @@ def _with(held: Population, records: Records) -> Population:
 def test_a_task_that_tells_who_is_drawn_or_commits_to_nobody_is_refused(parts: str, tmp_path: Path) -> None:
     world = World(tmp_path, weighted(SAMPLED), population(), POLICY)
 
-    def lie(_: int, letter: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
+    def lie(_: int, message: tuple[SessionMessage, ...]) -> tuple[SessionMessage, ...]:
         if parts == "uncommitted":
-            return tuple(part for part in letter if not isinstance(part, SamplingCommitment))
+            return tuple(part for part in message if not isinstance(part, SamplingCommitment))
         drawn = SampledUsers(users=np.ones(6, dtype=np.bool_))
         return tuple(
-            told for part in letter for told in ((drawn, part) if isinstance(part, RoundTask) else (part,))
+            told for part in message for told in ((drawn, part) if isinstance(part, RoundTask) else (part,))
         )
 
     world.lie = lie

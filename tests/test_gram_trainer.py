@@ -391,7 +391,7 @@ def test_projected_steps_with_momentum_are_refused() -> None:
 def test_rows_are_as_wide_as_a_step_of_all_records_and_whole_tiles_otherwise(
     batch_size: int | None, widths: list[int]
 ) -> None:
-    """Rows of 48 for users of one or two records made a round of 1,000 such clients four times as dear."""
+    """Rows of 48 for users of one or two records made a round of 1,000 such clients four times as expensive."""
     sizes = np.array([1, 2, 7, 60])
     held = RecordCounts(sizes=sizes, starts=np.cumsum(sizes) - sizes, padding=int(sizes.sum()))
     layouts = list(stack_layouts(np.arange(4), held, 1 << 18, batch_size))

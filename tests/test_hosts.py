@@ -557,16 +557,16 @@ class Slow:
         self.let = threading.Event()
         self.read: list[bytes] = []
 
-    def receive(self, letter: bytes) -> bytes:
-        self.read.append(letter)
+    def receive(self, message: bytes) -> bytes:
+        self.read.append(message)
         assert self.let.wait(30)
-        return b"answer to " + letter
+        return b"answer to " + message
 
     def longest(self, beginning: bytes) -> int:
         return LARGEST_OPENING
 
-    def in_progress_message(self, letter: bytes) -> bytes:
-        if letter == b"forged":
+    def in_progress_message(self, message: bytes) -> bytes:
+        if message == b"forged":
             raise ProtocolError("not signed")
         return b"at work"
 
@@ -599,7 +599,7 @@ def test_a_carrier_that_reads_no_answer_keeps_no_guard(
     monkeypatch.setattr("fedveil.federation.hosts.key_process._QUESTION_SECONDS", 0.2)
     silo, path = Slow(), tmp_path / "guard"
     silo.let.set()
-    monkeypatch.setattr(silo, "receive", lambda letter: letter * (1 << 22))
+    monkeypatch.setattr(silo, "receive", lambda message: message * (1 << 22))
     guard = KeyProcess(silo, path)  # type: ignore[arg-type]
     threading.Thread(target=guard.serve, daemon=True).start()
     with socket.socket(socket.AF_UNIX) as silent:
@@ -663,7 +663,7 @@ def test_silos_do_not_learn_the_coordinators_paths(made: Demonstration) -> None:
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
     assert len(party.messages()) == 4
-    assert not any(str(made.experiment.parent).encode() in letter for _, letter in party.messages())
+    assert not any(str(made.experiment.parent).encode() in message for _, message in party.messages())
     party.close()
 
 

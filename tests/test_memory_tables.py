@@ -127,8 +127,30 @@ class _Odd:
         return "odd"
 
 
+class _Broken:
+    """An object that neither compares nor has a text; what it raises quotes a record."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise KeyError("s3cret")
+
+    def __str__(self) -> str:
+        raise LookupError("s3cret")
+
+
 ODD: list[Any] = [
-    *(np.array([1, 2]), torch.ones(2), [1, 2], _Odd(), 1j, b"30", "\ud800", "\U0001f600", date(2020, 1, 1)),
+    *(
+        np.array([1, 2]),
+        torch.ones(2),
+        [1, 2],
+        _Odd(),
+        1j,
+        b"30",
+        "\ud800",
+        "\U0001f600",
+        date(2020, 1, 1),
+    ),
     *(10**400, -(10**5000), Decimal("1e400"), float("inf"), np.float32("inf")),
 ]
 MISSING: list[Any] = [
@@ -139,6 +161,7 @@ MISSING: list[Any] = [
     Decimal("NaN"),
     Decimal("sNaN"),
     np.datetime64("NaT"),
+    _Broken(),
 ]
 
 

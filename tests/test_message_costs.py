@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.message_costs import COPIES, MIB, NAMES, SECONDS, costs, dearest
+from tests.message_costs import COPIES, MIB, NAMES, SECONDS, costs, most_expensive
 
 
 @pytest.mark.slow
@@ -12,9 +12,9 @@ from tests.message_costs import COPIES, MIB, NAMES, SECONDS, costs, dearest
 def test_no_message_costs_its_reader_much(name: str, tmp_path: Path) -> None:
     if name in ("encrypted", "blind, ring"):
         pytest.importorskip("tenseal")
-    best = dearest(costs((name,), tmp_path))
+    best = most_expensive(costs((name,), tmp_path))
     assert len(best) > 15
-    longest = max(cost.letter for cost in best.values())
+    longest = max(cost.message for cost in best.values())
     for cost in best.values():
         assert not cost.lie or cost.seconds <= SECONDS, cost
         assert not cost.lie or cost.mib <= max(MIB, COPIES * longest), cost

@@ -1,4 +1,4 @@
-"""The page for collectors: what it tells, on which doors, and that it knows no count of records."""
+"""The page for collectors: what it tells, on which sockets, and that it knows no count of records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def port() -> int:
         return int(taken.getsockname()[1])
 
 
-def door_of(running: RunningFolder) -> socket.socket:
+def connect(running: RunningFolder) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(10)
     connection.connect(address(running / SOCKET))
@@ -51,7 +51,7 @@ def answer_of(connection: socket.socket, question: bytes = b"") -> bytes:
 def asked(running: RunningFolder, path: str, method: str = "GET") -> tuple[int, str]:
     """Status and text that the socket answers a question with."""
     head, _, text = (
-        answer_of(door_of(running), f"{method} {path} HTTP/1.1\r\nHost: any\r\n\r\n".encode())
+        answer_of(connect(running), f"{method} {path} HTTP/1.1\r\nHost: any\r\n\r\n".encode())
         .decode()
         .partition("\r\n\r\n")
     )
@@ -82,7 +82,7 @@ def test_the_socket_answers_four_paths_to_its_owner(running: RunningFolder, tmp_
 )
 def test_what_is_no_short_question_is_answered_so(running: RunningFolder, question: bytes) -> None:
     with closing(MetricsServer(running, None, str, str)):
-        assert answer_of(door_of(running), question[:8192]).startswith(b"HTTP/1.1 400 ")
+        assert answer_of(connect(running), question[:8192]).startswith(b"HTTP/1.1 400 ")
 
 
 def test_slow_senders_hold_a_door_for_seconds_and_nothing_else(
@@ -92,7 +92,7 @@ def test_slow_senders_hold_a_door_for_seconds_and_nothing_else(
     monkeypatch.setattr(pages, "_SECONDS", 0.3)
     before = threading.active_count()
     with closing(MetricsServer(running, None, str, str)), ExitStack() as slow:
-        senders = [slow.enter_context(door_of(running)) for _ in range(AT_ONCE)]
+        senders = [slow.enter_context(connect(running)) for _ in range(AT_ONCE)]
         sent = 0
         with suppress(OSError):
             while sent < 100:

@@ -47,8 +47,8 @@ def test_every_change_has_a_name_and_tests_of_its_own_choice() -> None:
 
 
 def test_every_room_that_guards_a_guarantee_is_changed_somewhere() -> None:
-    rooms = {mutant.file.rpartition("/")[0] for mutant in MUTANTS}
-    assert rooms >= {
+    packages = {mutant.file.rpartition("/")[0] for mutant in MUTANTS}
+    assert packages >= {
         "privacy",
         "crypto",
         "protocols",

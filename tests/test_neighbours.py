@@ -46,6 +46,7 @@ METHOD_KEYS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "ckks-fedavg": {},
     "fl": {},
+    "cepam-gaussian": NOISE | {"weights": [1.0, 4.0, 2.0, 3.0]},
     "uldp-group": NOISE | {"group_size": 2},
     "fl-sdq": {"clip": 0.5, "step": 1.0},
     "fl-gaussian-sdq": NOISE | {"step": 1.0},
@@ -294,7 +295,7 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
     rows = json_lines(outcome.folder / "metrics.jsonl")
     return {
         "refused": outcome.stopped,
-        "letters": passed,
+        "messages": passed,
         "statement": outcome.statement,
         "rows": [public(row) for row in rows],
     }
@@ -332,8 +333,8 @@ def test_institutions_run_the_same_without_the_only_records_of_a_silo(
         assert full["refused"] is None, setting
         for neighbour in neighbours:
             if setting in ("paillier", "oblivious", "lrsuq") or "cepam" in method or "sdq" in method:
-                full["letters"], neighbour["letters"] = (
-                    [letter[:2] for letter in run["letters"]] for run in (full, neighbour)
+                full["messages"], neighbour["messages"] = (
+                    [message[:2] for message in run["messages"]] for run in (full, neighbour)
                 )
             assert neighbour == full, setting
 

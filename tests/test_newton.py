@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 import fedveil as fv
+from fedveil.bundle.export import export_torch
 from fedveil.data.records import Affine, Population, Records
 from fedveil.data.schema import Schema
-from fedveil.errors import CompositionError, ConfigError, ModelError
+from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.guarantee import PublicFacts
@@ -469,6 +470,13 @@ def test_what_newton_cannot_train_is_refused_before_a_charge(
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
+def test_another_model_is_refused_before_noise_is_found_for_it(tmp_path: Path) -> None:
+    """No noise reaches this epsilon: whoever looked for it first would say so instead."""
+    for model, reason in (("whitened-linear", "epsilon"), ("mlp", "whitened-linear")):
+        with pytest.raises(FedveilError, match=reason):
+            fv.train(model, people(), method=fv.newton(), epsilon=1e-9, rounds=3, folder=tmp_path)
+
+
 def test_a_number_to_predict_needs_a_public_bound(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     numbers: dict[str, Any] = {"task": "regression", "classes": None, "targets": rng.uniform(0, 8, 400)}
@@ -503,6 +511,18 @@ OTHERS = {
     "survival": ("whitened-hazards", "cox", {"horizon": 4.0}),
 }
 every_other = pytest.mark.parametrize("kind", OTHERS)
+
+
+class StopAfter(fv.Callback):
+    """Interrupt a run after a round, as a user would."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_round_end(self, round: fv.RoundSummary) -> str | None:
+        if round.number == self.number:
+            raise KeyboardInterrupt
+        return None
 
 
 def others(kind: str, n: int = 600, seed: int = 2) -> Population:
@@ -616,6 +636,30 @@ def test_counts_and_survival_pass_masks_and_institutions(kind: str, tmp_path: Pa
     world = World(tmp_path, given, held, policy)
     world.play()
     world.assert_as_in_one_process()
+
+
+@every_other
+def test_a_model_of_counts_or_survival_is_resumed_saved_and_verified(kind: str, tmp_path: Path) -> None:
+    held, (model, loss, keys) = others(kind, n=90), OTHERS[kind]
+    given: dict[str, Any] = {
+        "method": fv.newton(**keys), "epsilon": 8.0, "rounds": 4, "loss": loss,
+        "settings": {"privacy": {"insecure_seed": 3}},
+    }  # fmt: skip
+    whole = fv.train(model, held, folder=tmp_path / "whole", **given)
+    with pytest.raises(KeyboardInterrupt):
+        fv.train(model, held, folder=tmp_path / "stopped", callbacks=[StopAfter(2)], **given)
+    stopped = next((tmp_path / "stopped").iterdir())
+    resumed = fv.resume(stopped, model, held, loss=loss)
+    assert same_model(files(whole.folder)[1], files(stopped)[1])
+    assert files(whole.folder)[0] == files(stopped)[0]
+    assert resumed.statement == whole.statement
+    saved = whole.save(tmp_path / "saved")
+    assert fv.verify(saved).holds
+    read, new = fv.load(saved), np.random.default_rng(4).uniform(-1, 1, (20, 3)).astype(np.float32)
+    assert np.array_equal(read.predict(new), whole.predict(new))
+    assert np.ptp(read.predict(new)) > 0.01
+    stored = torch.load(export_torch(read, tmp_path / "model.pt"), weights_only=True)
+    assert all(torch.equal(stored[name], value) for name, value in read.model.state_dict().items())
 
 
 @pytest.mark.parametrize(

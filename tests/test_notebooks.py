@@ -12,13 +12,13 @@ from tests.notebooks import FOLDER, PATHS, read, run, source
 ROOT = Path(__file__).resolve().parents[1]
 
 
-DEAR = ("compose-and-compare", "own-model")
+EXPENSIVE = ("compose-and-compare", "own-model")
 """Twelve runs, and a network of one's own: seconds each, of what other tests try by itself."""
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in DEAR else []) for path in PATHS],
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in EXPENSIVE else []) for path in PATHS],
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs_and_has_kept_what_it_printed(path: Path, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_logs_are_lines_of_json_if_asked(capsys: pytest.CaptureFixture[str]) -> 
     log.handlers.clear()
     try:
         show_log(LogLevel.INFO, LogFormat.JSON)
-        logging.getLogger("fedveil.silo").warning("a letter\nof \x1b[31m%s", "somebody")
+        logging.getLogger("fedveil.silo").warning("a message\nof \x1b[31m%s", "somebody")
         logging.getLogger("fedveil.silo").debug("not shown")
         (line,) = capsys.readouterr().err.splitlines()
         found = json.loads(line)

@@ -581,7 +581,7 @@ def test_code_that_fails_at_a_record_ends_the_run_and_every_statement_says_so(tm
 
 
 def test_what_is_handed_over_beside_the_records_is_named_and_not_covered(tmp_path: Path) -> None:
-    """A loss may hold the labels' counts, which move everybody's update; the house cannot see where they come from."""
+    """A loss may hold the labels' counts, which move everybody's update; fedveil cannot see where they come from."""
     counted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0]))
     for given, named in (({"loss": counted}, True), ({"loss": "cross_entropy"}, False), ({}, False)):
         statement = train(tmp_path, rounds=1, **given).statement

@@ -1,4 +1,4 @@
-"""Members by name: the house's own, those of installed packages, and what is refused of both."""
+"""Members by name: the built-in ones, those of installed packages, and what is refused of both."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_package_that_fails_to_import_is_named_and_breaks_nothing_else(
     told = capsys.readouterr().out
     assert told.count("of the package fv-broken cannot be loaded") == len(KINDS) - 1
     assert "\x1b" not in told
-    assert "fv-broken" not in page(), "the reference is of the house"
+    assert "fv-broken" not in page(), "the reference lists built-in members alone"
 
 
 def test_a_silo_joins_no_run_that_another_version_of_a_package_was_composed_for(

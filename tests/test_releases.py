@@ -20,6 +20,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.audit import audit
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
 from fedveil.run.document_run import make_releases, resume_releases
 from fedveil.run.folder.documents import read_statement
@@ -131,6 +132,8 @@ def test_under_torchrun_no_rank_releases_for_itself(tmp_path: Path, monkeypatch:
         make_releases(prepare_release(document), tmp_path / "runs")
     with pytest.raises(ConfigError, match="a sweep: torchrun started several processes"):
         list(sweep([], tmp_path / "sweep"))
+    with pytest.raises(ConfigError, match="an audit: torchrun started several processes"):
+        audit(tmp_path / "run")
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "sweep").exists()
 

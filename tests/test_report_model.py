@@ -12,13 +12,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedveil.errors import RunFolderError
+from fedveil.randomness import ExperimentRandomness
 from fedveil.report.document import Section
 from fedveil.report.drawing import Plot
 from fedveil.report.figure_files import write_figures
 from fedveil.report.model import model_section
 from fedveil.report.page import report_page, run_plots
 from fedveil.report.run_data import load_run
-from fedveil.training.models import MODELS
+from fedveil.training.models import MODELS, build_model
 from fedveil.training.newton import WhitenedLinear
 from fedveil.training.trees import BoostedTrees
 from tests.report_folders import write_run
@@ -39,8 +40,12 @@ classes = ["no", "yes"]
 WIDTH = 3 + 3 + 2
 
 
+SEED = 9
+"""Of the experiment, and so of the structure of its trees: tree 24 of round 12 divides by features 0, 4 and 1."""
+
+
 def folder_of(path: Path, name: str, module: nn.Module, schema: str | None = SCHEMA) -> Path:
-    """Write a run folder with a model, whose tables are nowhere."""
+    """Write a run folder with the trained parameters of a model, as runs do; its tables are nowhere."""
     folder = write_run(path / "run", rounds=3)
     lines = [f'[model]\nname = "{name}"\n']
     if schema is not None:
@@ -48,11 +53,10 @@ def folder_of(path: Path, name: str, module: nn.Module, schema: str | None = SCH
         lines.append(
             f'[data.table]\nschema_file = "{path / "schema.toml"}"\nfiles = ["{path / "gone.csv"}"]\n'
         )
-    text = 'schema_version = 2\nname = "little"\n' + "".join(lines)
+    text = f'schema_version = 2\nname = "little"\nseed = {SEED}\n' + "".join(lines)
     (folder / "experiment.toml").write_text(text)
-    save_file(
-        {key: value.contiguous() for key, value in module.state_dict().items()}, folder / "model.safetensors"
-    )
+    tensors = {key: value.detach().contiguous() for key, value in module.named_parameters()}
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
@@ -94,12 +98,15 @@ def test_partial_dependence_is_the_model_at_public_reference_values(tmp_path: Pa
 
 
 def trees() -> BoostedTrees:
-    module = BoostedTrees(WIDTH, 1, torch.Generator().manual_seed(0))
+    module = build_model(
+        "boosted-trees", input_shape=(WIDTH,), n_outputs=1, randomness=ExperimentRandomness(SEED)
+    )
+    assert isinstance(module, BoostedTrees)
+    assert module.feature[12, 24].tolist() == [0, 4, 1]
     with torch.no_grad():
-        module.leaves[4, 7, :, 0] = torch.arange(8.0) - 3
-        module.feature[4, 7] = torch.tensor([0, 4, 1])
-        module.rank[4, 7] = torch.tensor([11, 8, 3])
-        module.cuts[0, 11], module.cuts[4, 8], module.cuts[1, 3] = 0.5, 0.25, 0.1
+        module.leaves[12, 24, :, 0] = torch.arange(8.0) - 3
+        for feature, rank, cut in zip((0, 4, 1), module.rank[12, 24].tolist(), (0.5, 0.25, 0.1), strict=True):
+            module.cuts[feature, rank] = cut
     return module
 
 

@@ -6,8 +6,11 @@ import json
 import math
 import re
 from collections import Counter
-from functools import cache
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,15 +27,17 @@ from typer.testing import CliRunner
 
 from fedveil.cli.app import app
 from fedveil.cli.benchmarks import reproduce_command
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, HostError
 from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.run.observer import NullObserver
+from tests.executors import numbered, workers
 
 ROOT = Path(__file__).parent.parent
 TABLES = {name: load_table(name) for name in table_names()}
 SETTINGS = "0" * 64
 PARAMETERS = {
-    ("mnist", "default"): 7_850,
+    ("creditcard", "default"): 5_012,
+    ("mnist", "default"): 21_840,
     ("mnist", "linear"): 7_850,
     ("mnist_canonical", "default"): 7_850,
     ("mnist_canonical", "cnn"): 21_840,
@@ -123,6 +128,7 @@ def test_a_result_file_belongs_to_a_table():
         "defaults",
         "first-run",
         "tables",
+        "choices",
         "flamby",
         "ergonomics",
         "statistics",
@@ -214,8 +220,8 @@ def test_an_order_under_another_noise_regime_is_counted_apart():
 def test_the_index_has_every_item_of_the_four_papers_once():
     every = [item.id for items in index_items().values() for item in items]
     ids = [name for name in every if not name.startswith("beyond/")]
-    statements = [name for name in ids if re.search("theorem|proposition", name)]
-    assert (len(ids) - len(statements), len(statements)) == (38, 10)
+    statements = [name for name in ids if re.search("theorem|proposition|corollary", name)]
+    assert (len(ids) - len(statements), len(statements)) == (38, 11)
     assert len(set(every)) == len(every)
 
 
@@ -261,7 +267,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr("reproduction.play.reproduce", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        reproduce_command("figure-2", results=tmp_path, runs=tmp_path)
+        reproduce_command(name="figure-2", results=tmp_path, runs=tmp_path, processes=1, executor=None)
     assert stopped.value.__notes__ == ["the same command goes on where it was"]
 
 
@@ -287,13 +293,48 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     assert len(results.read("digits").runs_of("uldp-naive")) == 2, "which takes the place of the old one"
 
 
+def test_workers_play_a_table_and_what_a_dead_one_left_goes_on(tmp_path):
+    results, runs = ResultFolder(tmp_path / "results"), tmp_path / "runs"
+
+    def play(number: int, task: Callable[..., Any], *arguments: Any) -> Any:
+        found = task(*arguments)
+        if number == 1:
+            raise BrokenExecutor("killed after its run, before its result was kept")
+        return found
+
+    with pytest.raises(HostError, match=r"^uldp-naive: its worker ended before it did .* resumes it"):
+        list(reproduce(DIGITS, results, runs, NullObserver(), seeds=2, workers=partial(numbered, play)))
+    assert [one.seed for one in results.read("digits").runs] == [0], "the other run is kept"
+    again = reproduce(DIGITS, results, runs, NullObserver(), seeds=2, workers=workers)
+    assert [(one.seed, one.cpu_seconds) for one in again] == [(1, None)], (
+        "its folder is read, not played again"
+    )
+    charges = [len(path.read_bytes().splitlines()) for path in runs.rglob("ledger.jsonl")]
+    assert len(set(charges)) == 1
+    assert len(charges) == 2
+
+
+def test_workers_play_a_computation(tmp_path):
+    table, results = load_table("cepam-proposition-14"), ResultFolder(tmp_path)
+    kept = list(reproduce(table, results, tmp_path, NullObserver(), seeds=1, workers=workers))
+    assert {one.cell: one.values for one in kept} == {
+        one.cell: one.values
+        for one in reproduce(table, ResultFolder(tmp_path / "here"), tmp_path, NullObserver(), seeds=1)
+    }
+
+
 def test_a_cheap_cell_is_played_five_times_and_one_of_minutes_as_often_as_the_table_says():
     table = DIGITS.model_copy(update={"seeds": 3})
     kept = Results(table="digits", command="c").adding([run("cheap", seed, 0.5) for seed in range(3)])
-    dear = [run("dear", seed, 0.5).model_copy(update={"cpu_seconds": 121.0}) for seed in range(3)]
+    expensive = [run("expensive", seed, 0.5).model_copy(update={"cpu_seconds": 121.0}) for seed in range(3)]
     unknown = [run("unknown", 0, 0.5).model_copy(update={"cpu_seconds": None})]
-    kept = kept.adding(dear).adding(unknown)
-    assert [runs_wanted(table, kept, cell) for cell in ("cheap", "dear", "unknown", "none")] == [5, 3, 3, 3]
+    kept = kept.adding(expensive).adding(unknown)
+    assert [runs_wanted(table, kept, cell) for cell in ("cheap", "expensive", "unknown", "none")] == [
+        5,
+        3,
+        3,
+        3,
+    ]
     assert runs_wanted(table.model_copy(update={"seeds": 20}), kept, "cheap") == 20
     assert runs_wanted(table, kept, "cheap", asked=2) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from reproduction.computed import (
     federated,
     first_images,
     least_noise,
+    message_bits,
     plateau,
     regression,
     smoothing,
@@ -23,12 +25,13 @@ from reproduction.computed import (
     weighting,
 )
 from reproduction.computed.clock import Clock
+from reproduction.computed.communication import Constants, corollary_1, least_rounds, theorem_3_rounds
 from reproduction.computed.convergence import BOUNDED, LOG_COSH, QUADRATIC, Ls, Problem
 from reproduction.computed.plateau import Plateau, first_model
 from reproduction.table import load_table
 from scipy.optimize import brentq
 
-from fedveil.privacy.published_bounds import amplified_epsilon, gaussian_profile
+from fedveil.privacy.published_bounds import amplified_epsilon, gaussian_profile, theorem_rounds
 from fedveil.run.config.experiment import Experiment, parse, parse_assignment
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.populations import PopulationCache
@@ -192,6 +195,65 @@ def test_the_quantiser_has_the_error_of_proposition_14_and_no_other():
         assert abs(found["mean in standard errors"]) < 5
 
 
+@pytest.mark.parametrize(
+    ("form", "rounds"),
+    # Fed-Avg's rows of Table 1, with 3/2 for 2/3, at S = 20, K = 5, tau = 1/5, G = B = 3, varsigma = 2, error 1/4
+    [
+        ("strongly convex", 4 / (100 / 4) + 0.8 * 9 / (20 / 4) + 3 / 0.5 + 9),
+        ("not convex", 4 / (100 / 16) + 0.8 * 9 / (20 / 16) + 3 / 0.125 + 9 / 0.25),
+    ],
+)
+def test_without_noise_and_smoothing_corollary_1_is_the_rate_of_federated_averaging(form, rounds):
+    terms = corollary_1(
+        form,
+        Ls(noise=0.0),
+        Constants(dissimilarity=3.0, spread=9.0, lipschitz=7.0, variance=4.0),
+        0.25,
+    )
+    assert sum(terms.values()) == pytest.approx(rounds)
+    assert terms["noise"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "theorem", "changed", "power"),
+    [
+        (QUADRATIC, convergence.theorem_4, "lipschitz", 2),  # Table 1 prints 1
+        (BOUNDED, convergence.theorem_6, "error", 1.5),  # Table 1 prints 2/3
+    ],
+)
+def test_the_theorems_have_the_exponents_of_corollary_1_and_not_of_table_1(shape, theorem, changed, power):
+    problem = Problem.draw(shape, 20, 8, np.random.default_rng(0), start=2.0)
+    ls = Ls(clients=20, cohort=20, size=8, jitter=1e-9, noise=50.0 if changed == "lipschitz" else 0.0)
+    rounds = [
+        least_rounds(
+            theorem,
+            problem,
+            ls,
+            100.0 * (10 if once and changed == "lipschitz" else 1),
+            1e-3 / (10 if once and changed == "error" else 1),
+        )
+        for once in (False, True)
+    ]
+    assert math.log10(rounds[1] / rounds[0]) == pytest.approx(power, abs=0.15)
+
+
+def test_theorem_3_plays_the_rounds_that_equation_6_allows():
+    clients, cohort, lipschitz, epsilon, delta = 100_000, 50, 0.9, 6.0, 100_000**-1.1
+    rounds = theorem_3_rounds(
+        epsilon=epsilon, delta=delta, clients=clients, cohort=cohort, lipschitz=lipschitz
+    )
+    assert rounds == pytest.approx((600_000 / 0.9) ** 2 / (84 * 50 * 1.1 * math.log(100_000)))
+    allowed = theorem_rounds(
+        "uniform",
+        rate=cohort / clients,
+        clip=1.0,
+        noise_std=math.sqrt(cohort) / lipschitz,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    assert rounds <= allowed <= 2 * rounds
+
+
 @pytest.mark.parametrize("theorem", [convergence.ls_strongly_convex, convergence.ls_convex])
 def test_no_step_is_clipped_where_the_theorems_ask_for_none(theorem, monkeypatch):
     monkeypatch.setattr(convergence, "_ROUNDS", (30,))
@@ -287,9 +349,42 @@ def test_the_first_model_of_a_seed_is_what_the_layers_draw_in_their_order():
 )
 def test_a_row_errs_by_the_law_of_its_noise_and_its_dither(row, variance):
     assert set(plateau.ROWS) - {"fl"} >= {row}
-    drawn = plateau.ROWS[row](np.random.default_rng(0), (200, 1000))
+    drawn = plateau.ROWS[row](np.random.default_rng(0), np.zeros((200, 1000)))
     assert drawn.var() == pytest.approx(variance, rel=0.02)
     assert abs(drawn.mean()) < 6 * math.sqrt(variance / drawn.size)
+
+
+@pytest.mark.parametrize(
+    ("row", "gain", "spread", "noise"),  # E[R] E[1/R]; E[R^2] E[1/R^2] - gain^2; standard deviation at 0
+    [
+        ("cepam-1", 4 / math.pi, 3 - 16 / math.pi**2, 0.05),
+        ("cepam-2", 3 * math.pi / 8, 2 - (3 * math.pi / 8) ** 2, 0.0),
+        ("cepam-3", 32 / (9 * math.pi), 5 / 3 - (32 / (9 * math.pi)) ** 2, 0.0),
+    ],
+)
+def test_the_authors_decoder_multiplies_an_update_and_adds_half_the_noise_or_none(row, gain, spread, noise):
+    for x in (0.003, 0.03):
+        updates = np.full((300, 1002), x)
+        decoded = updates + plateau.PROGRAM[row](np.random.default_rng(0), updates)
+        expected = math.sqrt(spread * x**2 + noise**2)
+        assert abs(decoded.mean() - gain * x) < 6 * expected / math.sqrt(updates.size / 3)
+        assert decoded.std() == pytest.approx(expected, rel=0.04)
+
+
+@pytest.mark.parametrize(("n", "reach"), [(1, 0.4), (1, 3.6), (2, 1.0), (2, 2.9), (3, 1.7)])
+def test_the_lattice_points_of_a_message_are_those_whose_cube_meets_the_ball(n, reach):
+    near = 0
+    for point in itertools.product(range(-5, 6), repeat=n):
+        nearest = [math.copysign(max(abs(x) - 0.5, 0), x) for x in point]
+        near += math.hypot(*nearest) < reach
+    assert message_bits.lattice_points(n, reach) == near
+
+
+def test_bits_of_the_number_of_dithers_are_the_entropy_of_a_geometric_law():
+    for n, p in ((2, math.pi / 4), (3, math.pi / 6)):
+        tries, _ = message_bits.paper_bits(n, np.array([0.5]))
+        masses = p * (1 - p) ** np.arange(200)
+        assert tries == pytest.approx(-(masses * np.log2(masses)).sum())
 
 
 def test_where_a_function_falls_to_a_limit_is_found_within_one_in_two_thousand():

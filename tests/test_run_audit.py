@@ -396,8 +396,8 @@ def test_silos_do_not_sign_a_statement_that_promises_more(tmp_path: Path) -> Non
     assert world.coordinator is not None
     for number, data in world.coordinator.farewells:
         world.lie = flatter
-        letter = world.altered(number, data)
-        told.append(world.answer(number, world.party(number).receive(letter)).parts)
+        message = world.altered(number, data)
+        told.append(world.answer(number, world.party(number).receive(message)).parts)
     assert all(isinstance(parts[0], Declined) and parts[0].why.code is Code.STATEMENT for parts in told)
     world.close()
 
@@ -470,7 +470,7 @@ def test_a_silos_ledger_shows_a_round_under_terms_that_the_run_hides(world: Worl
         assert entry.origin is not None
         hidden = replace(entry.origin, terms="ab" * 32)
         ledger.charge(run=entry.run, round=1, attempt=1, event=entry.event, origin=hidden)
-    (state / "terms" / f"{hidden.terms}.letter").write_bytes(b"of these")
+    (state / "terms" / f"{hidden.terms}.message").write_bytes(b"of these")
     export_ledger(state, target, identity=world.keys[0], membership=world.membership, number=0, delta=1e-5)
     found = verify_run(world.run_folder.path, ledgers=[target])
     assert [one.detail for one in found.checks if one.outcome == "fails"] == [

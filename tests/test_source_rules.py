@@ -1,4 +1,4 @@
-"""Rules of the house that no type checker sees, held against the source: docs/architecture.md says why.
+"""Rules of the project that no type checker sees, held against the source: docs/architecture.md says why.
 
 Where a rule is not kept everywhere yet, what is left stands in a list here, by name. A list may only become shorter.
 """
@@ -303,7 +303,7 @@ BASE = {
     "user_code",
     "validation",
 }
-"""What every room may import; they import one another alone."""
+"""What every package may import; they import one another alone."""
 
 _STAGES = {"stage", "privacy"}
 _PARTS = {"quantization", "crypto", "data", "training", "protocols", "statistics", *_STAGES}
@@ -322,12 +322,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation": _PARTS | {"methods", "run"},
     "report": {"run", "privacy", "statistics"},
 }
-"""What a room may import besides BASE and itself; rooms that are not named
+"""What a package may import besides BASE and itself; packages that are not named
 (cli, the Python interface) may import all."""
 
 
 def imports(file: str, tree: ast.Module) -> Iterator[str]:
-    """The rooms that a file imports when it runs."""
+    """The packages that a file imports when it runs."""
     only_typed = {
         id(inner)
         for node in walked(tree)
@@ -347,9 +347,9 @@ def imports(file: str, tree: ast.Module) -> Iterator[str]:
 def test_no_room_imports_upward() -> None:
     found = []
     for file, tree in trees().items():
-        room = file.split("/")[0].removesuffix(".py")
-        if room in MAY_IMPORT:
-            allowed = MAY_IMPORT[room] | BASE | {room}
+        package = file.split("/")[0].removesuffix(".py")
+        if package in MAY_IMPORT:
+            allowed = MAY_IMPORT[package] | BASE | {package}
             found += [f"{file} imports {other}" for other in imports(file, tree) if other not in allowed]
     assert found == []
 

@@ -232,7 +232,7 @@ def test_a_worker_of_another_version_or_without_the_folder_is_refused(source: st
     def elsewhere(one: Point, folder: Path, version: str) -> object:
         return play_point(one, folder / "not-shared", version)
 
-    with pytest.raises(ConfigError, match=r"the sweep is of 0\.0\.1; install the same"):
+    with pytest.raises(ConfigError, match=r"and the command 0\.0\.1; install the same"):
         next(sweep([point], tmp_path / "runs", workers=workers(of_another_version)))
     with pytest.raises(RunFolderError, match="all machines must share"):
         next(sweep([point], tmp_path / "runs", workers=workers(elsewhere)))

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import sys
 import tempfile
+import traceback
 import zipfile
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
@@ -839,6 +840,7 @@ def test_a_line_of_another_length_is_named(tmp_path: Path, end: str, encoding: s
                 f"{path}, line 8: it has {there}, and the header 2; write every cell, empty ones too, and one "
                 "with ';', the delimiter, inside of it between quotation marks"
             )
+            assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_line_of_another_length_is_named_far_into_a_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fedveil.training.task import Task
 
 
 def remember_trials() -> None:
-    """Let the choice of a trainer try each case once, and each loss of the house be tried once."""
+    """Let the choice of a trainer try each case once, and each built-in loss be tried once."""
     for name in (
         "is_training_batch_independent",
         "is_gradient_batch_independent",

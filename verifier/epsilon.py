@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,9 @@ class Atoms:
 
 def log_ratio(weights: Array, shifts: Array, x: Array) -> tuple[Array, Array]:
     """Return ln(sum_i w_i N(x; c_i, 1) / N(x; 0, 1)) for weights that sum to 1, and a bound on its absolute error."""
+    if len(shifts) == 1:  # of weight 1
+        term = shifts[0] * (x - shifts[0] / 2)
+        return term, 16 * U * (2 + np.abs(term))
     components = list(zip(weights, shifts, strict=True))
     biggest, most = np.full_like(x, -np.inf), np.zeros_like(x)
     total, size, scaled = np.zeros_like(x), np.zeros_like(x), np.full_like(x, 1e-300)
@@ -227,6 +231,7 @@ def symmetric_atoms(one: Atoms) -> Atoms:
     return Atoms(np.hstack((-losses[::-1], 0.0, losses)), np.hstack((back[::-1], rest, masses)), one.lost)
 
 
+@lru_cache(maxsize=64)
 def atoms_of(key: tuple[Any, ...], adjacency: str, backward: bool, reach: float, step: float) -> Atoms:
     """Return atoms of one release; ``backward``: Q has the unit, else P. Under replace-one every pair is symmetric."""
     kind, replace, clear = key[0], adjacency == REPLACE, (np.ones(1), np.zeros(1))
@@ -406,7 +411,7 @@ def smallest(
 
 def composed_epsilon(raw: Callable[[float], Sum], distance: float, target: float) -> float:
     """Refine grids and cells until epsilon of one direction hardly falls; every step is a bound."""
-    best, step, fine = math.inf, 1 / 64, 0.2
+    best, step, fine, t = math.inf, 1 / 64, 0.2, 0.0
     for _ in range(7):
         losses = raw(step)
         alone = sum(
@@ -415,7 +420,7 @@ def composed_epsilon(raw: Callable[[float], Sum], distance: float, target: float
         )
         if alone * (1 + 1e-9) + apart(0.0, distance) <= target:
             return 0.0
-        t = best_tilt(losses, target)
+        t = t or best_tilt(losses, target)  # any tilt gives a bound: finer cells do not need another
         for _ in range(40):
             most = min((renyi(losses, t) - math.log(target)) / t, 4 * best)
             shown, least, guess = compose(losses, t, fine, most)
@@ -472,9 +477,11 @@ def epsilon_of(event: Any, delta: float, adjacency: str) -> float:
         return mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / target)) + grid
     if mu:
         rest[("gaussian", factor / mu)] = 1  # Gaussian releases compose to one
-    reach = math.sqrt(2 * math.log(1e5 * (sum(rest.values()) + 1) / target))
+    # A whole number, so that other counts and other deltas find the same atoms again.
+    reach = math.ceil(math.sqrt(2 * math.log(1e5 * (sum(rest.values()) + 1) / target)))
     found = 0.0
-    for backward in (False,) if adjacency == REPLACE else (False, True):
+    symmetric = all(key[0] == "gaussian" or key[:2] == ("laplace", 1.0) for key in rest)
+    for backward in (False,) if symmetric or adjacency == REPLACE else (False, True):
 
         def raw(step: float, backward: bool = backward) -> Sum:
             return Sum([(n, atoms_of(key, adjacency, backward, reach, step)) for key, n in rest.items()])

@@ -115,17 +115,17 @@ class Ls:
 
 def ls_strongly_convex(seed: int) -> Iterator[tuple[str, Values]]:
     """Theorem 4: the error of the weighted mean of the models."""
-    yield from _ls(seed, QUADRATIC, _theorem_4)
+    yield from _ls(seed, QUADRATIC, theorem_4)
 
 
 def ls_convex(seed: int) -> Iterator[tuple[str, Values]]:
     """Theorem 5: the error of the mean of the models."""
-    yield from _ls(seed, LOG_COSH, _theorem_5)
+    yield from _ls(seed, LOG_COSH, theorem_5)
 
 
 def ls_not_convex(seed: int) -> Iterator[tuple[str, Values]]:
     """Theorem 6: the mean squared gradient in the norm of A_sigma^-1."""
-    yield from _ls(seed, BOUNDED, _theorem_6)
+    yield from _ls(seed, BOUNDED, theorem_6)
 
 
 def _ls(
@@ -136,7 +136,7 @@ def _ls(
             ls = Ls(smoothing=smoothing, rounds=rounds)
             drawn = np.random.default_rng((seed, int(smoothing), rounds))
             problem = Problem.draw(shape, ls.clients, ls.size, drawn, start=2.0)
-            lipschitz = _lipschitz(problem, ls)
+            lipschitz = lipschitz_constant(problem, ls)
             bound, step = theorem(problem, ls, lipschitz)
             if shape is QUADRATIC and rounds * float(ls.eigenvalues.min()) * step * ls.steps < 1:
                 continue  # Theorem 4 asks for T >= 1 / (mu_sigma eta K)
@@ -152,7 +152,7 @@ def _ls(
             )
 
 
-def _lipschitz(problem: Problem, ls: Ls) -> float:
+def lipschitz_constant(problem: Problem, ls: Ls) -> float:
     """Return L: no stochastic gradient is longer; for the quadratic within the ball that the start spans."""
     steepest = problem.shape.steepest
     jitter = ls.jitter * math.sqrt(ls.size)
@@ -174,7 +174,7 @@ def _variance(problem: Problem, ls: Ls, lipschitz: float, dimension: float) -> t
     return h, stochastic, gradient
 
 
-def _theorem_4(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float]:
+def theorem_4(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float]:
     least = float(ls.eigenvalues.min())
     dimension = float(ls.eigenvalues.sum())
     h, _, _ = _variance(problem, ls, lipschitz, dimension)
@@ -187,7 +187,7 @@ def _theorem_4(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float
     return start + _common_terms(problem, ls, lipschitz, step), step
 
 
-def _theorem_5(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float]:
+def theorem_5(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float]:
     h, _, gradient = _variance(problem, ls, lipschitz, float(ls.eigenvalues.sum()))
     distance = ls.norm(problem.minimum, -1)
     step = min(
@@ -212,7 +212,7 @@ def _common_terms(problem: Problem, ls: Ls, lipschitz: float, step: float) -> fl
     )
 
 
-def _theorem_6(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float]:
+def theorem_6(problem: Problem, ls: Ls, lipschitz: float) -> tuple[float, float]:
     beta, dimension = problem.shape.smoothness, float((ls.eigenvalues**2).sum())
     h, stochastic, gradient = _variance(problem, ls, lipschitz, dimension)
     gap = problem.value(np.zeros(ls.size))  # f is nowhere negative

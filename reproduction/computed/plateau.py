@@ -9,13 +9,18 @@ into training and validation images.
 
 What a row does to an update is its error alone, in units of the update's norm: subtractive dither of step q errs by the
 uniform law on (-q/2, q/2), whatever it quantises, and CEPAM by the law of its noise, so that it has no row of its own.
+
+The authors' program decodes with radii R' and dithers V' that it draws anew, on a lattice whose cell is s = 0.001. In
+one dimension it sends M = Q((x/R - V) / s) and decodes s R' (M + V') = x R'/R - R' V up to s: the update times a gain
+of mean E[R] E[1/R], plus noise R' V of half the standard deviation that was asked for. In two and three dimensions it
+divides by s before it subtracts V, and accepts the first V: the gain remains and the noise is gone.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +30,8 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
+from fedveil.data.catalogue.files import store
+from fedveil.data.catalogue.mnist import CANONICAL_RECORDS, MNIST_CENTRED, read_idx
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.releases.run_evaluation import evaluate
@@ -37,24 +44,73 @@ _PATIENCE, _FACTOR, _THRESHOLD = 10, 0.1, 1e-4
 _SEED, _IMAGES = 1234, 60_000
 _NOISE = 0.1
 
-Error = Callable[[np.random.Generator, tuple[int, int]], Float[np.ndarray, "clients d"]]
+_CELL = 0.001
+"""Cell of the authors' lattice, in units of the radius."""
+
+Updates = Float[np.ndarray, "clients d"]
+Error = Callable[[np.random.Generator, Updates], Updates]
 """Draws what a row adds to updates of norm 1."""
+Radii = Callable[[np.random.Generator, int, tuple[int, int]], Float[np.ndarray, "clients n"]]
+"""Draws the radii of sub-vectors of so many coordinates."""
 
 
 def _uniform(step: float) -> Error:
-    return lambda drawn, shape: drawn.uniform(-step / 2, step / 2, shape)
+    return lambda drawn, updates: drawn.uniform(-step / 2, step / 2, updates.shape)
 
 
 def _both(one: Error, other: Error) -> Error:
-    return lambda drawn, shape: one(drawn, shape) + other(drawn, shape)
+    return lambda drawn, updates: one(drawn, updates) + other(drawn, updates)
 
 
-def _gaussian(drawn: np.random.Generator, shape: tuple[int, int]) -> Float[np.ndarray, "clients d"]:
-    return drawn.normal(0.0, _NOISE, shape)
+def _gaussian(drawn: np.random.Generator, updates: Updates) -> Updates:
+    return drawn.normal(0.0, _NOISE, updates.shape)
 
 
-def _laplace(drawn: np.random.Generator, shape: tuple[int, int]) -> Float[np.ndarray, "clients d"]:
-    return drawn.laplace(0.0, _NOISE, shape)
+def _laplace(drawn: np.random.Generator, updates: Updates) -> Updates:
+    return drawn.laplace(0.0, _NOISE, updates.shape)
+
+
+def _gaussian_radii(drawn: np.random.Generator, size: int, shape: tuple[int, int]) -> Updates:
+    return np.asarray(_NOISE * np.sqrt(drawn.chisquare(size + 2, shape)))
+
+
+def _laplace_radii(drawn: np.random.Generator, size: int, shape: tuple[int, int]) -> Updates:
+    return np.asarray(_NOISE * drawn.gamma(size + 1, 1.0, shape))
+
+
+def decode_as_program(radii: Radii, size: int) -> Error:
+    """Return the error of the authors' program on sub-vectors of ``size`` coordinates."""
+
+    def error(drawn: np.random.Generator, updates: Updates) -> Updates:
+        sent, decoded = (_radii(radii, drawn, size, updates) for _ in range(2))
+        if size > 1:
+            message = np.rint(updates / sent / _CELL - _dither(drawn, updates))
+            return np.asarray(decoded * _CELL * message - updates)
+        message = np.rint((updates / sent - _dither(drawn, updates)) / _CELL)
+        return np.asarray(decoded * _CELL * (message + _dither(drawn, updates)) - updates)
+
+    return error
+
+
+def decode_anew(radii: Radii) -> Error:
+    """Return the error in one dimension on the paper's lattice, of cell 2R, where both ends draw for themselves."""
+
+    def error(drawn: np.random.Generator, updates: Updates) -> Updates:
+        sent, decoded = (2 * _radii(radii, drawn, 1, updates) for _ in range(2))
+        message = np.rint(updates / sent - _dither(drawn, updates))
+        return np.asarray(decoded * (message + _dither(drawn, updates)) - updates)
+
+    return error
+
+
+def _radii(radii: Radii, drawn: np.random.Generator, size: int, updates: Updates) -> Updates:
+    """Draw a radius for every sub-vector, and repeat it for its coordinates."""
+    clients, d = updates.shape
+    return np.repeat(radii(drawn, size, (clients, -(-d // size))), size, axis=1)[:, :d]
+
+
+def _dither(drawn: np.random.Generator, updates: Updates) -> Updates:
+    return drawn.uniform(-0.5, 0.5, updates.shape)
 
 
 ROWS: Final[dict[str, Error | None]] = {
@@ -68,6 +124,15 @@ ROWS: Final[dict[str, Error | None]] = {
 }
 """The rows of Tables I and II; steps as in the presets."""
 
+PROGRAM: Final[dict[str, Error]] = {
+    "cepam-1": decode_as_program(_gaussian_radii, 1),
+    "cepam-2": decode_as_program(_gaussian_radii, 2),
+    "cepam-3": decode_as_program(_gaussian_radii, 3),
+    "cepam of Table II": decode_as_program(_laplace_radii, 1),
+    "cepam-1 on the paper's lattice, decoded anew": decode_anew(_gaussian_radii),
+}
+"""CEPAM's rows as the authors' program decodes them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
@@ -75,6 +140,10 @@ class Kept:
 
     momentum: bool
     schedule: bool
+    rate: float = _MOMENTUM
+    """Of the momentum."""
+    halved: bool = False
+    """The rate of all clients is halved where validation accuracy stalls, as the paper's text says."""
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -83,9 +152,10 @@ class Kept:
 
 
 class Plateau:
-    """The rates of all clients, each falling tenfold when its own loss stalls."""
+    """The rates of all clients, each falling by ``factor`` when its own loss stalls."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, factor: float = _FACTOR) -> None:
+        self._factor = factor
         self.rates = torch.full((clients, 1), _RATE)
         self._least = torch.full((clients,), torch.inf)
         self._stalled = torch.zeros(clients, dtype=torch.int64)
@@ -96,7 +166,7 @@ class Plateau:
         self._least = torch.where(better, losses, self._least)
         self._stalled = torch.where(better, 0, self._stalled + 1)
         falls = self._stalled > _PATIENCE
-        self.rates[falls] *= _FACTOR
+        self.rates[falls] *= self._factor
         self._stalled[falls] = 0
 
 
@@ -127,6 +197,33 @@ def cepam_schedule(seed: int) -> Iterator[tuple[str, Values]]:
         for name, error in ROWS.items():
             drawn = np.random.default_rng(seed)
             yield f"{network}: {name}", _play(prepared, kept, prepared.task.initial(), error, drawn)
+
+
+def cepam_program(seed: int) -> Iterator[tuple[str, Values]]:
+    """CEPAM's rows as the authors' program decodes them; plain FL with the momentum and the rates of the text."""
+    kept = Kept(momentum=True, schedule=True)
+    for network in ("mlp", "cnn"):
+        prepared = _prepared(network, seed)
+        first = prepared.task.initial()
+        for name, error in PROGRAM.items():
+            yield f"{network}: {name}", _play(prepared, kept, first, error, np.random.default_rng(seed))
+        for name, other in (
+            ("fl, momentum 0.9", replace(kept, rate=0.9)),
+            ("fl, rate halved on validation", replace(kept, halved=True)),
+            ("fl, momentum 0.9, rate halved on validation", replace(kept, rate=0.9, halved=True)),
+        ):
+            yield f"{network}: {name}", _play(prepared, other, first, None, np.random.default_rng(seed))
+
+
+def _validated(prepared: Prepared) -> Prepared:
+    """Return the run with the published validation images, which no client holds, in place of the test images."""
+    images, labels = (read_idx(store(None).path(file)) for file in MNIST_CENTRED.variants[0][:2])
+    population = replace(
+        prepared.population,
+        test_features=images[CANONICAL_RECORDS:, None],
+        test_targets=labels[CANONICAL_RECORDS:].astype(np.int64),
+    )
+    return replace(prepared, population=population)
 
 
 def _prepared(network: str, seed: int) -> Prepared:
@@ -162,7 +259,8 @@ def _play(
         return cross_entropy(outputs, label[None])
 
     step = vmap(grad_and_value(loss))
-    model, plateau = first, Plateau(len(clients))
+    model, plateau = first, Plateau(len(clients), 0.5 if kept.halved else _FACTOR)
+    validated = _validated(prepared) if kept.halved else prepared
     velocity = torch.zeros(len(clients), task.dimension)
     values: Values = {}
     for number in range(1, _ROUNDS + 1):
@@ -172,14 +270,20 @@ def _play(
             velocity.zero_()
         for at in range(_STEPS):
             gradient, found = step(local, features[rows[:, at]], targets[rows[:, at]])
-            velocity = _MOMENTUM * velocity + gradient
+            velocity = kept.rate * velocity + gradient
             local -= plateau.rates * velocity
             losses += found / _STEPS
         if error is not None:
             update = local - model
-            added = torch.from_numpy(error(drawn, (len(clients), task.dimension))).float()
-            local += update.norm(dim=1, keepdim=True) * added
+            norm = update.norm(dim=1, keepdim=True)
+            local += norm * torch.from_numpy(error(drawn, (update / norm).double().numpy())).float()
         model = local.mean(0)
+        if kept.halved:
+            validation = evaluate(validated, model)
+            assert validation is not None, "nothing here is released instead"
+            accuracy = validation["accuracy"]
+            assert accuracy is not None, "there are validation images"
+            losses = torch.full((len(clients),), -accuracy)
         if kept.schedule:
             plateau.step(losses)
         if number in (10, 20, 40, _ROUNDS):

@@ -40,7 +40,10 @@ SECTIONS: Final = {
         "ledger.jsonl",
         "What a release of an event costs, by the event's type; accountants compose releases by these rules.",
     ),
-    "executors": ("--executor", "Whose workers play the runs of a sweep: `--executor NAME:ADDRESS`."),
+    "executors": (
+        "--executor",
+        "Whose workers play the runs of a sweep, of `reproduce` and of `bench price`: `--executor NAME:ADDRESS`.",
+    ),
     "data_sets": ("[data]", "`data.name`; allocation and numbers are keys of `[data]` itself."),
 }
 """For each kind: the experiment's table that names a member, and what the member decides."""
@@ -170,6 +173,8 @@ def _alternatives(hint: Any) -> Iterator[str]:
         yield from (f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in get_args(hint))
     elif is_dataclass(hint):
         yield "table"
+    elif get_origin(hint) is tuple:
+        yield "list"
     elif hint is not NoneType:
         yield _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 

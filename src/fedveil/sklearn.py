@@ -27,9 +27,9 @@ from fedveil.api.result import Result
 from fedveil.api.training import TrainingArguments, play
 from fedveil.config_keys import is_number, plain
 from fedveil.data.arrays import Counted, population
-from fedveil.data.input_arrays import read_numbers
+from fedveil.data.input_arrays import read_features, read_numbers
 from fedveil.data.records import Population, Task
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, DataError
 from fedveil.files import as_path
 from fedveil.run.setup import Prepared
 from fedveil.training.metrics import c_index
@@ -46,7 +46,7 @@ _STANDARDISED = 1e-6
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What the estimators have in common; they store their arguments, and ``fit`` checks them."""
+    """Base of the estimators: ``__init__`` stores the arguments and ``fit`` checks them."""
 
     __metadata_request__fit: ClassVar[Mapping[str, bool]] = {"user": True, "silo": True}
     _task: ClassVar[Task]
@@ -112,7 +112,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
                 f"{where}: n_users is needed: the public number of all users, the same in every fold; "
                 'n_users="counted" counts those with records, and the statement says so'
             )
-        X = validate_data(self, X, dtype=np.float32)
+        X = self._read(X, where)
         people = self._population(X, y, user, np.zeros(len(X), dtype=np.int64) if silo is None else silo)
         _warn_of_scaler(X)
         folder = tempfile.mkdtemp(prefix="fedveil-") if self.folder is None else self.folder
@@ -134,7 +134,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             silo=silo,
             n_users=self.n_users,
             silos=silos,
-            test_share=0,
+            test_share=0.0,
             name=type(self).__name__,
             **{"task": self._task} | declared,
         )
@@ -142,8 +142,22 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
     def _outputs(self, X: Any) -> np.ndarray:
         """Return the model's (n, k) outputs."""
         check_is_fitted(self, "predictor_")
-        outputs = self.predictor_.outputs(self._scaled(validate_data(self, X, dtype=np.float32, reset=False)))
-        return np.asarray(outputs)
+        read = self._read(X, type(self).__name__, reset=False)
+        return np.asarray(self.predictor_.outputs(self._scaled(read)))
+
+    def _read(self, X: Any, where: str, *, reset: bool = True) -> np.ndarray:
+        """Return (n, p) float32 features, and note or compare their number and names.
+
+        Raises:
+            DataError: scikit-learn refuses them. Its errors repeat cells (a text, or the whole array), so this one
+                names row and column instead, and is raised without them.
+        """
+        try:
+            return np.asarray(validate_data(self, X, dtype=np.float32, reset=reset))
+        except (ValueError, TypeError, ArithmeticError):
+            pass
+        # Not in the handler: a traceback would show scikit-learn's error as the context of this one.
+        raise _refusal(X, where)
 
     def _scaled(self, X: np.ndarray) -> np.ndarray:
         """Return the features with declared bounds scaled to [-1, 1]; values outside are taken for the bound."""
@@ -454,6 +468,18 @@ def _train(estimator: Any, people: Population, folder: Path) -> Result:
     if budget is not None:
         budget.settle(charge, result.statement)
     return result
+
+
+def _refusal(X: Any, where: str) -> DataError:
+    """Return an error about features that scikit-learn refuses, without a value."""
+    try:
+        found = read_features(X, f"{where}: X").values
+    except DataError as error:
+        return error
+    return DataError(
+        f"{where}: X: (records, features) of numbers are needed, with the feature names and the number of features of "
+        f"fit; the shape is {found.shape}"
+    )
 
 
 def _bounds(given: Any, width: int, names: Sequence[str]) -> dict[int, tuple[float, float]]:

@@ -1,1 +1,1 @@
-"""What the house must go on giving: recorded once, and changed by name alone."""
+"""Recorded bits and guarantees that a change must keep, or change under a name."""

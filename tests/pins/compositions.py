@@ -100,7 +100,7 @@ PROTECTIONS: dict[str, Change] = {
 
 @cache
 def compositions() -> tuple[tuple[str, Method], ...]:
-    """Return every composition that the house allows, by name."""
+    """Return every composition that fedveil allows, by name."""
     return tuple(_compositions())
 
 

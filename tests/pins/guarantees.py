@@ -96,7 +96,7 @@ INTENDED = {
 
 
 def found() -> Record:
-    """Return what the house claims now: per composition its facts, and the event of every line by role."""
+    """Return what fedveil claims now: per composition its facts, and the event of every line by role."""
     names = {role: name for name, role in ROLES.items()}
     record: Record = {}
     for name, method in compositions():
@@ -158,7 +158,7 @@ def write(record: Record) -> None:
 
 
 def updated() -> Record:
-    """Return the record with what the house claims now, each difference under the name of its change."""
+    """Return the record with what fedveil claims now, each difference under the name of its change."""
     recorded, now, methods = read(), found(), dict(compositions())
     for name, facts in now.items():
         if name not in recorded:

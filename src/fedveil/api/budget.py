@@ -24,7 +24,7 @@ from fedveil.files import as_path, check_schema_version, parse_json, reading, wr
 from fedveil.line_log import LineLog
 from fedveil.privacy.accountant import Accountant, cached_epsilon, gaussian_delta, gaussian_epsilon
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Event, atoms, compose, event_from_json
+from fedveil.privacy.events import Event, NoGuarantee, atoms, compose, event_from_json
 from fedveil.privacy.statement import Statement, show_epsilon
 from fedveil.run.setup import Prepared
 
@@ -38,7 +38,7 @@ _MARGIN: Final = 0.999
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """What one fit releases.
+    """Privacy event that one fit releases.
 
     Attributes:
         event: the privacy event of all its rounds.
@@ -66,14 +66,19 @@ class Charge:
 
     @classmethod
     def of_run(cls, prepared: Prepared) -> Charge:
-        """Return what a run that is ready to be played will release to readers of its models."""
+        """Return the charge of a prepared run, against readers of its models.
+
+        Noise from a known seed hides nothing: anybody can subtract it.
+        """
         event = prepared.learned_event(Role.READER, prepared.experiment.rounds, prepared.side_releases)
+        if not prepared.secure:
+            event = NoGuarantee(reason="noise from a known seed (privacy.insecure_seed)")
         of = prepared.guarantee
         return cls(event=event, protects=(of.unit, of.adjacency.value))
 
 
 class Budget:
-    """What several fits over the same people may spend together; every copy of an estimator shares it.
+    """Joint privacy budget of several fits over the same people; every copy of an estimator shares it.
 
     ``scikit-learn`` copies an estimator for every fold and every point of a grid. A copied number would be spent once
     by each copy. A budget is not copied: ``clone``, ``copy.copy`` and ``copy.deepcopy`` return it.
@@ -81,9 +86,9 @@ class Budget:
     **Claim.** All fits that a budget admitted are together (epsilon, delta)-differentially private for one user.
     Before a fit begins, the events of all earlier fits and of those that are left (each as the one that begins) are
     composed by the run's accountant, and a fit that would exceed epsilon is refused. The charge is written before the
-    fit trains, so a fit that fails has spent it. Not covered: fits and releases outside the budget, the folder of an
-    interrupted fit that is resumed (its repeated round is charged in its own ledger alone), and scores of the fitted
-    models on private records.
+    fit trains, so a fit that fails has spent it. A fit that repeats attempts at rounds, as after dropouts, stops before
+    the round that would take it above its own plan; so does the folder of an interrupted fit that is resumed. Not
+    covered: fits and releases outside the budget, and scores of the fitted models on private records.
 
     Args:
         epsilon: of all fits together.
@@ -159,6 +164,8 @@ class Budget:
     def admit(self, prepare: Callable[[float], Prepared]) -> tuple[Prepared, Charge]:
         """Prepare one fit within the budget, and charge it; the charge is stored before this returns.
 
+        The returned run stops before the round that would take it above its plan.
+
         Args:
             prepare: returns a run that is ready to be played, for the epsilon of this run alone.
 
@@ -185,12 +192,25 @@ class Budget:
                 together = joint_epsilon([*charges, *[charge] * left], prepared.accountant, self.delta)
                 if together <= self.epsilon:
                     self._add(charges, charge)
-                    return prepared, charge
+                    return _stopped_at_plan(prepared), charge
                 epsilon *= _LESS
         raise BudgetError(
             f"fedveil.Budget: no epsilon was found with which {left} more fits stay within {self.epsilon:g}; fits that "
-            "spent more than planned have used it, or the method adds no noise"
+            "spent more than planned have used it, the method adds no noise, or its noise comes from a known seed "
+            "(privacy.insecure_seed)"
         )
+
+    def without_cheapest(self, accountant: Accountant) -> Budget:
+        """Return a budget, without a file, of all charges but the cheapest: of people whom one fit did not read.
+
+        Args:
+            accountant: compares the charges.
+        """
+        found = Budget(self.epsilon, fits=self.fits, delta=self.delta)
+        with self._charged() as charges:
+            kept = sorted(charges, key=lambda one: joint_epsilon([one], accountant, self.delta))[1:]
+        found._charges = kept
+        return found
 
     def settle(self, charge: Charge, statement: Statement) -> None:
         """Charge what a fit released beyond its plan: attempts at rounds that were repeated."""
@@ -264,6 +284,15 @@ class Budget:
             line = json.dumps(document).encode()
             self._log.append(line)
             self._seen.append(line)
+
+
+def _stopped_at_plan(prepared: Prepared) -> Prepared:
+    """Return a run that stops before the round that would take its epsilon above that of its planned rounds."""
+    privacy = prepared.experiment.privacy
+    planned = prepared.epsilon_with(Role.READER, prepared.experiment.rounds, prepared.side_releases)
+    least = planned if privacy.budget is None else min(planned, privacy.budget)
+    privacy = privacy.model_copy(update={"budget": least})
+    return replace(prepared, experiment=prepared.experiment.model_copy(update={"privacy": privacy}))
 
 
 def _open_budget(epsilon: float, fits: int, delta: float, file: Path) -> Budget:

@@ -65,11 +65,13 @@ class CheckFrame(Frame):
         return (*meaning, *self.notes, *(line for report in self.data for line in finding_lines(report)))
 
 
-def check(model: nn.Module | str, people: Population, **arguments: Any) -> CheckFrame:
+def check(
+    model: nn.Module | str | Population, people: Population | None = None, **arguments: Any
+) -> CheckFrame:
     """Check a model, data, settings and budget as :func:`fedveil.train` would; nothing trains and nothing is charged.
 
     Args:
-        model: as of :func:`fedveil.train`.
+        model: as of :func:`fedveil.train`; left out, it is chosen as there.
         people: as of :func:`fedveil.train`.
         arguments: keyword arguments of :func:`fedveil.train`, without ``callbacks`` and ``folder``.
 
@@ -81,6 +83,7 @@ def check(model: nn.Module | str, people: Population, **arguments: Any) -> Check
         FedveilError: as :func:`fedveil.train`.
     """
     prepared, _ = TrainingArguments.bind("fedveil.check", arguments).prepare(model, people)
+    people = prepared.population
     source = people.source
     return CheckFrame(
         rows=(check_row(prepared),),

@@ -87,11 +87,12 @@ def cross_validate(
     seed = whole_argument(f"{_WHERE}: seed", arguments.get("seed", 0))
     keys = people.train.key
     fold = fold_of_user(people.train.user.astype(np.int64) if keys is None else keys, folds, seed)
-    # Every user is in k - 1 fits, so k - 1 charges share the budget; the last fold spends as much as the one before.
+    # Every user is in k - 1 fits, so k - 1 charges share the budget. The last fold is admitted beside all earlier ones
+    # but the cheapest: its users are in all of these but one.
     budget = Budget(epsilon, fits=folds - 1, delta=delta)
     parent, results = as_path(folder, f"{_WHERE}: folder"), list[Result]()
     charges = list[Charge]()
-    each: float | None = None
+    prepared: Prepared  # of the last admitted fold
     for number in range(folds):
         own = _without_fold(people, fold == number, number + 1, folds)
         given = {**arguments, "delta": delta, "name": f"{arguments.get('name', 'fold')}-{number + 1}"}
@@ -111,12 +112,8 @@ def cross_validate(
             learned.append(objective)
             return prepared
 
-        if each is None or number < folds - 1:
-            prepared, charge = budget.admit(prepare)
-            each = prepared.experiment.privacy.epsilon
-        else:
-            prepared = prepare(each)
-            charge = Charge.of_run(prepared)
+        spent = budget if number < folds - 1 else budget.without_cheapest(prepared.accountant)
+        prepared, charge = spent.admit(prepare)
         note_fit(prepared, charge, budget)
         results.append(play(prepared, learned[-1], parent))
         # The statement includes attempts at rounds that were repeated.

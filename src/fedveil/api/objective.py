@@ -94,7 +94,10 @@ def objective(
             depends on other records although it claims not to.
         ConfigError: a name does not exist; an object is no model, loss or metric.
     """
-    module, recorded = _module(model, people, seed, beginning.start)
+    # One logit for two classes, as an experiment's document gives it; other losses take an output per class.
+    one = loss == "binary_cross_entropy" and people.task == "classification"
+    n_outputs = 1 if one else people.n_outputs
+    module, recorded = _module(model, people, n_outputs, seed, beginning.start)
     outputs = _outputs(module, people)
     found = _loss(loss, people, outputs)
     if beginning.class_weights is not None:
@@ -152,7 +155,7 @@ def recorded_name(given: Any, what: str) -> str:
 
 
 def _module(
-    model: nn.Module | str, people: Population, seed: int, start: str | None
+    model: nn.Module | str, people: Population, n_outputs: int, seed: int, start: str | None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return a copy of the model, and its name and digest for ``[model]``.
 
@@ -167,7 +170,7 @@ def _module(
         )
     if isinstance(model, str):
         built = build_model(
-            model, input_shape=shape, n_outputs=people.n_outputs, randomness=ExperimentRandomness(seed)
+            model, input_shape=shape, n_outputs=n_outputs, randomness=ExperimentRandomness(seed)
         )
         STARTS[start or "seed"](built)
         return built, {"name": model, "start": start or "seed"}

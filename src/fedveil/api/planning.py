@@ -33,7 +33,7 @@ _OVER: Final = "over must be {'rounds': [T, ...]} or {'ratio': [r, ...]}"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PlanFrame(Frame):
-    """What each method would guarantee.
+    """Predicted guarantee of each method.
 
     Attributes:
         refused: rows without a number, each with the ``reason``.

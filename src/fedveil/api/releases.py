@@ -131,7 +131,7 @@ class EffectFrame(Frame):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ReleasePlanFrame(Frame):
-    """What a release would cost, and how large its errors would be; no record was read and nothing was charged.
+    """Predicted cost and errors of a release; no record was read and nothing was charged.
 
     Attributes:
         epsilon: what the release would spend; None without a guarantee.
@@ -397,7 +397,7 @@ def _cost_of(series: Series) -> float | None:
 
 
 def effects_json(fitted: FittedRegression) -> dict[str, Any]:
-    """Return what a regression found, as JSON."""
+    """Return the results of a regression as JSON."""
     return {
         "family": fitted.family.name,
         "target": list(fitted.family.columns),

@@ -94,7 +94,8 @@ def compare(*runs: Run) -> ComparisonFrame:
     found = compare_folders(folders)
     document: Any = found.to_json()
     rows = tuple(map(_variant_row, document["rows"]))
-    return ComparisonFrame(rows=rows, notes=found.warnings, comparison=found, folders=folders)
+    notes = (*found.warnings, *filter(None, [found.coverage]))
+    return ComparisonFrame(rows=rows, notes=notes, comparison=found, folders=folders)
 
 
 def _variant_row(row: Mapping[str, Any]) -> Row:
@@ -191,7 +192,7 @@ class AuditFrame(Frame):
 
     @property
     def refutation(self) -> str | None:
-        """What a refuted claim means; None if the claim stands."""
+        """Explanation of a refuted claim; None if the claim stands."""
         if not self.is_refuted:
             return None
         return (

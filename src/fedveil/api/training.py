@@ -37,6 +37,7 @@ from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment, flatten_keys, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
+from fedveil.run.config.task_choice import defaults_of
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
@@ -96,15 +97,11 @@ def train(
         model: any ``torch.nn.Module`` that computes each record independently (no BatchNorm that trains), or the name
             of a shipped model or of a factory, ``package.module:factory``. A module is copied and never changed. Its
             initial values count as PUBLIC: do not pass a model that was trained on these people. Left out, as in
-            ``fedveil.train(people, epsilon=2)``, a rule of public facts (kind of target, users, columns, epsilon)
-            chooses Newton steps, boosted trees or the recommended settings for a table, and prints its choice
-            (docs/which-model.md).
+            ``fedveil.train(people, epsilon=2)``, a rule of public facts chooses it and prints it (docs/which-model.md).
         people: the records, with the user and the silo of each record, from :func:`fedveil.population`.
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
-            recommended settings for ``epsilon``, from public facts: method, clip, weights, start, local steps,
-            rounds, server, average, denoiser, protection and delta (docs/theory/recommended.md). Other arguments
-            replace single ones.
+            recommended settings for ``epsilon`` (docs/theory/recommended.md); other arguments replace single ones.
         rounds: T, the number of rounds; None: 30.
         epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
             it. None if the method has a ``noise_multiplier``, or adds no noise. There is no default.
@@ -175,12 +172,6 @@ def train(
         settings=settings,
     )
     parent = as_path(folder, "fedveil.train: folder")
-    if people is None:
-        model, people, given = given.for_table(model)
-    if isinstance(model, Population):
-        raise ConfigError(
-            "model: a torch.nn.Module or a name is needed before the population, not a population"
-        )
     prepared, learned = given.prepare(model, people)
     return play(prepared, learned, parent, callbacks)
 
@@ -283,7 +274,7 @@ class TrainingArguments:
                 epsilon=self.epsilon,
             )
         )
-        print(f"model {chosen.model}, method {chosen.method or 'recommended'}: {chosen.reason}")
+        print(chosen)
         if chosen.method is None:
             return chosen.model, people, self
         masked = self.protection is None and 1 < people.n_silos <= RECOMMENDED.most_silos
@@ -291,16 +282,25 @@ class TrainingArguments:
             self,
             method=methods.method(chosen.method, power="linked"),
             rounds=chosen.rounds if self.rounds is None else self.rounds,
+            loss=defaults_of(None, people).loss,
             protection="secure-aggregation" if masked else self.protection,
         )
         return chosen.model, people, given
 
-    def prepare(self, model: nn.Module | str, people: Population) -> tuple[Prepared, Objective]:
+    def prepare(
+        self, model: nn.Module | str | Population, people: Population | None
+    ) -> tuple[Prepared, Objective]:
         """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
 
-        Raises:
-            FedveilError: the model, population, method or budget is invalid.
+        Args are those of :func:`train`, and so are the errors.
         """
+        if people is None:
+            model, people, chosen = self.for_table(model)
+            return chosen.prepare(model, people)
+        if isinstance(model, Population):
+            raise ConfigError(
+                "model: a torch.nn.Module or a name is needed before the population, not a population"
+            )
         method, epsilon = self.method, self.epsilon
         _check(people, method, epsilon)
         if isinstance(method, Method):

@@ -18,7 +18,7 @@ from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
 from fedveil.data.records import Population
 from fedveil.data.schema import Label, read_schema
-from fedveil.errors import RunFolderError
+from fedveil.errors import ConfigError, RunFolderError
 from fedveil.federation.audit.run_record import AGREED, ROUNDS, STATE, TERMS, read_terms
 from fedveil.federation.silo_data import load_public_test_table
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
@@ -27,6 +27,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.named_code import check_code
 from fedveil.run.config.task_choice import defaults_of, task_of
+from fedveil.run.environment import is_schema_of_run
 from fedveil.run.folder.run_folder import Row, RunFolder, stored_tensors
 from fedveil.run.populations import load_population
 from fedveil.statistics.evaluation.result import read_evaluated
@@ -121,12 +122,17 @@ def bundle_run(run: Path, path: Path, *, about: str = "", code: Collection[str] 
     """
     folder, experiment = RunFolder.open(run)
     check_code(experiment, code, run)
+    table = experiment.data.table
+    if table is not None and not is_schema_of_run(folder.path, table.schema_file):
+        raise ConfigError(
+            f"{table.schema_file}: another schema than that of the run, whose model reads its features by it; put the "
+            "file of the run back"
+        )
     population = _population(folder, experiment)
     task = task_of(experiment, population)
     with reading(run, RunFolderError), stored_tensors(folder / "model.safetensors") as stored:
         trained = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         task.model.load_state_dict(trained, strict=False)
-    table = experiment.data.table
     target = None if table is None else read_schema(table.schema_file).target
     predictor = Predictor(
         model=task.model.eval(),

@@ -31,7 +31,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of a disk, wherever it ends a command that has nothing better to say of it."""
 
 _Misuse: Final[Any] = typer.BadParameter.__base__
-"""What click raises where a command is not called as it can be; see :class:`_Lazy`."""
+"""Errors that click raises for a wrong call of a command; see :class:`_Lazy`."""
 
 
 class Interrupted(FedveilError):

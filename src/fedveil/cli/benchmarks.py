@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedveil.cli.options import MOST_SEEDS, OUT, Json, print_result
+from fedveil.cli.options import MOST_SEEDS, OUT, Json, WorkerOptions, expand_option_groups, print_result
 from fedveil.console import observer, rows_table
 from fedveil.errors import ConfigError
 from fedveil.files import replace_file, writing
@@ -43,7 +44,9 @@ def import_from_checkout(name: str) -> ModuleType:
 # --- benchmarks ---------------------------------------------------------------------------------------------
 
 
+@expand_option_groups
 def bench_command(
+    on: WorkerOptions,
     name: Annotated[str, typer.Argument(help="a module of benchmarks/")],
     quick: Annotated[bool, typer.Option("--quick", help="at most a minute")] = False,
     smallest: Annotated[
@@ -58,12 +61,19 @@ def bench_command(
     """Run a benchmark against its peers (from a checkout: benchmarks/ is not installed)."""
     if smallest and (quick or page is not None):
         raise ConfigError("--smallest: measures nothing, and goes with neither --quick nor --page")
-    document = run_benchmark(name, quick=quick, page=page, smallest=smallest)
+    document = run_benchmark(name, quick=quick, page=page, smallest=smallest, on=on)
     rows = [{key: value for key, value in row.items() if key != "place"} for row in document["rows"]]
     print_result(as_json, document, rows_table(rows, title=f"{name}: {document['machine']['processor']}"))
 
 
-def run_benchmark(name: str, *, quick: bool, page: Path | None, smallest: bool = False) -> dict[str, Any]:
+def run_benchmark(
+    name: str,
+    *,
+    quick: bool,
+    page: Path | None,
+    smallest: bool = False,
+    on: WorkerOptions | None = None,
+) -> dict[str, Any]:
     """Run a module of ``benchmarks/`` below the current folder; return its report.
 
     Args:
@@ -71,9 +81,10 @@ def run_benchmark(name: str, *, quick: bool, page: Path | None, smallest: bool =
         quick: at most a minute.
         page: where the measured curves are drawn; None: nowhere.
         smallest: the smallest cases alone.
+        on: who plays the runs of a benchmark that measures models, not time; None: this process.
 
     Raises:
-        ConfigError: no such benchmark, or a page for one without curves.
+        ConfigError: no such benchmark, a page for one without curves, or workers for one that measures time.
     """
     folder, name = Path.cwd() / "benchmarks", name.replace("-", "_")
     known = sorted(p.stem for p in folder.glob("*.py") if "\ndef rows(" in p.read_text(encoding="utf-8"))
@@ -85,7 +96,11 @@ def run_benchmark(name: str, *, quick: bool, page: Path | None, smallest: bool =
         )
         raise ConfigError(f"no benchmark '{name}'; {there}")
     harness = import_from_checkout("benchmarks.harness")
-    found = harness.load(name, quick=quick, smallest=smallest)
+    workers = None if on is None or on.is_this_process else on.open()
+    try:
+        found = harness.load(name, quick=quick, smallest=smallest, workers=workers)
+    except ValueError as error:
+        raise ConfigError(f"--executor, --processes: {error}") from None
     document: dict[str, Any] = harness.report(name, found, quick=quick, smallest=smallest)
     if page is not None:
         try:
@@ -99,7 +114,20 @@ def run_benchmark(name: str, *, quick: bool, page: Path | None, smallest: bool =
 # The command that makes published tables again, and the pages of all of them.
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproductionFolders:
+    """The options that say where result files and run folders are."""
+
+    results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results")
+    runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(
+        "runs/reproduce"
+    )
+
+
+@expand_option_groups
 def reproduce_command(
+    on: WorkerOptions,
+    places: ReproductionFolders,
     name: Annotated[
         str | None, typer.Argument(metavar="[TABLE]", help="which table; none: list them")
     ] = None,
@@ -109,10 +137,6 @@ def reproduce_command(
             "--seeds", min=1, max=MOST_SEEDS, help="runs per cell; default: what the table asks for"
         ),
     ] = None,
-    results: Annotated[Path, typer.Option("--results", help="folder of the result files")] = Path("results"),
-    runs: Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")] = Path(
-        "runs/reproduce"
-    ),
     write: Annotated[
         Path | None,
         typer.Option(
@@ -129,7 +153,7 @@ def reproduce_command(
     from reproduction.rows import section_rows
     from reproduction.table import load_table, table_names
 
-    folder = ResultFolder(results)
+    folder = ResultFolder(places.results)
     if write is not None:
         if name is not None:
             raise ConfigError(f"{name}: --page writes the page of all tables; name none")
@@ -142,10 +166,10 @@ def reproduce_command(
         rows = [{"table": one, "title": load_table(one).title} for one in table_names()]
         print_result(as_json, {"tables": rows}, rows_table(rows))
         return
-    table = load_table(name)
+    table, workers = load_table(name), None if on.is_this_process else on.open
     try:
         with observer(OUT, quiet=True) as watching:
-            for run in reproduce(table, folder, runs, watching, seeds=seeds):
+            for run in reproduce(table, folder, places.runs, watching, seeds=seeds, workers=workers):
                 if not as_json:
                     value = run.values.get(table.value)
                     spent = "" if run.cpu_seconds is None else f", {run.cpu_seconds:.1f} CPU seconds"

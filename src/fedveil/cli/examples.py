@@ -1,4 +1,4 @@
-"""What a person would type first: examples of every command, which its ``--help`` ends with."""
+"""Examples of every command, printed at the end of its ``--help``."""
 
 from __future__ import annotations
 

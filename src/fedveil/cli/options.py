@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from contextlib import AbstractContextManager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
@@ -17,11 +18,12 @@ from fedveil.errors import ConfigError
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.api.frame import Frame
     from fedveil.privacy.statement import Statement
+    from fedveil.run.executors import Workers
     from fedveil.statistics.figures import Row
 
 
 OUT: Final = Terminal()
-"""Where commands print."""
+"""Console that commands print to."""
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Csv = Annotated[
@@ -39,6 +41,36 @@ MOST_SEEDS: Final = 10_000
 """Runs of one variant that one command makes."""
 
 Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders are created")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The options that say who plays the runs of a command."""
+
+    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            help="instead: workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or "
+            "your own package.module:function",
+        ),
+    ] = None
+
+    @property
+    def is_this_process(self) -> bool:
+        """Whether neither other processes nor a cluster were asked for."""
+        return self.processes == 1 and self.executor is None
+
+    def open(self) -> AbstractContextManager[Workers]:
+        """Return the workers, which start when the context is entered.
+
+        Raises:
+            ConfigError: no such executor, or it cannot be reached.
+        """
+        from fedveil.run.executors import local_workers, open_workers
+
+        return local_workers(self.processes) if self.executor is None else open_workers(self.executor)
 
 
 def group(help: str) -> typer.Typer:

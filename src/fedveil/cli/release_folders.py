@@ -23,7 +23,7 @@ RELEASES: Final[Mapping[type[TableDocument], Callable[[Path, bool], None]]] = {
 
 
 def kind_of(folder: Path) -> type[TableDocument] | None:
-    """Return what kind of releases a folder is of; None for a run that trains."""
+    """Return the kind of releases in a folder; None for a run that trains."""
     return next((kind for kind in RELEASES if (folder / kind.file).exists()), None)
 
 

@@ -37,7 +37,7 @@ Here = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where the run folder and the rows are written, and how a result is printed."""
+    """Folders of runs, CSV file and output format of a statistics command."""
 
     runs: Runs = Path("runs")
     csv: Csv = None

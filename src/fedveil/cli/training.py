@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.options import MOST_SEEDS, OUT, Code, Json, Listed, Runs, Source, expand_option_groups
+from fedveil.cli.options import (
+    MOST_SEEDS,
+    OUT,
+    Code,
+    Json,
+    Listed,
+    Runs,
+    Source,
+    WorkerOptions,
+    expand_option_groups,
+)
 from fedveil.console import (
     observer,
     outcome_table,
@@ -61,21 +71,6 @@ class RunOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """The options that say who plays the runs of a sweep."""
-
-    processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            "--executor",
-            help="instead: workers of a cluster that shares the folders: dask:ADDRESS, parsl:FILE.py, ray:ADDRESS, or "
-            "your own package.module:function",
-        ),
-    ] = None
-
-
 @expand_option_groups
 def run_command(
     source: Source,
@@ -106,8 +101,9 @@ def run_command(
         for one in prepared:
             run(one, parent, NullObserver())
         return
-    if not as_json and not single:
-        OUT.print(study.title)
+    if not as_json:
+        for line in (*study.choices, *(() if single else (study.title,))):
+            OUT.print(line)
     outcomes, report = [], None
     with observer(OUT, quiet=as_json) as watching:
         for one in prepared:
@@ -167,6 +163,8 @@ def check_command(
     if not as_json:
         for report in reports:
             print_report(report)
+        for line in study.choices:
+            OUT.print(line)
     # One experiment is ready at a time, to save memory.
     found = CheckFrame(
         rows=tuple(check_row(_ready(study, experiment, populations)) for experiment in study.experiments),
@@ -198,15 +196,13 @@ def sweep_command(
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
     from fedveil.report.tradeoff import write_tradeoff
-    from fedveil.run.executors import local_workers, open_workers
     from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
 
     axes = [Axis.read(text) for text in over]
     grid = points(source, chosen.selection, axes)
     rows = []
     try:
-        workers = local_workers(on.processes) if on.executor is None else open_workers(on.executor)
-        for row in sweep(grid, runs, workers=workers):
+        for row in sweep(grid, runs, workers=on.open()):
             rows.append(row)
             if not as_json:
                 OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")

@@ -66,11 +66,11 @@ def population(
     silo: Any = None,
     n_users: int | Counted | None = None,
     task: Task | None = None,
-    classes: Sequence[Any] | None = None,
+    classes: Sequence[Any] | set[Any] | frozenset[Any] | None = None,
     target_range: tuple[float, float] | None = None,
     silos: Sequence[str | int] | None = None,
     test: Any = None,
-    test_share: float = TEST_SHARE,
+    test_share: int | float = TEST_SHARE,
     seed: int = 0,
     name: str = "people",
 ) -> Population:

@@ -88,10 +88,10 @@ def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
             )
             return np.asarray(given.to_numpy(**_copied(given)))
         return np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    except (ValueError, TypeError, RuntimeError) as error:  # Arrow's errors are among these
+    except (ValueError, TypeError, RuntimeError):  # Arrow's errors are among these
         raise DataError(
             f"{called}: rows of different lengths, or no array at all ({type(given).__name__})"
-        ) from error
+        ) from None
 
 
 def _copied(column: pa.Array | pa.ChunkedArray) -> dict[str, bool]:
@@ -105,11 +105,11 @@ def _tensor_to_array(given: torch.Tensor, where: str) -> np.ndarray:
         if given.is_floating_point() and given.dtype not in _TENSOR_FLOATS:
             given = given.float()  # float32 holds every bfloat16 and float8 exactly
         return np.asarray(given.detach().cpu().resolve_conj().resolve_neg().numpy())
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError):
         raise DataError(
             f"{where}: a tensor of {given.dtype} on {given.device}, which numpy cannot hold; hand over a dense tensor "
             "of float32, with its values"
-        ) from error
+        ) from None
 
 
 def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None) -> Features:
@@ -131,7 +131,9 @@ def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None
         values = numbers_of_cells(values, where, rows)
     if values.dtype.kind not in "biuf":
         at = "" if rows is None else f", row {rows[0]}"
-        raise DataError(f"{where}{at}: the values are {values.dtype}, not numbers; {_ENCODE}")
+        # The type of numpy's texts would tell the length of the longest one.
+        kind = "text" if values.dtype.kind in "US" else values.dtype
+        raise DataError(f"{where}{at}: the values are {kind}, not numbers; {_ENCODE}")
     refuse_rows(
         ~np.isfinite(values),
         where,

@@ -62,10 +62,10 @@ def _assembled(name: str, columns: Mapping[str, Any], written: Format) -> pa.Tab
         where = f"table '{sanitize(name)}', column '{sanitize(str(column))}'"
         try:
             arrays[str(column)] = _column(given, written)
-        except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
+        except (pa.ArrowException, TypeError, ValueError, RuntimeError):
             raise DataError(
                 f"{where}: {type(given).__name__} is no column of numbers, text or dates with one entry a record"
-            ) from error
+            ) from None
     lengths = {len(one) for one in arrays.values()}
     if len(lengths) > 1:
         raise DataError(f"table '{sanitize(name)}': its columns have different numbers of records")

@@ -38,7 +38,7 @@ class MemoryTable:
 
     @property
     def path(self) -> Path:
-        """What stands for the table in a document."""
+        """The table's placeholder in a document."""
         return _IN_MEMORY / f"{self.name}.table"
 
 
@@ -47,7 +47,7 @@ TableFile: TypeAlias = Path | MemoryTable
 
 
 def declared_path(file: TableFile) -> Path:
-    """Return what stands for a table in a document."""
+    """Return a table's placeholder in a document."""
     return file.path if isinstance(file, MemoryTable) else file
 
 

@@ -1,6 +1,6 @@
 """Reader of table files: CSV, Parquet or Excel into Arrow columns, with CSV cells as text.
 
-No error repeats a value.
+No error repeats a value, nor does its traceback: errors of Arrow quote cells, and are never its cause or context.
 """
 
 import codecs
@@ -126,9 +126,9 @@ def open_table(
             raise wrong
         return _completed(table, columns)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from None
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
-        raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from error
+        raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from None
 
 
 def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, declared: str) -> None:
@@ -161,9 +161,11 @@ def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
     try:
         return _parsed(content, pick, parsing)
     except pa.ArrowInvalid as error:
-        if _UNEVEN in str(error):
-            lines.refuse_uneven()
-        raise
+        if _UNEVEN not in str(error):
+            raise
+    # Not in the handler: Arrow's error quotes the line, and a traceback would show it as the context of this one.
+    lines.refuse_uneven()
+    raise DataError(f"{path} is damaged or no {path.suffix} file: cells and header do not match")
 
 
 def _parsed(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Table:
@@ -298,8 +300,9 @@ def _is_empty(cell: Any) -> bool:
         return not cell
     try:
         return bool(cell != cell)  # NaN and NaT differ from themselves
-    except (TypeError, ValueError, ArithmeticError, RuntimeError):
-        # pandas' NA and a signalling NaN compare with nothing; an array or a tensor has an answer for every entry.
+    except Exception:
+        # pandas' NA and a signalling NaN compare with nothing; an array or a tensor has an answer for every entry. An
+        # object of another class may raise anything.
         return not hasattr(cell, "__len__")
 
 
@@ -321,7 +324,10 @@ def _text(cell: Any, written: Format) -> str:
         return str(cell).replace(".", written.decimal)
     if isinstance(cell, date):
         return str(date(cell.year, cell.month, cell.day))
-    text = str(cell)
+    try:
+        text = str(cell)
+    except Exception:  # as above
+        return REPLACED
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

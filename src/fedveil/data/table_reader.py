@@ -78,8 +78,8 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
         cells = pa.array(decoded, pa.string())
     try:
         text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from error
+    except (pa.ArrowException, ValueError, TypeError):
+        raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from None
     missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
     return text, np.asarray(missing, dtype=np.bool_)
 
@@ -467,7 +467,7 @@ class TableReader:
         try:
             return text_cells(self._table.column(column), self._missing_values)
         except DataError as error:
-            raise DataError(f"{self._path}, column '{sanitize(column)}': {error}") from error
+            raise DataError(f"{self._path}, column '{sanitize(column)}': {error}") from None
 
     def _count(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Mark wrong cells as invalid if the reader is binned; else raise a DataError for the first one."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -42,13 +43,14 @@ class CpuQuota:
 
     Args:
         path: file that keeps the seconds for the next process.
+        clock: seconds since 1970.
 
     Raises:
         RunFolderError: the file is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = path, clock
         self._spent = _read(path)
         self._unpaid = self._unsaved = 0.0
         self._paid = False
@@ -63,7 +65,7 @@ class CpuQuota:
             ProtocolError: the limit of the day is reached.
         """
         # Whole hours: the present one and the 24 before it cover any 24 hours that end now.
-        now = int(time.time() // _HOUR)
+        now = int(self._clock() // _HOUR)
         self._spent = {hour: seconds for hour, seconds in self._spent.items() if hour >= now - _HOURS}
         if math.fsum(self._spent.values()) + self._unpaid >= limit:
             raise ProtocolError(
@@ -93,7 +95,7 @@ class CpuQuota:
 
     def _spend(self, seconds: float) -> None:
         """Add seconds to the present hour; write the file once a second of processor time is not in it."""
-        hour = int(time.time() // _HOUR)
+        hour = int(self._clock() // _HOUR)
         self._spent[hour] = self._spent.get(hour, 0.0) + seconds
         self._unsaved += seconds
         if self._unsaved >= 1.0:
@@ -119,10 +121,11 @@ class Deadline:
 
     Args:
         seconds: limit from now.
+        clock: seconds since any moment; never goes back.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._until = seconds, time.monotonic() + seconds
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._seconds, self._until = clock, seconds, clock() + seconds
 
     def __call__(self, done: int, total: int) -> None:
         """Check that time is left. The arguments are unused; they match the progress callback.
@@ -130,5 +133,5 @@ class Deadline:
         Raises:
             RefusalError: the time is over; a charge that was made stays.
         """
-        if time.monotonic() >= self._until:
+        if self._clock() >= self._until:
             raise RefusalError(Code.OVERTIME, self._seconds)

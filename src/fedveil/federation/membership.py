@@ -173,12 +173,21 @@ class Membership:
         """
         if self.charter != charter.digest or self.schema_digest != charter.schema_digest:
             raise IntegrityError("the membership is of another charter")
-        try:
-            charter.founder.verify(_SEALED_AS + self.digest, self.seal)
-        except CryptoError:
-            raise IntegrityError(
-                "the membership is not sealed by the founder whom the charter names"
-            ) from None
+        _verify(self.digest, self.seal, charter)
+
+    @staticmethod
+    def check_signature(content: bytes, seal: bytes, charter: Charter) -> None:
+        """Check the founder's signature over the bytes of a membership document, before they are parsed.
+
+        Args:
+            content: the document without its signature.
+            seal: the signature.
+            charter: names the founder.
+
+        Raises:
+            IntegrityError: the founder did not sign these bytes.
+        """
+        _verify(hashlib.sha256(content).digest(), seal, charter)
 
     def check_follows(self, present: Membership, place: object) -> None:
         """Check that a party that has accepted another membership may go on under this one.
@@ -257,3 +266,11 @@ class Membership:
             revoked=revoked,
             **facts,
         )
+
+
+def _verify(digest: bytes, seal: bytes, charter: Charter) -> None:
+    """Check the founder's signature over the digest of a membership."""
+    try:
+        charter.founder.verify(_SEALED_AS + digest, seal)
+    except CryptoError:
+        raise IntegrityError("the membership is not sealed by the founder whom the charter names") from None

@@ -48,7 +48,7 @@ _NOT_AGAINST: Final = {
 
 
 def counted_sentence(policy: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a silo's ledger counts under a policy, and what it omits ("" if it omits nothing).
+    """Return which parties' knowledge a silo's ledger counts under a policy, and which it omits ("" if none).
 
     The second text names a party that a reader could expect to be counted.
 
@@ -91,6 +91,8 @@ class Policy(DocumentTable):
         disclose_counts: if weights need it, send the number of records of each user to the coordinator, and the
             totals to all silos. It also requires both kinds of trust.
         without_guarantee: take part in runs without any guarantee (tests, public data); epsilon then limits no run.
+        accept_added_silos: accept a delivered membership without a command, if the founder sealed it and it only adds
+            silos behind the present ones or is valid for longer.
         max_message_bytes: largest message in bytes; a longer one is refused unread.
         max_rounds: most rounds of a run.
         max_epochs: most passes over the records in a round.
@@ -124,6 +126,7 @@ class Policy(DocumentTable):
     trust_coordinator: bool = False
     disclose_counts: bool = False
     without_guarantee: bool = False
+    accept_added_silos: bool = False
     max_message_bytes: Annotated[int, Field(ge=1024, le=LARGEST_MESSAGE)] = LARGEST_MESSAGE
     max_rounds: Count = 10_000
     max_epochs: Count = 100

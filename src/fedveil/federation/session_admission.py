@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from typing import Final
 
 from fedveil.crypto.key_agreement import RUN_BYTES
@@ -53,16 +54,20 @@ def session_run(session: bytes, agreed: bytes) -> bytes:
 
 
 class SessionAdmission:
-    """Replies of a silo to messages outside its session, and its decision to begin one."""
+    """Replies of a silo to messages outside its session, and its decision to begin one.
 
-    def __init__(self) -> None:
-        self._nonce = new_nonce()
+    Args:
+        clock: seconds since any moment; never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._nonce = clock, new_nonce()
         self._run = b""
         self._until = 0.0
 
     def ready_message(self, run: bytes) -> Ready:
         """Return the `Ready` reply for a run: the nonce, and the seconds for which another run has the silo."""
-        left = 0.0 if run == self._run else self._until - time.monotonic()
+        left = 0.0 if run == self._run else self._until - self._clock()
         return Ready(nonce=self._nonce, busy=max(0, round(left)))
 
     def admits(self, silo: int, run: bytes, session: bytes, terms: Terms) -> bool:
@@ -79,4 +84,4 @@ class SessionAdmission:
 
     def keep(self, run: bytes, *, busy: bool) -> None:
         """Note a message of the session; if rounds are in progress (``busy``), reserve the silo for the run."""
-        self._run, self._until = run, time.monotonic() + LEASE_SECONDS if busy else 0.0
+        self._run, self._until = run, self._clock() + LEASE_SECONDS if busy else 0.0

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +114,7 @@ class SiloParty:
         identity: long-term key of the silo.
         share: population with the silo's own records and the public facts of the federation.
         state: persistent folder with the ledger and the last answer of each run.
+        clock: seconds since any moment; never goes back.
 
     Raises:
         RunFolderError: the ledger is damaged, or another process serves this silo.
@@ -127,6 +128,7 @@ class SiloParty:
         identity: IdentityKey,
         share: LocalPopulation,
         state: Path,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._standing, self._number, self._identity, self._share = standing, number, identity, share
         now = standing()
@@ -140,8 +142,8 @@ class SiloParty:
         self._session: SiloSession | None = None
         self._last: _Exchange | None = None
         self._over = False
-        self._reception = SessionAdmission()
-        self._allowance = CpuQuota(state / FILE)
+        self._admission = SessionAdmission(clock)
+        self._cpu_quota = CpuQuota(state / FILE)
         self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
@@ -165,7 +167,7 @@ class SiloParty:
             ProtocolError: the message is not from the coordinator to this silo, or the day's quota of uncharged work
                 is spent. The message gets no answer, and nothing changes.
         """
-        self._allowance.check(self._policy.uncharged_cpu_seconds)
+        self._cpu_quota.check(self._policy.uncharged_cpu_seconds)
         # Processor time of this thread, not wall-clock time: a silo that waits for its disk spends nothing.
         began, charges, self._outcome = time.thread_time(), self._ledger.charges, "refused"
         try:
@@ -177,7 +179,7 @@ class SiloParty:
                     "charged %d entries; the ledger ends with %s", charged, self._ledger.head.hex()[:16]
                 )
             outcome = "charged" if charged else self._outcome
-            self._allowance.count(time.thread_time() - began, outcome)
+            self._cpu_quota.count(time.thread_time() - began, outcome)
 
     @property
     def membership(self) -> Membership:
@@ -191,13 +193,23 @@ class SiloParty:
             ProtocolError: the message is not from the coordinator to this silo, or the day's quota of uncharged work
                 is spent.
         """
-        self._allowance.check(self._policy.uncharged_cpu_seconds)
-        began = time.thread_time()
-        try:
+        with self.uncharged_work():
             parts = self._open(data).parts
             return single_message(parts, Terms, SERVER).membership if is_proposal(parts) else None
+
+    @contextmanager
+    def uncharged_work(self) -> Iterator[None]:
+        """Count the processor time of a ``with`` block as work that leads to no charged round.
+
+        Raises:
+            ProtocolError: the day's quota of such work is spent.
+        """
+        self._cpu_quota.check(self._policy.uncharged_cpu_seconds)
+        began = time.thread_time()
+        try:
+            yield
         finally:
-            self._allowance.count(time.thread_time() - began, "refused")
+            self._cpu_quota.count(time.thread_time() - began, "refused")
 
     def in_progress_message(self, data: bytes) -> bytes:
         """Return a keep-alive that answers a message; may be called while :meth:`receive` runs.
@@ -259,7 +271,7 @@ class SiloParty:
         if kind in (Goodbye, Finalize):
             _log.info("run %s ended", message.run.hex()[:16])
             self._over = True
-            self._reception.keep(message.run, busy=False)
+            self._admission.keep(message.run, busy=False)
         if kind is Finalize:
             return self._seal(
                 message, session.sign_statement(single_message(message.parts, Finalize, SERVER))
@@ -268,7 +280,7 @@ class SiloParty:
             return self._here(message)
         session.talk.ask(message.parts)
         if session.talk.begins:
-            self._allowance.begin_round()
+            self._cpu_quota.begin_round()
         answers: list[SessionMessage] = []
         self._over = True  # on failure, parts may have taken effect: end the session
         try:
@@ -282,12 +294,12 @@ class SiloParty:
         return self._reply(message, data, answers)
 
     def _here(self, message: SignedMessage) -> bytes:
-        return self._seal(message, self._reception.ready_message(message.run))
+        return self._seal(message, self._admission.ready_message(message.run))
 
     def _reply(self, message: SignedMessage, data: bytes, answers: Sequence[SessionMessage]) -> bytes:
         """Store the answer to an exchange for repetitions, and return it."""
         assert self._session is not None
-        self._reception.keep(message.run, busy=self._session.talk.underway and not self._over)
+        self._admission.keep(message.run, busy=self._session.talk.underway and not self._over)
         reply, digest = self._seal(message, *answers), hashlib.sha256(data).digest()
         self._last = _Exchange(message.run, message.session, message.number, digest, reply)
         return reply
@@ -298,7 +310,7 @@ class SiloParty:
         """Check the terms of a session and answer with a `Join`, or sign the end of the run."""
         terms = single_message(message.parts, Terms, SERVER)
         phase = next((part for part in message.parts if isinstance(part, RunPart)), None)
-        if not self._reception.admits(self._number, message.run, message.session, terms):
+        if not self._admission.admits(self._number, message.run, message.session, terms):
             return self._here(message)
         self._stand()
         if terms.membership != self._membership.digest:
@@ -335,7 +347,7 @@ class SiloParty:
             work=work, place=place, terms=terms, agreed=agreed, session=message.session, books=books
         )
         if closing is not None:
-            self._reception.admit()
+            self._admission.admit()
             return self._seal(message, session.sign_statement(closing))
         self._check_budget(books, work)
         session.talk.ask(message.parts)
@@ -345,8 +357,8 @@ class SiloParty:
         # them.
         self._keep_terms(terms, data)
         # The nonce changes only now, after every step that can fail: a failed join can be tried again under it.
-        self._reception.admit()
-        self._allowance.begin()
+        self._admission.admit()
+        self._cpu_quota.begin()
         self._session, self._over, self._outcome = session, False, "answered"
         _log.info("joined run %s", message.run.hex()[:16])
         return self._reply(message, data, answers)
@@ -389,7 +401,7 @@ class SiloParty:
 
         Terms that no charge names are deleted when the next terms arrive.
         """
-        path, unpaid = self._state / TERMS / f"{terms.digest.hex()}.letter", self._unpaid
+        path, unpaid = self._state / TERMS / f"{terms.digest.hex()}.message", self._unpaid
         members = self._membership_file(terms.membership)
         with writing(members, RunFolderError):
             if not members.exists():
@@ -424,7 +436,9 @@ class SiloParty:
 
     def _charged_terms(self, digest: str) -> Terms:
         """Return the stored terms with this digest."""
-        data = read_content(self._state / TERMS / f"{digest}.letter", RunFolderError, largest=LARGEST_OPENING)
+        data = read_content(
+            self._state / TERMS / f"{digest}.message", RunFolderError, largest=LARGEST_OPENING
+        )
         # A coordinator whose key was revoked since may have signed the terms.
         known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
         for identity in known:

@@ -10,6 +10,9 @@ of an update, gamma: stretching factor. In a round
     Y_k  <- decode(M_k) s / gamma = X_k + Z_k                                     (Algorithm 3)
     W    <- W + eta_g sum_k p_k Y_k,   p_k = 1/K                                  (Algorithm 1, line 20; its eta_g is 1)
 
+Other p_k are public numbers (``weights``): client k sends (p_k / max p) X_k as above, and the server divides the sum by
+sum_k p_k / max p. No message moves by more than C, so every claim of equal weights holds.
+
 ``noise_multiplier`` is sigma / gamma for Gaussian noise and b / gamma for Laplace noise: the noise of one client, in
 units of s. With ``scale = "clip"``, s is a constant C, to which every update is clipped (l2 for Gaussian, l1 for
 Laplace), and the rounds compose to a guarantee for clients. With ``scale = "norm"``, s = ||X_k||_2 as published, and
@@ -32,7 +35,17 @@ from fedveil.methods.client_messages import (
     Rounded,
 )
 from fedveil.methods.contributions import ClientContribution
-from fedveil.methods.keys import ClipNorm, Lattice, Local, Noise, RoundingStep, Scale, Step, Users
+from fedveil.methods.keys import (
+    ClientWeights,
+    ClipNorm,
+    Lattice,
+    Local,
+    Noise,
+    RoundingStep,
+    Scale,
+    Step,
+    Users,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
@@ -46,10 +59,10 @@ _SMALLEST_COUNTED = (
 )
 
 
-def fl(*, local: Local, n_users: Users) -> Method:
+def fl(*, local: Local, n_users: Users, weights: ClientWeights = "equal") -> Method:
     """FL: clients send their updates unchanged, at 32 bits per parameter. No privacy guarantee."""
     sent = _messages(n_users, None, 0.0, Unbounded(), Numbers())
-    return _clients("fl", local, Unbounded(), sent)
+    return _clients("fl", local, Unbounded(), sent, weights)
 
 
 def fl_sdq(
@@ -59,11 +72,12 @@ def fl_sdq(
     step: Step,
     scale: Scale = "clip",
     clip: ClipNorm | None = None,
+    weights: ClientWeights = "equal",
 ) -> Method:
     """FL+SDQ: updates are quantised with subtractive dither, step in units of s. No noise, no guarantee."""
     bound = _bound(scale, clip, None)
     sent = _messages(n_users, None, 0.0, bound, Dithered(step=step))
-    return _clients("fl-sdq", local, bound, sent)
+    return _clients("fl-sdq", local, bound, sent, weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +89,13 @@ class _Noisy:
     noise_multiplier: Noise
     scale: Scale = "clip"
     clip: ClipNorm | None = None
+    weights: ClientWeights = "equal"
 
     def sending(self, name: str, noise: NoiseName, form: Form) -> Method:
         """Return the method in which the clients send noise of one law in one form."""
         bound = _bound(self.scale, self.clip, noise)
         sent = _messages(self.n_users, noise, self.noise_multiplier, bound, form)
-        return _clients(name, self.local, bound, sent)
+        return _clients(name, self.local, bound, sent, self.weights)
 
 
 @variant_of(_Noisy)
@@ -146,7 +161,9 @@ def _messages(
     )
 
 
-def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages) -> Method:
+def _clients(
+    name: str, local: LocalSgd, bound: Bound, sent: ClientMessages, weights: ClientWeights
+) -> Method:
     """Compose the method of clients that all send a message in every round."""
     # With s = ||X_k||, the statement cites the theorems of CEPAM, which depend on the smallest client's records.
     by_norm = not bound.bounded and (sent.noise is not None or sent.sends_bytes)
@@ -156,7 +173,7 @@ def _clients(name: str, local: LocalSgd, bound: Bound, sent: ClientMessages) -> 
         sampler=Everyone(),
         local=local,
         bound=bound,
-        weights=Weights.ONE,
+        weights=Weights.ONE if weights == "equal" else Weights.of_clients(weights),
         channel=sent,
         server=ServerSgd(),
         public_counts=(_SMALLEST_COUNTED,) if by_norm else (),

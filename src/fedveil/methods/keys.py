@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from fedveil.config_keys import calibrated_field, composed_field
 from fedveil.data.schema import Schema
@@ -140,6 +140,29 @@ Calibration = Annotated[
     ),
 ]
 NoiseDecay = Annotated[float, Field(gt=0, le=1, description="factor by which the noise falls every round")]
+
+
+def _public_numbers(given: object) -> object:
+    if given == "records":
+        raise ValueError(
+            "record counts are private, because neighbouring data differs in all records of one client: give public "
+            'numbers, one for each client, or "equal"'
+        )
+    return given
+
+
+ClientWeights = Annotated[
+    Literal["equal"]
+    | Annotated[
+        tuple[Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)], ...],
+        Field(strict=False, min_length=1),
+    ],
+    BeforeValidator(_public_numbers),
+    Field(
+        description="p_k, a list of public numbers to which the clients' weights are proportional; record counts are "
+        "private, and the experiment shows the numbers"
+    ),
+]
 Scale = Annotated[
     Literal["clip", "norm"],
     Field(

@@ -262,17 +262,18 @@ class Method:
         """Return the divisor that makes a mean update of the sum; it uses public numbers only, so it reveals nothing.
 
         The divisor is |S| if every silo contributes once, and q |U| for (silo, user) pairs and for clients: the mean
-        is over users. It is an expected number, never the real one: dividing by a private number breaks the
-        sensitivity bound.
+        is over users. With public weights of clients it is the sum of the weights. It is an expected number, never
+        the real one: dividing by a private number breaks the sensitivity bound.
 
         Args:
             n_users: |U|.
             n_silos: |S|.
             summed: number of silos in the sum; None for all. The mean is over those.
         """
-        return self.contribution.divisor(
+        found = self.contribution.divisor(
             self.sampler.rate, n_users, n_silos, n_silos if summed is None else summed
         )
+        return found * self.weights.mean
 
 
 BOUND: Final = "clip."

@@ -148,7 +148,7 @@ def newton(
     )
 
 
-def _check_keys(task: str, given: Mapping[str, float | None]) -> None:
+def _check_keys(task: str, given: Mapping[str, object]) -> None:
     """Refuse keys of another kind of target, and survival without a horizon.
 
     Raises:

@@ -50,8 +50,24 @@ def noise_to_displacement(method: Method, public: PublicFacts, rounds: int) -> f
     if not method.bound.bounded:
         return 0.0 if noise == 0 else math.inf
     length = method.bound.longest / method.bound.unit
-    # noise / length = z, so this is rho = sqrt(d / T) z / (q |U|).
-    return math.sqrt(public.dimension / rounds) * noise / (length * method.sampler.rate * public.n_users)
+    # noise / length = z, so this is rho = sqrt(d / T) z / (q |U|); public weights of clients shorten the sum.
+    contributions = method.sampler.rate * public.n_users * method.weights.mean
+    return math.sqrt(public.dimension / rounds) * noise / (length * contributions)
+
+
+def noise_ratio(method: Method, public: PublicFacts, rounds: int) -> float | None:
+    """Return rho where it has a value, else None.
+
+    It has none if contributions are not those of single users, if updates have no bound, and without noise or with
+    noise of unknown size.
+    """
+    if not method.contribution.by_user or not method.bound.bounded:
+        return None
+    try:
+        ratio = noise_to_displacement(method, public, rounds)
+    except CompositionError:
+        return None
+    return ratio if 0 < ratio < math.inf else None
 
 
 def noise_ratio(method: Method, public: PublicFacts, rounds: int) -> float | None:

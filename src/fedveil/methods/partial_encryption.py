@@ -565,7 +565,7 @@ class PartialEncryption(ProtectionStage):
         return OF_KEYS, "a break of the encryption, which relies on ring-LWE at 128 bits", OF_SUMS
 
     def _unpaid_votes(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Return what uncharged votes reveal to the server, to a sender (who knows the order), and to both."""
+        """Return facts that uncharged votes reveal to the server, to a sender (who knows the order), and to both."""
         if not self.unpaid:
             return (), (), ()
         seen, told = (

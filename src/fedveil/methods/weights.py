@@ -46,8 +46,9 @@ class Weights(Stage):
     EQUAL: w_su = 1/(silos in which the user has a record): BY_RECORDS as if each silo had one record.
     MAIN: w_su = 1 in the silo in which the user has most records, the first of them if several have as many; 0 in the
         others, which neither train nor send for the user.
+    of_clients: w_k = p_k / max p for clients, by public numbers p_k of the experiment (CEPAM's p_k).
 
-    The last three are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`). Between
+    Three of them are w_su = n_su^p / sum_s' n_s'u^p with p = 1, 0 and infinity (:meth:`by_power`). Between
     institutions a file can name the main silos, so that no silo shows counts.
 
     Guarantees: a weight is a function of its user's record counts alone, or of the user's line of the file. The
@@ -56,14 +57,16 @@ class Weights(Stage):
     silo takes part only with the file of the digest, which all silos sign with the experiment.
 
     Args:
-        law: one, uniform over the silos, by powers of record counts, or by a file of main silos.
+        law: one, uniform over the silos, by powers of record counts, by a file of main silos, or public numbers.
         power: p.
         digest: digest of the file; empty until a simulation has written it (``power = "linked"``).
+        clients: w_k of every client, at most 1; empty for other laws.
     """
 
-    law: Literal["one", "uniform", "records", "declared"]
+    law: Literal["one", "uniform", "records", "declared", "public"]
     power: float = 1.0
     digest: str = ""
+    clients: tuple[float, ...] = ()
 
     ONE: ClassVar[Weights]
     UNIFORM: ClassVar[Weights]
@@ -84,6 +87,16 @@ class Weights(Stage):
         if power == "linked":
             return cls("declared", math.inf)
         return cls("records", math.inf if power == "main" else float(power))
+
+    @classmethod
+    def of_clients(cls, numbers: tuple[float, ...]) -> Weights:
+        """Return the weights of clients in proportion to public numbers, the largest being 1."""
+        return cls("public", clients=tuple(number / max(numbers) for number in numbers))
+
+    @property
+    def mean(self) -> float:
+        """Mean weight of a client; 1 for weights that are not numbers of the experiment."""
+        return math.fsum(self.clients) / len(self.clients) if self.clients else 1.0
 
     def with_file(self, digest: str) -> Weights:
         """Return the weights with the digest of the file that a simulation wrote."""
@@ -119,6 +132,8 @@ class Weights(Stage):
         """Weight as a formula."""
         if self.main:
             return "1 in the main silo"
+        if self.law == "public":
+            return "p_k / max p, public numbers"
         if not self.by_records:
             return "1" if self.law == "one" else "1/|S|"
         if self.power in (0, 1):
@@ -133,8 +148,24 @@ class Weights(Stage):
                 "with weight 1 a user's influence grows with the number of silos the user is in; weights of a user "
                 "must sum to at most 1 over the silos (uniform or by records)"
             )
-        if not pairs and self.law != "one":
+        if self.law == "public":
+            yield from self._refuses_clients(method)
+        elif not pairs and self.law != "one":
             yield f"weights {self.description} are those of (silo, user) pairs"
+
+    def _refuses_clients(self, method: Any) -> Iterable[str]:
+        """Refuse public weights of anything but all clients, whose number and whose sum of weights are fixed."""
+        if (
+            method.contribution.per != "client"
+            or method.sampler.rate != 1
+            or method.denominator != "expected"
+        ):
+            yield "public weights are those of clients who all take part, divided by the sum of their weights"
+        if not all(0 < weight <= 1 for weight in self.clients):
+            yield f"weights {self.clients}: the weight of a client is above 0 and at most 1"
+        senders = getattr(method.channel, "senders", len(self.clients))
+        if senders != len(self.clients):
+            yield f"{len(self.clients)} weights for {senders} clients: give one number for each client"
 
     def sends(self) -> tuple[Sent, ...]:
         """Return the messages of unprotected weights: silos send scores, and receive totals."""
@@ -143,7 +174,13 @@ class Weights(Stage):
         return Sent(UserCounts, Role.SERVER), Sent(UserTotals, Role.SILO)
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return the trust in the author of a file of main silos, and what the file reveals."""
+        """Return the trust in the author of a file of main silos, and what the file or public weights reveal."""
+        if self.law == "public":
+            return (
+                f"the clients' weights, public numbers from {min(self.clients):.3g} to 1 times the largest: epsilon "
+                "holds for any numbers, and if these were computed from the clients' records, they tell about the "
+                "records",
+            )
         if self.law != "declared":
             return ()
         return (
@@ -183,6 +220,10 @@ class Weights(Stage):
 
     def for_groups(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:
         """Return the (m,) float64 weights of the contributions of all silos."""
+        if self.law == "public":
+            return torch.tensor(self.clients, dtype=torch.float64)[
+                torch.from_numpy(groups.silo.astype(np.int64))
+            ]
         if not self.by_records and not self.main:
             weight = 1.0 if self.law == "one" else 1.0 / n_silos
             return torch.full((len(groups.size),), weight, dtype=torch.float64)

@@ -128,8 +128,6 @@ class PldAccountant(Accountant):
         return _FFT_ERROR + _FFT_ERROR_PER_RELEASE * sum(counts.values())
 
     def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
-        from dp_accounting.pld import privacy_loss_distribution as pld
-
         interval = self.interval or _interval(mu, others, self.adjacency)
         try:
             parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
@@ -142,11 +140,7 @@ class PldAccountant(Accountant):
                 " beyond 700): nothing is protected; use more noise"
             ) from None
         if mu > 0:
-            parts.append(
-                pld.from_gaussian_mechanism(
-                    1 / mu, value_discretization_interval=interval
-                )  # mu includes the sensitivity of the adjacency
-            )
+            parts.append(_gaussian_distribution(mu, interval))
         composed = parts[0]
         for part in parts[1:]:
             composed = composed.compose(part)
@@ -231,3 +225,11 @@ def _interval(mu: float, others: Counter[Event], adjacency: Adjacency) -> float:
 def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.PrivacyLossDistribution:
     """Return the discretised, dominating privacy loss distribution of one release."""
     return _losses(release, adjacency).discretise(interval)
+
+
+@lru_cache(maxsize=64)
+def _gaussian_distribution(mu: float, interval: float) -> pld.PrivacyLossDistribution:
+    """Return the discretised distribution of Gaussian noise of standard deviation 1/mu; mu includes the sensitivity."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    return pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=interval)

@@ -24,7 +24,7 @@ from fedveil.report.document import (
     write_document,
 )
 from fedveil.report.drawing import Curve, Plot, show, show_delta, show_epsilon, words
-from fedveil.report.run_data import RunData, load_run
+from fedveil.report.run_data import NOT_COVERED, RunData, load_run
 from fedveil.report.variant import ComparisonRow, Spread, Variant, settings_of
 from fedveil.run.folder.documents import SCHEMA_VERSION, JsonObject, JsonValue
 
@@ -47,6 +47,18 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     warnings: tuple[str, ...]
     variants: tuple[Variant, ...]
+
+    @property
+    def coverage(self) -> str:
+        """Sentence about exact test metrics of private records; empty if there are none."""
+        exact = [
+            one.label
+            for one in self.variants
+            if one.metrics and any(run.public_test is None for run in one.runs)
+        ]
+        if not exact:
+            return ""
+        return f"Test metrics on private records that were held out are {NOT_COVERED}: {', '.join(exact)}."
 
     def to_json(self) -> JsonObject:
         """Return the table as JSON values; an infinite epsilon and a missing deviation are null."""
@@ -129,7 +141,8 @@ class Comparison:
         return table(
             header,
             rows,
-            caption=f"Mean ± sample standard deviation over seeds, at the last common round. {PRIVATE}",
+            caption="Mean ± sample standard deviation over seeds, at the last common round. "
+            f"{self.coverage} {PRIVATE}",
         )
 
     def _baselines(self) -> list[tuple[str, Mapping[str, float]]]:

@@ -18,7 +18,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 Mark = Literal["line", "line and points", "points", "bars", "ribbon", "intervals"]
-"""How a series is drawn; "intervals" are points with intervals along the horizontal axis."""
+"""Mark of a series; "intervals" are points with intervals along the horizontal axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def show_delta(delta: float) -> str:
 
 def _short(number: str) -> str:
     """Remove the leading zeros of an exponent."""
-    return re.sub(r"e([+-])0*", r"e\1", number)
+    return re.sub(r"e([+-])0*", r"e\1", number) if "e" in number else number
 
 
 def words(name: str) -> str:

@@ -26,9 +26,9 @@ from fedveil.report.document import (
     write_document,
 )
 from fedveil.report.drawing import Plot, show, show_epsilon, words
-from fedveil.report.evaluation import evaluation_section
 from fedveil.report.model import model_section
 from fedveil.report.run_data import RunData, load_run
+from fedveil.report.statistics import evaluation_section
 from fedveil.report.summary import summarise
 from fedveil.run.folder.documents import JsonValue, RoundRow
 

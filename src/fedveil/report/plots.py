@@ -19,9 +19,14 @@ def metric_curve(run: RunData, metric: str) -> Plot:
         alt=f"Line: test {words(metric)} goes {span}.",
         caption=f"On {run.tested_on}, {span}.",
         x=Axis(title="round"),
-        y=Axis(title=f"test {words(metric)}"),
+        y=Axis(title=_tested(run, metric)),
         series=(line(0, name=words(metric), points=points),),
     )
+
+
+def _tested(run: RunData, metric: str) -> str:
+    """Return the title of a metric's axis; the files of a plot have no caption that says what covers it."""
+    return f"test {words(metric)}{'' if run.public_test is not None else ' (exact, not covered)'}"
 
 
 def epsilon_curve(run: RunData) -> Plot:
@@ -48,7 +53,7 @@ def privacy_utility(run: RunData, metric: str) -> Plot:
         alt=f"Line: test {words(metric)} against the privacy spent, ending at {end}.",
         caption=f"One point per round; the last is {end}.",
         x=Axis(title="ε spent"),
-        y=Axis(title=f"test {words(metric)}"),
+        y=Axis(title=_tested(run, metric)),
         series=(
             line(
                 2,

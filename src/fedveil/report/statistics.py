@@ -1,4 +1,4 @@
-"""Page of a statistical release: the statement, tables with intervals, and plots of released figures."""
+"""Page of a statistical release, and the section of released test metrics in the page of a training run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.privacy.statement import Statement
-from fedveil.report.document import Section, document, parties, statement_claim, table, write_document
+from fedveil.report.document import (
+    Section,
+    document,
+    notice,
+    parties,
+    statement_claim,
+    table,
+    write_document,
+)
 from fedveil.report.drawing import Axis, Plot, Series, line, ribbon, show
+from fedveil.report.run_data import RunData
 from fedveil.run.folder.documents import read_statement
+from fedveil.statistics.evaluation.result import ReleasedEvaluation
 from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.request import TOO_FEW
@@ -139,4 +149,46 @@ def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
             x=Axis(title="time"),
             y=Axis(title="surviving", bounds=(0, 1)),
             series=tuple(drawn),
+        )
+
+
+# --- test metrics of a training run ---
+
+
+def evaluation_section(run: RunData) -> Section | None:
+    """Return the section of released test metrics; None without them.
+
+    Released metrics are noisy, have intervals, and are covered by the statement.
+    """
+    found = run.evaluated
+    if found is None:
+        return None
+    rows = [row_cells(row) for row in found.rows]
+    return Section(
+        identifier="evaluation",
+        title="Test metrics",
+        remarks=notice(
+            f"Released once, of the model after round {found.round}: every figure follows from noisy sums over "
+            "held-out people, and is covered by the statement.",
+            kind="note",
+        ),
+        plots=list(_evaluation_plots(found)),
+        body=table(
+            HEAD, rows, caption="Every figure with its interval for the population these people come from"
+        ),
+    )
+
+
+def _evaluation_plots(found: ReleasedEvaluation) -> Iterator[Plot]:
+    for one in found.drawings:
+        yield Plot(
+            title=one.title,
+            alt=f"{one.title}: {len(one.points)} noisy points beside a line for {one.line_name}.",
+            caption=one.caption,
+            x=Axis(title=one.x),
+            y=Axis(title=one.y),
+            series=(
+                line(6, name=one.line_name, points=one.line, dash="dash"),
+                line(0, name="model", points=one.points),
+            ),
         )

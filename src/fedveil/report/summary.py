@@ -73,7 +73,7 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What a reader without training in privacy should know of a run.
+    """Summary of a run for a reader without training in privacy.
 
     Attributes:
         name: name of the run.
@@ -247,7 +247,7 @@ def _beside(run: RunData, other: RunData, metric: str) -> tuple[Reached, ...]:
 
 
 def _cautions(run: RunData, metric: str, coverage: str) -> list[str]:
-    """Return what to know before quoting the figures."""
+    """Return cautions for whoever quotes the figures."""
     statement, found = run.statement, []
     if statement.delta_warning is not None:
         found.append(statement.delta_warning)

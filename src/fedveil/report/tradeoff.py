@@ -18,6 +18,8 @@ from fedveil.report.variant import settings_of
 _LEFT_OUT: Final = "left out"
 """Value of a swept key if the experiment leaves out the key's whole table."""
 
+_COVERAGE: Final = "Test metrics are exact: no guarantee covers them unless the test records are public."
+
 _RESOLVED: Final = ("trainer.name", "model.sha256")
 """Settings that a run may derive from its other settings."""
 
@@ -184,7 +186,7 @@ def page(runs: Sequence[Traded], key: str, spent: str = "") -> str:
             Section(
                 identifier="rows",
                 title="Every run",
-                body=table(header, rows, caption=f"One row a run. {PRIVATE}"),
+                body=table(header, rows, caption=f"One row a run. {_COVERAGE} {PRIVATE}"),
             ),
         ],
     )

@@ -42,6 +42,7 @@ from fedveil.run.config.named_code import check_code
 from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
+from fedveil.run.ranks import require_one_process
 from fedveil.run.setup import Prepared, prepare, setting_with
 from fedveil.run.simulation import SimulatedParties, play_round
 from fedveil.training.record_sums import RecordSumsTrainer
@@ -100,10 +101,11 @@ def audit(
         RunFolderError: the path is not a run folder; the run has no model or statement yet; the folder does not
             name the training records, or the records at hand differ; or the folder is not writable (checked before
             training).
-        ConfigError: more canaries than users, too many canaries for the memory, or an import path missing from
-            ``code``.
+        ConfigError: more canaries than users, too many canaries for the memory, an import path missing from ``code``,
+            or several processes of ``torchrun``.
         DataError: the training records of the run are missing.
     """
+    require_one_process("an audit")
     folder, experiment = RunFolder.open(path)
     for name in ("model.safetensors", "privacy.json"):
         if not (folder / name).is_file():

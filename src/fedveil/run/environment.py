@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from fedveil.data.catalogue import digests
+from fedveil.errors import ConfigError, RunFolderError
+from fedveil.files import parse_json, read_content
 from fedveil.registry import KINDS, Member, third_party
 from fedveil.run.config.experiment import DataSection, Experiment, asked_for
 from fedveil.run.config.in_memory_method import SESSION, unverified_algorithm
 from fedveil.run.config.release_document import TableDocument
-from fedveil.run.folder.run_folder import Row
+from fedveil.run.folder.run_folder import SCHEMA, Row
 from fedveil.sanitize import sanitize
 
 if TYPE_CHECKING:
     from fedveil.run.setup import Prepared
+
+ENVIRONMENT: Final = "environment.json"
 
 
 def third_party_members(experiment: Experiment | TableDocument) -> tuple[Member, ...]:
@@ -63,13 +69,34 @@ def environment(prepared: Prepared) -> Row:
 
 
 def _data_files(data: DataSection) -> dict[str, str]:
-    """Return the digests of a catalogue data set's files, which are public.
+    """Return the SHA-256 of the public files: those of a catalogue's data set, or the schema of tables.
 
     Digests of the user's tables are as private as the tables, so they are left out.
     """
+    if data.table is not None:
+        return {SCHEMA: _sha256(data.table.schema_file)}
     if data.name is None or data.name.startswith(SESSION):
         return {}
     return digests(data.name, data.folder)
+
+
+def is_schema_of_run(folder: Path, schema_file: Path) -> bool:
+    """Return whether a schema file is still the one of a run: its own refined schema, or unchanged since.
+
+    Raises:
+        RunFolderError: environment.json is damaged.
+        ConfigError: the schema file cannot be read.
+    """
+    noted = folder / ENVIRONMENT
+    if schema_file == folder / SCHEMA or not noted.is_file():
+        return True
+    facts = parse_json(read_content(noted, RunFolderError), noted, RunFolderError)
+    before = facts.get("data_files", {}).get(SCHEMA)
+    return before is None or _sha256(schema_file) == before
+
+
+def _sha256(path: Path) -> str:
+    return f"sha256:{hashlib.sha256(read_content(path, ConfigError)).hexdigest()}"
 
 
 @cache

@@ -1,27 +1,39 @@
-"""Executors of a sweep: worker processes of this machine, or of a cluster whose machines share the run folders.
+"""Executors of many runs: worker processes of this machine, or of a cluster whose machines share the run folders.
 
-A sweep submits one task per run to any :class:`concurrent.futures.Executor`. Engines for clusters have such an
-executor; a member of the registry kind ``executors`` opens it. A worker opens its run folder itself. If the worker
-dies, the engine gives the task to another worker, which resumes the run from its last complete round. What the dead
-worker charged stays in the run's ledger, and so in the joint cost. The lock of the ledger keeps two workers out of
-one folder, even if an engine takes a slow worker for a dead one.
+A sweep, ``fedveil reproduce`` and ``fedveil bench price`` submit one task per run to any
+:class:`concurrent.futures.Executor`. Engines for clusters have such an executor; a member of the registry kind
+``executors`` opens it. A worker opens its run folder itself. If the worker dies, the engine gives the task to another
+worker, which resumes the run from its last complete round. What the dead worker charged stays in the run's ledger, and
+so in the joint cost. The lock of the ledger keeps two workers out of one folder, even if an engine takes a slow worker
+for a dead one.
 """
 
 from __future__ import annotations
 
+import pickle
 import runpy
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 
-from fedveil.errors import ConfigError, HostError
+from fedveil import __version__
+from fedveil.errors import ConfigError, FedveilError, HostError, RunFolderError
 from fedveil.registry import describe_names, find, members
 from fedveil.training.import_path import import_object
 
@@ -30,7 +42,7 @@ _CONNECT_SECONDS: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Workers that play the runs of a sweep.
+    """Workers that play runs, one at a time each.
 
     Attributes:
         executor: takes one task per run.
@@ -216,16 +228,67 @@ def import_engine(module: str, extra: str) -> Any:
         ) from None
 
 
-def result_of(future: Future[Any], workers: Workers) -> Any:
-    """Return the result of a task.
+Task = tuple[Any, ...]
+"""A function of a module that the workers can import, and its arguments."""
 
-    Raises:
-        HostError: the worker, or the whole engine, ended before the task did.
+
+def play_tasks(tasks: Sequence[Task], opened: AbstractContextManager[Workers]) -> Iterator[tuple[int, Any]]:
+    """Yield the number of every task with its result, or with its :class:`FedveilError`, as soon as it ends.
+
+    If the caller stops early, for instance by Ctrl-C, the workers finish what they have begun, and begin nothing else.
     """
+    with opened as workers:
+        waiting = {workers.executor.submit(*task): number for number, task in enumerate(tasks)}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], _result_or_error(future, workers)
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _result_or_error(future: Future[Any], workers: Workers) -> Any:
     try:
         return future.result()
     except workers.lost as error:
-        raise HostError(
+        return HostError(
             f"its worker ended before it did ({type(error).__name__}); the same command resumes it, and what it was "
             "charged is counted"
-        ) from error
+        )
+    except FedveilError as error:
+        return error
+
+
+def check_worker(version: str, folder: Path) -> None:
+    """Check that a worker has the version, and sees the folder, of the process that submitted its task.
+
+    Raises:
+        ConfigError: the worker has another version of fedveil.
+        RunFolderError: the worker does not see the folder.
+    """
+    if version != __version__:
+        raise ConfigError(
+            f"the worker has fedveil {__version__}, and the command {version}; install the same"
+        )
+    if not folder.is_dir():
+        raise RunFolderError(
+            f"{folder}: the worker does not see it; all machines must share the folder of runs"
+        )
+    torch.set_num_threads(1)
+
+
+def task_of_checkout(checkout: Path, function: Callable[..., Any], *arguments: Any) -> Task:
+    """Return a task whose function and arguments come from packages of a checkout, such as ``reproduction``.
+
+    The workers' path lacks the checkout, so the function and its arguments are packed until it is.
+    """
+    packed = pickle.dumps((function, arguments))
+    return _call_in_checkout, checkout, packed, __version__
+
+
+def _call_in_checkout(checkout: Path, packed: bytes, version: str) -> Any:
+    check_worker(version, checkout)
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    function, arguments = pickle.loads(packed)  # noqa: S301 - the engine unpickles the task itself, too
+    return function(*arguments)

@@ -105,7 +105,7 @@ def play_part(part: Part, parties: Parties) -> str | None:
 
 
 class Ending(Protocol):
-    """How a run, or a part of it, ended."""
+    """Outcome of a run or of one of its parts."""
 
     @property
     def stopped(self) -> str | None:

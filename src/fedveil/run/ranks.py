@@ -18,7 +18,7 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -59,7 +59,7 @@ def rank() -> int:
 
 
 def require_one_process(what: str) -> None:
-    """Refuse what every rank of ``torchrun`` would release for itself, each with a charge of its own.
+    """Refuse what every rank of ``torchrun`` would do for itself, with a charge, a release or files of its own.
 
     Raises:
         ConfigError: torchrun started several processes.
@@ -67,7 +67,7 @@ def require_one_process(what: str) -> None:
     if _is_one_of_several():
         raise ConfigError(
             f"{what}: torchrun started several processes, which share the training of one run and nothing else; each "
-            "would release for itself. Start one process"
+            "would do this for itself. Start one process"
         )
 
 
@@ -129,6 +129,15 @@ def agree(prepared: Prepared) -> None:
     found = gather_json(facts, torch.device("cpu"))
     if mistake is not None:
         raise mistake
+    check_same(found)
+
+
+def check_same(found: Sequence[Mapping[str, str]]) -> None:
+    """Check that the facts of all ranks, by rank, are equal.
+
+    Raises:
+        ConfigError: a rank differs from rank 0; names the rank and the facts, without their values.
+    """
     for number, other in enumerate(found):
         unlike = [name for name, value in found[0].items() if other[name] != value]
         if unlike:
@@ -139,7 +148,7 @@ def agree(prepared: Prepared) -> None:
 
 
 def _facts(prepared: Prepared) -> dict[str, str]:
-    """Return what all ranks must have in common; private records only as a digest within the group."""
+    """Return the facts that all ranks must share; of private records a digest, which stays within the group."""
     return {
         "experiment": _digest(prepared.experiment),
         "records": prepared.population.train.sha256,

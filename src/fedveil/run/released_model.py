@@ -28,9 +28,11 @@ from fedveil.data.schema import (
     Survival,
     read_schema,
 )
-from fedveil.errors import DataError, RunFolderError
+from fedveil.errors import ConfigError, DataError, FedveilError, RunFolderError
+from fedveil.randomness import ExperimentRandomness
+from fedveil.run.environment import is_schema_of_run
 from fedveil.run.folder.run_folder import SCHEMA, stored_tensors
-from fedveil.training.models import MODELS
+from fedveil.training.models import build_model
 from fedveil.training.trees import BoostedTrees
 
 _MEASURED: Final = {"linear": "1.weight", "boosted-trees": "cuts"} | dict.fromkeys(
@@ -81,7 +83,7 @@ class ShownTree:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel:
-    """What a released model does.
+    """Partial dependence and a tree of a released model.
 
     Attributes:
         dependences: of the columns in which the output moves most.
@@ -140,9 +142,13 @@ def _load(folder: Path, experiment: Mapping[str, Any]) -> tuple[nn.Module, int] 
         tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     try:
         outputs, width = _sizes(name, tensors)
-        module = MODELS[name]((width,), outputs)
-        module.load_state_dict(tensors)
-    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        randomness = ExperimentRandomness(experiment.get("seed", 0))
+        module = build_model(name, input_shape=(width,), n_outputs=outputs, randomness=randomness)
+        # The file has the trained parameters alone. The structure of trees is a buffer, which the seed gives.
+        if set(tensors) != {key for key, _ in module.named_parameters()}:
+            raise ValueError(name)
+        module.load_state_dict(tensors, strict=False)
+    except (KeyError, IndexError, RuntimeError, ValueError, FedveilError) as error:
         raise RunFolderError(f"{path} does not hold the model {name} of experiment.toml") from error
     return module.eval(), width
 
@@ -156,15 +162,18 @@ def _sizes(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
 
 
 def _schema(folder: Path, experiment: Mapping[str, Any], width: int) -> Schema | None:
-    """Return the run's schema if it can be read and has this number of features."""
+    """Return the run's schema if it can be read, is unchanged and has this number of features."""
     table: Any = experiment.get("data")
     table = table.get("table") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(table.get("schema_file"), str):
         return None
     refined = folder / SCHEMA
+    path = refined if refined.is_file() else Path(table["schema_file"])
     try:
-        found = read_schema(refined if refined.is_file() else Path(table["schema_file"]))
-    except (DataError, OSError):
+        if not is_schema_of_run(folder, path):
+            return None
+        found = read_schema(path)
+    except (DataError, ConfigError, OSError):
         return None
     return found if found.width == width else None
 
@@ -236,7 +245,7 @@ def _grid(column: _Column, reference: Float64[np.ndarray, " p"]) -> Float64[np.n
 def _values(
     module: nn.Module, schema: Schema | None, rows: Float64[np.ndarray, "n p"]
 ) -> Float64[np.ndarray, "n k"]:
-    """Return what is shown of the outputs: probabilities where the schema declares classes, else the outputs."""
+    """Return probabilities where the schema declares classes, else the model's outputs."""
     with torch.no_grad():
         outputs = module(torch.from_numpy(rows).float()).double()
     target = None if schema is None else schema.target
@@ -283,7 +292,7 @@ def _tree(module: BoostedTrees, columns: list[_Column]) -> ShownTree:
 
 
 def _question(columns: list[_Column], feature: int, cut: float) -> str:
-    """Return what a level of a tree asks."""
+    """Return the condition of a tree's level in words."""
     column = max((one for one in columns if one.first <= feature), key=lambda one: one.first)
     place = feature - column.first
     own = 1 if column.feature is None else column.feature.width

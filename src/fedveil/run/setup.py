@@ -222,6 +222,9 @@ def prepare(
     clip = None if preprocessing is None else preprocessing.clip
     composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
     method = composition.method()
+    local: Any = method.local  # `sums_records` decides its type, which a type checker cannot follow
+    if local.sums_records:
+        local.vectors(task)  # refuses another model before its outputs are counted and noise is found
     if method.weights.linked and not population.complete:
         raise ConfigError(
             "method.power: 'linked' has a simulation write the file of main silos; between institutions the silos "
@@ -424,7 +427,6 @@ def _trainer(
     if experiment.trainer.processes > 1:
         check_dealt_out(method)
     if local.sums_records:
-        local.vectors(task)  # checks the model, before anything is charged
         return RecordSumsTrainer(task=task, local=local)
     if local.own_noise:
         records = RECORD_MEMORY if memory is None else memory

@@ -12,14 +12,10 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from fedveil import __version__
 from fedveil.errors import ConfigError, FedveilError, RunFolderError
@@ -35,7 +31,7 @@ from fedveil.files import (
 from fedveil.privacy.joint_cost import joint_cost
 from fedveil.run.config.experiment import Experiment, parse, parse_assignment
 from fedveil.run.config.study import Selection, load_study
-from fedveil.run.executors import Workers, local_workers, result_of
+from fedveil.run.executors import Workers, check_worker, local_workers, play_tasks
 from fedveil.run.folder.documents import RoundRow, read_lines
 from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
 from fedveil.run.observer import NullObserver
@@ -201,18 +197,9 @@ def _play_in_workers(
     found: Sequence[Point], folder: Path, opened: AbstractContextManager[Workers]
 ) -> Iterator[tuple[Point, Row | FedveilError]]:
     """Yield the row of every point, or its error, as its run ends in a worker process."""
-    with opened as workers:
-        submit = workers.executor.submit
-        waiting = {submit(play_point, point, folder.resolve(), __version__): point for point in found}
-        try:
-            for future in as_completed(waiting):
-                yield waiting[future], _row_or_error(partial(result_of, future, workers))
-        except (
-            BaseException
-        ):  # such as Ctrl-C: the workers finish what they have begun, and begin nothing else
-            for future in waiting:
-                future.cancel()
-            raise
+    tasks = [(play_point, point, folder.resolve(), __version__) for point in found]
+    for number, row in play_tasks(tasks, opened):
+        yield found[number], row
 
 
 def _play_here(
@@ -220,19 +207,11 @@ def _play_here(
 ) -> Iterator[tuple[Point, Row | FedveilError]]:
     """Yield the row of every point, or its error, one after the other."""
     for point in found:
-        yield point, _row_or_error(partial(_prepare_and_play, point, folder, prepare_point))
-
-
-def _prepare_and_play(point: Point, folder: Path, prepare_point: Callable[[Point], Prepared]) -> Row:
-    return _play_prepared(point, folder, prepare_point(point))
-
-
-def _row_or_error(play: Callable[[], Row]) -> Row | FedveilError:
-    """Return the row of a run, or the error that ended it."""
-    try:
-        return play()
-    except FedveilError as error:
-        return error
+        try:
+            row: Row | FedveilError = _play_prepared(point, folder, prepare_point(point))
+        except FedveilError as error:
+            row = error
+        yield point, row
 
 
 def _recorded(folder: Path) -> dict[str, Row]:
@@ -300,15 +279,7 @@ def play_point(point: Point, folder: Path, version: str) -> Row:
         ConfigError: the worker has another version of fedveil.
         RunFolderError: the worker does not see the sweep's folder.
     """
-    if version != __version__:
-        raise ConfigError(
-            f"the worker has fedveil {__version__}, and the sweep is of {version}; install the same"
-        )
-    if not folder.is_dir():
-        raise RunFolderError(
-            f"{folder}: the worker does not see it; all machines must share the folder of runs"
-        )
-    torch.set_num_threads(1)
+    check_worker(version, folder)
     path = folder / point.experiment.name
     there = (path / "experiment.toml").is_file()
     return _play_prepared(point, folder, prepare(RunFolder.open(path)[1] if there else point.experiment))

@@ -1,33 +1,28 @@
-"""Correlations from noisy sums of numbers scaled to [-1, 1], with intervals that hold however little spread there is.
+"""Correlations and their intervals from noisy sums of columns x_i in [-1, 1].
 
-With noisy n, first_i = sum x_i and second_ij = sum x_i x_j, the spreads (variances and covariance) are
+The inputs are noisy n, first_i = sum x_i and second_ij = sum x_i x_j. Variances and covariances are estimated by
 
-    s_ij = second_ij / n - first_i first_j / n^2,    s_ii likewise, plus v_first / n^2,
+    s_ij = second_ij / n - first_i first_j / n^2,    s_ii = second_ii / n - first_i^2 / n^2 + v_first / n^2,
 
-n^2 times which is unbiased for n^2 times the true ones: noise of different sums is independent. At the true correlation
-r and slope lambda = sd_j / sd_i
+where v_first is the noise variance of first_i; it corrects the bias of the square. n^2 s_ij and n^2 s_ii are unbiased,
+because the noise of different sums is independent. For correlation r and slope lambda = sd_j / sd_i, the statistic
 
     T(r, lambda) = s_ij - r (lambda s_ii + s_jj / lambda) / 2
 
-is 0, apart from noise and the choice of people. T has no division by a spread (noise can make a spread 0 or negative).
-The interval follows in two steps:
+is 0 up to noise and sampling error. It divides by no estimated variance, which noise can make 0 or negative. The
+95 % interval is a test inversion in two steps:
 
-=========  ===================================================================================================
-step       what is kept
-=========  ===================================================================================================
-slopes     Fieller's set of lambda^2 = s_jj / s_ii with 99.5 %
-interval   the hull of all r in [-1, 1] with |T(r, lambda)| <= z sd(T) for one such lambda, z of 95.5 %
-=========  ===================================================================================================
+1. Fieller's 99.5 % confidence set of lambda^2 = s_jj / s_ii.
+2. The hull of all r in [-1, 1] with |T(r, lambda)| <= z sd(T) for a lambda of that set, with z of 95.5 %.
 
-As far as T is normal it misses the true r with 5 % at most (Bonferroni), and where a spread may be 0 nothing bounds the
-slope, and the interval is all of [-1, 1]. No correlation is withheld for want of spread: one shown only where spreads
-are many times their noise would be shown by luck, and its interval would not cover.
+If T is normal, the interval misses the true r with probability at most 5 % (Bonferroni). If a variance may be 0, the
+slope is unbounded and the interval is [-1, 1]. Every correlation is released with its interval: to show only those with
+large estimated variances would select on noise, and the intervals would not cover.
 
-By the choice of n people T varies by at most (1 - r^2)(1 + |r|)(K_i s_j + K_j s_i)^2 / (4 n), K the largest distance
-from the mean within the range: the influence function of r is (1 - r) u^2 / 2 - (1 + r) v^2 / 2 with
-u, v = (z_i +- z_j) / sqrt 2, z standardised; its mean absolute value is at most 1 - r^2, and its largest at most
-(1 + |r|)(K_i/s_i + K_j/s_j)^2 / 4. The spreads in this bound are
-replaced by the upper ends of their intervals.
+The sampling variance of T over n people is at most (1 - r^2)(1 + |r|)(K_i s_j + K_j s_i)^2 / (4 n). Here s_i is the
+standard deviation, replaced by the upper end of its interval, and K_i the largest distance from the mean within
+[-1, 1]. Proof: the influence function of r is (1 - r) u^2 / 2 - (1 + r) v^2 / 2 with u, v = (z_i +- z_j) / sqrt 2 and
+standardised z. Its mean absolute value is at most 1 - r^2, its maximum at most (1 + |r|)(K_i/s_i + K_j/s_j)^2 / 4.
 """
 
 from __future__ import annotations
@@ -41,9 +36,9 @@ from jaxtyping import Bool, Float64
 from fedveil.statistics.intervals import Interval, interval_between, mean_within, positive_ratio, share
 
 _Z_SLOPE: Final = 2.807033768343811
-"""Of 99.5 %."""
+"""Two-sided normal quantile of 99.5 %."""
 _Z: Final = 2.0046544617650963
-"""Of 95.5 %."""
+"""Two-sided normal quantile of 95.5 %."""
 _SLOPES: Final = 9
 _CORRELATIONS: Final = 33
 _REFINEMENTS: Final = 4
@@ -54,13 +49,13 @@ _LEAST: Final = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
-    """Noisy sums over complete people; their noise is independent.
+    """Noisy sums over people without a missing value; the noise of different sums is independent.
 
     Attributes:
-        n: how many people.
+        n: noisy number of people.
         first: (m,) sums of x_i.
         second: (m, m) sums of x_i x_j, symmetric.
-        variances: of the noise of n, of a first and of a second sum.
+        variances: noise variances of n, of a first and of a second sum.
         people_per_unit: how much more than one unit one person may add to a count.
     """
 
@@ -72,7 +67,7 @@ class Sums:
 
 
 def correlations(sums: Sums) -> list[list[Interval]]:
-    """Return r for every pair i < j, in rows, of more than 0 people."""
+    """Return the correlation of each pair i < j: row i holds j = i + 1, ..., m - 1. Requires n > 0."""
     size = len(sums.first)
     return [[_Pair.from_sums(sums, i, j).interval for j in range(i + 1, size)] for i in range(size)]
 
@@ -81,10 +76,10 @@ def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarra
     """Return the nearest correlation matrix (Frobenius): positive semidefinite, with ones on the diagonal.
 
     Alternating projections with Dykstra's correction; reference: Higham, "Computing the nearest correlation matrix"
-    (IMA J. Numer. Anal. 22, 2002). For display: what is released stays as it is, and intervals are of that.
+    (IMA J. Numer. Anal. 22, 2002). For display only: released values and intervals do not change.
 
     Args:
-        matrix: symmetric, with ones on the diagonal; noise may have taken its eigenvalues below 0.
+        matrix: symmetric, with ones on the diagonal; noise may have made eigenvalues negative.
     """
     found, correction = matrix, np.zeros_like(matrix)
     for _ in range(_PROJECTIONS):
@@ -102,9 +97,7 @@ def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarra
 
 
 def display_correlations(rows: list[list[Interval]]) -> list[list[Interval]]:
-    """Return correlations as they are shown: estimates of one correlation matrix, the nearest to those given.
-
-    The ends are those of what was released.
+    """Return correlations for display: estimates replaced by the nearest correlation matrix, intervals unchanged.
 
     Args:
         rows: from :func:`correlations`.
@@ -121,13 +114,13 @@ def display_correlations(rows: list[list[Interval]]) -> list[list[Interval]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pair:
-    """Two numbers. Places of ``raw`` and ``spread`` are those of (i j, i i, j j).
+    """Estimates for one pair of columns. Entries of ``raw`` and ``spread`` are in the order (ij, ii, jj).
 
     Attributes:
-        centre: (2,) means.
-        raw: (3,) means of products.
-        spread: (3,) the same about the means.
-        noise: of n, a first and a second sum, over n^2.
+        centre: (2,) means of x_i and x_j.
+        raw: (3,) second moments about 0.
+        spread: (3,) covariance and variances, s_ij, s_ii, s_jj.
+        noise: noise variances of n, a first and a second sum, divided by n^2.
         per_person: 1 / n, in people.
     """
 
@@ -153,7 +146,7 @@ class _Pair:
 
     @property
     def interval(self) -> Interval:
-        """The correlation; ends between -1 and 1."""
+        """The correlation with its interval, within [-1, 1]."""
         r, (_, one, other) = self._estimate, self._clear
         weights = self._weights(np.array([r]), np.array([np.sqrt(other / one)]))
         noise, people = (
@@ -164,7 +157,7 @@ class _Pair:
 
     @property
     def _clear(self) -> Float64[np.ndarray, " 3"]:
-        """The spreads, variances of one standard deviation of their noise at least."""
+        """(3,) ``spread`` with each variance raised to at least one standard deviation of its noise."""
         sd = np.sqrt(self._noise(np.eye(3)))
         return np.array([self.spread[0], *np.maximum(np.maximum(self.spread, sd)[1:], _LEAST)])
 
@@ -174,7 +167,7 @@ class _Pair:
         return float(np.clip(joint / np.sqrt(one * other), -1, 1))
 
     def _noise(self, weights: Float64[np.ndarray, "*n 3"]) -> Float64[np.ndarray, "*n"]:
-        """Return the variance by the noise of weighted spreads, products of two noises included."""
+        """Return the noise variance of weights @ spread, products of two noises included."""
         of_n, of_first, of_second = self.noise
         (a, b), (joint, one, other) = self.centre, np.moveaxis(weights, -1, 0)
         squares = joint**2 + one**2 + other**2
@@ -187,18 +180,18 @@ class _Pair:
         return found
 
     def _people(self, r: Float64[np.ndarray, " R"], per_person: float) -> Float64[np.ndarray, " R"]:
-        """Return at most the variance of T by the choice of people."""
+        """Return an upper bound of the sampling variance of T."""
         reach = float(self._farthest @ np.sqrt(self._largest(per_person))[::-1])
         found: np.ndarray = per_person * (1 - r**2) * (1 + np.abs(r)) * reach**2 / 4
         return found
 
     @property
     def _farthest(self) -> Float64[np.ndarray, " 2"]:
-        """K, the largest distances from the means."""
+        """(2,) K_i and K_j, the largest distances from the means within [-1, 1]."""
         return np.asarray(1 + np.minimum(1, np.abs(self.centre)))
 
     def _largest(self, per_person: float) -> Float64[np.ndarray, " 2"]:
-        """Return the upper ends of both variances."""
+        """Return (2,) upper ends of the intervals of both variances."""
         _, *noise = self._noise(np.eye(3)).tolist()
         return np.array(
             [
@@ -208,7 +201,7 @@ class _Pair:
         )
 
     def _slopes(self, per_person: float) -> Float64[np.ndarray, " L"] | None:
-        """Return slopes that cannot be ruled out; None where nothing bounds them."""
+        """Return a grid of the confidence set of slopes; None if it is unbounded."""
         _, of_one, of_other = self._noise(np.eye(3)).tolist()
         one, other = per_person * self._farthest**2 * self._largest(per_person)
         low, high = positive_ratio(
@@ -233,9 +226,9 @@ class _Pair:
         return np.stack((np.ones_like(one), one, other), axis=-1)
 
     def _ends(self, per_person: float) -> tuple[float, float]:
-        """Return the hull of all correlations that cannot be ruled out, rounded outwards by less than 10^-4.
+        """Return the hull of all accepted correlations, rounded outwards by less than 10^-4.
 
-        Where noise leaves none, because T is too large for each, the end is that of [-1, 1].
+        If no correlation of the grid is accepted, the end is -1 or 1.
         """
         slopes = self._slopes(per_person)
         if slopes is None:

@@ -1,4 +1,8 @@
-"""The local step of a statistic: the vectors of a silo's people, from their records there and public things alone."""
+"""Vectors that silos contribute to a statistic: one per (silo, person) pair, bounded and summed on the bound's grid.
+
+A person's vector in a silo is a convex combination of the vectors of the person's records there. It depends on these
+records and on public parameters only.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ _CHUNK_ELEMENTS = 1 << 20  # vectors of a block of people, in numbers: 8 MiB, so
 
 @dataclass(frozen=True, kw_only=True)
 class PersonVector(Source):
-    """A person's vector in a silo, whatever the statistic: from a convex combination of the person's records there.
+    """Base class: map each person's records in a silo to one vector of l2 norm at most 1.
 
     Attributes:
-        combine: how the records become one. "mean": their mean. "first", "last": the record with the smallest or
+        combine: how the records are combined. "mean": their mean. "first", "last": the record with the smallest or
             largest value of ``order``; ties are averaged, and records without a value of ``order`` count only if no
             record has one. "any": for 0/1 columns, a record with a 1 in each column in which any record has a 1.
         order: the column that "first" and "last" compare.
@@ -46,34 +50,36 @@ class PersonVector(Source):
     @property
     @abstractmethod
     def read(self) -> tuple[str, ...]:
-        """The columns that a record's vector is made of."""
+        """Names of the columns that determine a record's vector."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """d, how many numbers a person's vector has; its l2 norm is 1 at most."""
+        """d, the dimension of a person's vector."""
 
     @abstractmethod
     def vectors(
         self, table: ColumnTable, mixed: sparse.csr_array
     ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
-        """Yield the vectors of all pairs, some at a time; the tensor is overwritten by the next ones.
+        """Yield the vectors of all pairs in chunks: (slice of the pairs, (m, d) tensor).
+
+        The next chunk overwrites the tensor.
 
         Args:
-            table: what :meth:`pairs` returned.
-            mixed: the (pairs, records) matrix that it returned, or some rows of it.
+            table: the table from :meth:`pairs`.
+            mixed: (pairs, records) weights from :meth:`pairs`, or some rows of them.
         """
 
     def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
-        """Return the (pairs, d) vectors of all pairs where few of their numbers are not 0; None where that is not so.
+        """Return the vectors of all pairs as one sparse (pairs, d) matrix, or None if they are dense.
 
-        The answer depends on the layout of the vectors, which is public, and on no record.
+        The choice depends on the public layout only, not on records.
         """
         return None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """Names of all columns that are read, ``order`` included."""
         return tuple(dict.fromkeys((*self.read, *(() if self.order is None else (self.order,)))))
 
     def pairs(self, table: ColumnTable) -> tuple[ColumnTable, Groups, sparse.csr_array]:
@@ -90,7 +96,7 @@ class PersonVector(Source):
         return table, groups, sparse.csr_array((data, groups.order, starts), shape=(len(groups), len(table)))
 
     def _extreme(self, table: ColumnTable, groups: Groups) -> Float64[np.ndarray, "n"]:
-        """Return 1 for a pair's first or last records and 0 for the others."""
+        """Return (records,) 1 for the first or last records of each pair by ``order``, and 0 for all others."""
         assert self.order is not None
         column = table.numbers(self.order)
         sign = -1.0 if self.combine == "last" else 1.0
@@ -103,10 +109,10 @@ class PersonVector(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStatistic(PersonVector):
-    """A person's vector in a silo: a convex combination of the vectors of the person's records there.
+    """Vectors of a statistic that is declared by a layout of blocks.
 
     Attributes:
-        layout: the vector.
+        layout: blocks of the vector, with their offsets and scales.
     """
 
     layout: Layout
@@ -122,7 +128,7 @@ class LocalStatistic(PersonVector):
     def vectors(
         self, table: ColumnTable, mixed: sparse.csr_array
     ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
-        """Yield the vectors of all pairs: means of cells, coded where the block is."""
+        """Yield the vectors of all pairs in chunks: weighted means of cells, encoded in coded blocks."""
         n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.length)
         plain, coded = mixed @ self._plain(table), self._coded(table, mixed)
         found = torch.empty((min(rows, max(n, 1)), self.length), dtype=torch.float64)
@@ -135,7 +141,7 @@ class LocalStatistic(PersonVector):
             yield some, part
 
     def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
-        """Return them where no block is coded and a record has a number or two in each of many cells."""
+        """Return sparse vectors if no block is coded and a record fills at most 1/8 of the d coordinates."""
         blocks = [slot.block for slot in self.layout.slots]
         filled = sum(1 if block.encoder.one_hot else block.encoder.width for block in blocks)
         if any(block.strategy.kind != "flat" for block in blocks) or _MOST_FILLED * filled > self.length:
@@ -145,7 +151,7 @@ class LocalStatistic(PersonVector):
         return found
 
     def _plain(self, table: ColumnTable) -> sparse.csr_array:
-        """Return the (records, d) scaled vectors of all blocks that are sent as they are; nothing at the others."""
+        """Return the (records, d) scaled cells of uncoded blocks; coordinates of coded blocks are 0."""
         found = []
         for slot in self.layout.slots:
             if slot.block.strategy.kind == "flat":
@@ -157,7 +163,7 @@ class LocalStatistic(PersonVector):
     def _coded(
         self, table: ColumnTable, mixed: sparse.csr_array
     ) -> list[tuple[LayoutSlot, sparse.csr_array]]:
-        """Return the cells of all pairs in blocks that are coded."""
+        """Return each coded block with its (pairs, width) cells."""
         coded = (slot for slot in self.layout.slots if slot.block.strategy.kind != "flat")
         return [(slot, mixed @ slot.block.cells(table)) for slot in coded]
 
@@ -169,14 +175,14 @@ def silo_sums(
     bound: FixedVector,
     progress: Progress | None = None,
 ) -> Float64[np.ndarray, "silos d"]:
-    """Return every silo's sum of weighted, bounded vectors; exact multiples of the bound's grid.
+    """Return each silo's sum of weighted, bounded vectors, in exact multiples of the bound's grid.
 
     Args:
-        step: what a person's vector is.
+        step: maps a person's records to a vector.
         table: the records of all silos.
-        weights: of every (silo, user) pair, in the order of :meth:`ColumnTable.pairs`.
-        bound: enforced on every vector.
-        progress: is told of the pairs that are added.
+        weights: (m,) weight of each (silo, user) pair, in the order of :meth:`ColumnTable.pairs`.
+        bound: norm bound, enforced on every vector.
+        progress: called before the first and after each chunk of ``step.vectors``.
     """
     table, groups, mixed = step.pairs(table)
     if progress is not None:
@@ -189,9 +195,8 @@ def silo_sums(
     for some, vectors in step.vectors(table, mixed):
         units = bound.quantize_(vectors, bound.norms(vectors), weights[some])
         silo = groups.silo[some]
-        for own in np.unique(
-            silo
-        ).tolist():  # pairs are sorted by silo; whole numbers, so any order gives this sum
+        # Pairs are sorted by silo. The sum of integers does not depend on the order.
+        for own in np.unique(silo).tolist():
             first, last = np.searchsorted(silo, [own, own + 1])
             sums[own] += units[first:last].sum(0).numpy()
         if progress is not None:
@@ -206,10 +211,10 @@ def _add_few(
     weights: Float64[Tensor, " m"],
     bound: FixedVector,
 ) -> None:
-    """Add bounded vectors to their silos' sums, from the numbers that are not 0 alone; in units of the grid.
+    """Add bounded sparse vectors to the sums of their silos, in units of the grid.
 
-    A vector is packed into a row of the least power of two that holds its numbers: what the bound makes of it depends
-    on nothing but the vector, whoever else is there.
+    The nonzero entries of a vector are packed into a row whose length is the next power of two. The length, and so the
+    rounding, depends on this vector only, not on other people.
     """
     count = np.diff(vectors.indptr)
     width = 1 << np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)
@@ -227,14 +232,14 @@ def _add_few(
             units = bound.quantize_(packed, bound.norms(packed), weights[torch.from_numpy(some)])
             cells = silo[some][row].astype(np.int64) * sums.shape[1] + vectors.indices[place]
             found = np.bincount(cells, weights=units.numpy()[row, column], minlength=sums.size)
-            sums += found.reshape(sums.shape)  # whole numbers: exact in any order
+            sums += found.reshape(sums.shape)  # integers: exact in any order
 
 
 def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:
-    """Return one record for each pair.
+    """Return a table with one record per pair, and its groups: combine = "any".
 
-    In a 0/1 column it has a 1 if any record of the pair has a 1, otherwise a 0 if any record has a 0, otherwise the
-    reason why there is no value (missing or invalid).
+    In a 0/1 column the value is 1 if any record of the pair has a 1, otherwise 0 if any has a 0, otherwise the state
+    that says why there is no value (missing or invalid).
     """
     columns: dict[str, Column] = {}
     for name in table.columns:

@@ -22,7 +22,7 @@ NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def frozen_norm_refusal(norm: nn.Module) -> str | None:
-    """Return what keeps a BatchNorm layer from being trained around as a constant; None if nothing does."""
+    """Return why a BatchNorm layer cannot be treated as a constant during training; None if it can."""
     if type(norm) not in NORMS or "forward" in vars(norm) or _has_hooks(norm):
         return "has code of its own (another class, a forward or hooks)"
     assert isinstance(norm, NORMS)

@@ -39,7 +39,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalState:
-    """What an algorithm may read beside the gradients of m contributions.
+    """State that a local algorithm reads beside the gradients of m contributions.
 
     Attributes:
         start: (d,) global model at the start of the round.
@@ -92,11 +92,11 @@ class LocalAlgorithm(Stage):
         return gradient
 
     def begin(self, dimension: int) -> Tensors:
-        """Return what a contribution keeps before its first round, as (d,) tensors by name."""
+        """Return a contribution's state before its first round, as (d,) tensors by name."""
         return {}
 
     def finish(self, sent: Float[Tensor, "m d"], state: LocalState) -> Tensors:
-        """Return what m contributions keep after a round, as (m, d) tensors by name.
+        """Return the state of m contributions after a round, as (m, d) tensors by name.
 
         Args:
             sent: (m, d) updates after the bound, before the weights; zero for an update that was not finite.

@@ -1,21 +1,23 @@
-"""The server's Newton steps: a basis from released second moments, then theta <- theta + A g from released scores g.
+"""Newton steps of the server for a linear model: theta <- theta + A g, from released second moments H and scores g.
 
-Moments H, released in the basis W with noise of standard deviation sd_H on a diagonal entry, give the next basis
+A record with features x has the vector z = W (x, 1) of length n, where W is the current basis. The first rounds release
+H, the second moments of z, with noise of standard deviation sd_H on a diagonal entry. The server then takes the basis
 
-    W <- (1 / L) V diag(max(h_i, sd_H sqrt(n)))^(-1/2) V' W,     H = V diag(h) V',     L^2 = 1.3^2 sum h_i / max(h_i, .)
+    W <- (1 / L) V diag(m_i)^(-1/2) V' W,    H = V diag(h) V',    m_i = max(h_i, sd_H sqrt(n)),
+    L^2 = 1.3^2 max(0.1, sum h_i / m_i).
 
-where n is the length of a record's vector z = W (x, 1). sd_H sqrt(n) is the order of the largest eigenvalue of the
-noise, below which an eigenvalue says nothing.
-In the new basis the second moments are at most about 1 / L^2 in every direction, and L is 1.3 times the root of the
-mean square of a record's length, which B = 1 then bounds. A second round of moments is released in this basis: it
-shows directions that the noise of the first round hid.
+The floor sd_H sqrt(n) is the order of the noise's largest eigenvalue; smaller eigenvalues of H carry no information.
+In the new basis, second moments are at most about 1 / L^2 in every direction. The division by L makes the root
+mean square of a record's length about 1 / 1.3 of the bound B = 1. The second round of moments uses this basis and shows
+directions that the noise of the first round hid.
 
 The curvature of the loss is at most s H (:mod:`fedveil.training.newton`), so the step needs no further release:
 
     A = 1 / max(s / L^2, 2 ridge s sd_g / c)
 
-with sd_g the noise of scores. The second term keeps a step that is noise alone shorter than about c / (2 s ridge).
-All of it is post-processing of released sums (Dwork and Roth 2014, Proposition 2.1).
+with s = `LinearFamily.slope`, c = `LinearFamily.residual_norm` and sd_g the noise of scores. The second term limits the
+length of a step that consists of noise only to about c / (2 s ridge). All of it is post-processing of released sums
+(Dwork and Roth 2014, Proposition 2.1).
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from fedveil.training.server.optimizers import Model, Optimizer, State
 
 _SINGULAR: Final = 1e-10
 _LONGER: Final = 1.3
-"""B over the root of the mean square of a record's length."""
+"""Ratio of the bound B to the root mean square of a record's length."""
 _LEAST: Final = 0.1
-"""Least mean square of a length: noise may make what was released smaller, or negative."""
+"""Lower limit of the mean square length, whose noisy estimate may be too small or negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class NewtonSteps(Optimizer):
             yield "Newton steps weigh curvature against the noise, whose size is not known here"
 
     def init(self, model: Model) -> State:
-        """Return the state before the first round: the number of rounds, and L^2, not known yet."""
+        """Return the state before the first round: 0 rounds, and L^2 = 0 until a round of moments sets it."""
         return {
             "newton.round": torch.zeros((), dtype=torch.int64),
             "newton.length": torch.zeros((), dtype=torch.float64),
@@ -99,13 +101,13 @@ class NewtonSteps(Optimizer):
         return stepped, {"newton.round": torch.tensor(number), "newton.length": squared}
 
     def _steepness(self, slopes: np.ndarray, squared: float, found: ScoreSums) -> float:
-        """Return 1 / A."""
+        """Return 1 / A, the divisor of a step along the scores."""
         slope, norm = self.family.slope(len(slopes)), self.family.residual_norm(len(slopes))
         return max(slope / squared, 2 * self.ridge * slope * found.gradient_sd / norm)
 
 
 def whitening(moments: Float64[np.ndarray, "n n"], sd: float) -> tuple[Float64[np.ndarray, "n n"], float]:
-    """Return the map to a basis in which released second moments are at most 1 / L^2 in every direction, and L^2.
+    """Return (n, n) the map to a basis with released second moments of at most 1 / L^2 in every direction, and L^2.
 
     Args:
         moments: (n, n) released second moments.

@@ -226,7 +226,7 @@ class TrainJob:
     broadcast: Tensors = field(default_factory=dict)
 
     def local_state(self, local: LocalStep) -> LocalState:
-        """Return what the algorithm of the local steps reads.
+        """Return the state that the local algorithm reads.
 
         Raises:
             CompositionError: the job lacks tensors that the algorithm keeps or that its server state has.

@@ -25,6 +25,7 @@ from fedveil.training.copying import copy_module, is_compiled
 from fedveil.training.dropout import with_seeded_dropout
 from fedveil.training.frozen_norm import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.losses import Loss, TaskKind
+from fedveil.training.shapes import single_threaded
 from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
 from fedveil.user_code import failed_at
 
@@ -203,6 +204,7 @@ _WORDS = ("name", "tasks", "check_targets", "check_task")
 _CALLS = 4  # calls between two equal ones, with growing outputs: a running mean of losses would follow them
 
 
+@single_threaded()  # the trials are too small for threads
 def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) -> None:
     """Try a loss on made-up data, and refuse it if its terms depend on more than their batch.
 

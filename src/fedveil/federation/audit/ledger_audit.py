@@ -66,7 +66,7 @@ def export_ledger(
     content = read_content(path, RunFolderError, largest=LARGEST_FILE)
     lines, _, complete = parse_lines(path, content)
     messages = {
-        origin: read_content(state / TERMS / f"{origin}.letter", RunFolderError).hex()
+        origin: read_content(state / TERMS / f"{origin}.message", RunFolderError).hex()
         for origin in sorted({one.origin.terms for one in _charges(lines) if one.origin is not None})
     }
     document = {

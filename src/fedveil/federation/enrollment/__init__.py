@@ -1,1 +1,1 @@
-"""How a federation comes to be: who founds it, joins it and moves; the keys and certificates that this takes."""
+"""Founding of a federation, joining and moving silos, and the keys and certificates for it."""

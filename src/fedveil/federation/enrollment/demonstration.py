@@ -71,7 +71,7 @@ name = "secure-aggregation"
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """What was written.
+    """Folders and experiment of a demonstration.
 
     Attributes:
         provisioned: the folders of the parties.

@@ -1,4 +1,4 @@
-"""The founder of a federation: makes its charter, admits who is who they say by telephone, and seals who belongs to it.
+"""Founder of a federation: creates the charter, admits parties by fingerprint, and seals memberships.
 
 Claim: a membership that the parties accept has only keys whose fingerprint the founder typed in, and no key that was
 revoked. Conditions: the founder hears the fingerprint from a person it knows, and keeps ``founder.key`` and ``ca.key``
@@ -38,7 +38,7 @@ def client_certificate(silo: str) -> str:
 def create_federation(
     folder: Path, *, name: str, schema: Path, host: str, port: int, passphrase: bytes | None
 ) -> Charter:
-    """Make a founder's folder: an authority, the founder's key, and the charter to hand out.
+    """Create a founder's folder with a certificate authority, the founder's key and the charter.
 
     Args:
         folder: made here; must not exist.
@@ -72,7 +72,7 @@ def create_federation(
 
 
 def admit(folder: Path, request: Path, fingerprint: str) -> Request:
-    """Admit a party: it belongs to the next membership that is sealed.
+    """Admit a party to the next membership.
 
     Args:
         folder: the founder's.
@@ -107,7 +107,7 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
 
 
 def revoke(folder: Path, name: str, reason: str) -> Revoked:
-    """Take a party out of the next membership that is sealed, and its key out of all.
+    """Leave a party out of the next membership, and revoke its key in all later ones.
 
     In the place of a coordinator whose key was lost another one joins, with keys of its own; the silos that accept the
     next membership go on with their ledgers, and answer the lost key no more.
@@ -144,7 +144,7 @@ def revoke(folder: Path, name: str, reason: str) -> Revoked:
 def seal(
     folder: Path, passphrase: Passphrase | None, days: int = CERTIFICATE_DAYS, above: int = 0
 ) -> Membership:
-    """Seal who was admitted as the next membership, and issue the certificates of all parties anew.
+    """Seal the admitted parties as the next membership, and issue new certificates for all of them.
 
     Writes ``sealed/membership.toml``, ``sealed/server.crt`` and for each silo ``sealed/silo-NAME.crt``. Hand them to
     all parties; nothing in them is secret.

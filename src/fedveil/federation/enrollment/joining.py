@@ -1,4 +1,4 @@
-"""A party joins a federation: makes its keys where they are used, asks to be admitted, and accepts who belongs to it.
+"""Joining a federation: a party generates its keys, requests admission and accepts a sealed membership.
 
 Claim: the private halves of a party's keys are made in its own folder and leave it in no file; a membership is accepted
 only if the founder whom the charter names sealed it, its fingerprint is the one that the operator typed in, and it is
@@ -33,7 +33,7 @@ from fedveil.federation.enrollment.certificates import (
 )
 from fedveil.federation.enrollment.founder import COORDINATOR, client_certificate
 from fedveil.federation.enrollment.requests import NAME, Request
-from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings
+from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings, lock_membership
 from fedveil.federation.hosts.link_folder import LinkSettings
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.files import read_content, replace_file, sync_folder, writing
@@ -93,7 +93,7 @@ FILES: Final = LocalFiles()
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedPolicy:
-    """What a silo's first policy allows: the most that its users spend, at which delta, and the largest bound."""
+    """Limits of a silo's drafted policy: epsilon and delta of its users, and the largest clipping bound."""
 
     epsilon: float = 1.0
     delta: float = 1e-5
@@ -112,7 +112,7 @@ def join_as_silo(
     policy: DraftedPolicy = DRAFT,
     holds: LocalFiles = FILES,
 ) -> Request:
-    """Make a silo's folder with its keys, and the request to be admitted, ``NAME.request``.
+    """Create a silo's folder with its keys, and its request for admission, ``NAME.request``.
 
     Args:
         folder: made here; must not exist.
@@ -149,7 +149,7 @@ def join_as_silo(
 
 
 def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
-    """Make new keys for a party beside the present ones, and the request to replace them.
+    """Generate a party's next keys beside the present ones, and the request to replace them.
 
     They are used once a membership that names them is accepted. Until then a silo neither moves nor leaves.
 
@@ -186,7 +186,7 @@ def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
 
 
 def _draft_settings(charter: Charter, name: str, holds: LocalFiles) -> str:
-    """Return ``silo.toml`` with all its keys: those that are left out are comments."""
+    """Return ``silo.toml`` with all settings; those without a value are comments."""
     schema = parse_schema(charter.data_schema.encode(), CHARTER)
     if schema.users is None and holds.users is not None:
         raise ConfigError(
@@ -209,7 +209,7 @@ def _quoted(text: str) -> str:
 def join_as_coordinator(
     folder: Path, charter: Path, *, passphrase: bytes | None, listen: tuple[str, int] | None = None
 ) -> Request:
-    """Make the coordinator's folder with its keys, and the request to be admitted, ``coordinator.request``.
+    """Create the coordinator's folder with its keys, and its request for admission, ``coordinator.request``.
 
     Args:
         folder: made here; must not exist.
@@ -237,7 +237,7 @@ def join_as_coordinator(
 
 
 def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase | None) -> Membership:
-    """Accept a membership that the founder sealed; from then on it is the party's.
+    """Accept a membership that the founder sealed, and make it the party's present one.
 
     A crash or a full disk at any moment leaves nothing that accepting it again does not end: the membership is written
     last, and a key is taken from its next file or, where that was done, from its own.
@@ -258,6 +258,15 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
     offered.check(charter)
     if not same_fingerprint(fingerprint, offered.fingerprint):
         raise IntegrityError(f"{sealed}: its fingerprint is another than the one that was typed in")
+    with lock_membership(folder):
+        _replace_membership(folder, sealed, offered, passphrase)
+    return offered
+
+
+def _replace_membership(
+    folder: Path, sealed: Path, offered: Membership, passphrase: Passphrase | None
+) -> None:
+    """Take the keys and the certificate that a checked membership names for a party, and then the membership."""
     target = folder / MEMBERSHIP
     if target.exists():
         offered.check_follows(Membership.read(target), sealed)
@@ -285,13 +294,12 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
                 os.replace(found, present)
                 sync_folder(present.parent)
     _write(target, offered.to_toml().encode())
-    return offered
 
 
 def _keys_of_silo(
     folder: Path, offered: Membership, name: str, passphrase: Passphrase | None
 ) -> dict[Path, Path | None]:
-    """Return by its own path where each key lies that a membership names for a silo; None: nowhere."""
+    """Map the path of each of a silo's keys to the file of the key that a membership names; None if absent."""
     number = offered.number(name)
     public, node = offered.roster[number], offered.nodes[number].encode()
     identity, tls = folder / IDENTITY, folder / NODE
@@ -304,7 +312,7 @@ def _keys_of_silo(
 def _keys_of_coordinator(
     folder: Path, offered: Membership, passphrase: Passphrase | None
 ) -> dict[Path, Path | None]:
-    """Return the same of a coordinator.
+    """Map the path of each of a coordinator's keys to the file of the key that a membership names; None if absent.
 
     Where another user of the host has the link's folder, its TLS key cannot be read, and is not looked for.
     """
@@ -319,13 +327,13 @@ def _keys_of_coordinator(
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of the party's, whole or not at all."""
+    """Write a file of the party atomically."""
     with writing(path, ConfigError):
         replace_file(path, content)
 
 
 def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:
-    """Return the file of a key that a membership names: the next one, or the present one, which it may be already."""
+    """Return the file, next or present, that holds the key in a membership; None if there is none."""
     for path in (_next(key), key):
         if path.exists() and fits(path):
             return path
@@ -333,7 +341,7 @@ def _named(key: Path, fits: Callable[[Path], bool]) -> Path | None:
 
 
 def _next(key: Path) -> Path:
-    """Return where the key waits that replaces one."""
+    """Return the path of the next key, which replaces a present one."""
     return key.with_name(key.name + NEXT)
 
 
@@ -348,7 +356,7 @@ def _check_own(sealed: Path, own: bool) -> None:
 
 
 def _settle(folder: Path, pinned: Charter) -> None:
-    """Make a party's folder with what is public."""
+    """Create a party's folder with its public files."""
     with writing(folder, ConfigError):
         if folder.exists():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A silo moves to another host, or leaves its federation: what goes, what stays, and why it is not served here again.
+"""Moving a silo to another host, and leaving a federation, so that no copy of the silo is served afterwards.
 
 Claim: where a silo moved away or left, it is not served again: its membership, without which no command takes the
 folder for a silo's, is gone before the other copy has one, and the keys that sign its messages go after it; keys that
@@ -33,7 +33,7 @@ _SETTINGS: Final = (CHARTER, "ca.crt", "schema.toml", "policy.toml", "silo.toml"
 
 
 def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
-    """Move a silo into a new folder, to be carried to another host; return what is to be carried beside it.
+    """Move a silo into a new folder for another host; return the files that the operator must carry along.
 
     Its settings, keys, membership and ``state/`` are moved; its tables are not.
 
@@ -66,7 +66,7 @@ def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
 
 
 def leave_federation(home: SiloFolder, export: Path) -> None:
-    """Take a silo out of its federation on its own host: it is served no more, and repeats nothing it gave.
+    """Remove a silo from its federation on its own host: it is no longer served and repeats no contribution.
 
     Its ledger is written as a signed file first. The ledger itself, the messages that asked for its charges and models
     of its runs stay: users have spent what it says, and the silo's folder in another federation goes on with it.
@@ -104,7 +104,7 @@ def leave_federation(home: SiloFolder, export: Path) -> None:
 
 
 def _check_settled(home: SiloFolder) -> None:
-    """Refuse a silo with keys that wait: a membership that names them would have it served without its ledger."""
+    """Refuse a silo with next keys: a membership with them would let the silo be served without its ledger."""
     for stem in _KEYS:
         if (waiting := home / (stem + NEXT)).exists():
             raise ConfigError(
@@ -114,7 +114,7 @@ def _check_settled(home: SiloFolder) -> None:
 
 
 def _retire(home: SiloFolder, names: tuple[str, ...]) -> None:
-    """Have a folder be no silo's any more: first its membership goes, then these files and folders."""
+    """Remove a silo's membership from its folder, then these files and folders."""
     (home / MEMBERSHIP).unlink()
     sync_folder(home.path)
     for name in names:
@@ -127,7 +127,7 @@ def _retire(home: SiloFolder, names: tuple[str, ...]) -> None:
 
 
 def _synced(folder: Path, within: Path) -> None:
-    """Put a folder and all in it on the disk, and its name in all folders up to the one that was there before."""
+    """Fsync a folder's content, and the new folders above it."""
     parents = [one for one in folder.parents if one.is_relative_to(within)]
     for path in (*folder.rglob("*"), folder, *parents):
         descriptor = os.open(path, os.O_RDONLY)

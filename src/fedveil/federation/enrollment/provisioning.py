@@ -23,7 +23,7 @@ from fedveil.federation.membership import MEMBERSHIP
 
 @dataclass(frozen=True, kw_only=True)
 class Provisioned:
-    """Where the folders are.
+    """Folders of all parties of a federation on one host.
 
     Attributes:
         authority: the founder's.

@@ -25,7 +25,7 @@ from fedveil.files import read_toml, reading, replace_file, writing
 
 Role = Literal["silo", "coordinator"]
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
-"""What a party may be called: it is part of a file's name."""
+"""Pattern of a party's name, which is part of a file's name."""
 
 _SIGNED_AS: Final = b"fedveil/2/request"
 _Text = Annotated[str, Field(max_length=10_000)]
@@ -46,7 +46,7 @@ class _Document(FoundingDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a party that wants to join hands to the founder; nothing in it is secret.
+    """Request of a party to join, for the founder; nothing in it is secret.
 
     Attributes:
         role: silo or coordinator.
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def content(self) -> bytes:
-        """What is signed, and what the fingerprint covers."""
+        """Bytes that the signatures and the fingerprint cover."""
         facts = [self.role, self.name, self.charter.hex(), self.identity.raw.hex(), self.transport]
         return _SIGNED_AS + json.dumps(facts).encode()
 
@@ -94,7 +94,7 @@ class Request:
         node: ec.EllipticCurvePrivateKey | None = None,
         previous: IdentityKey | None = None,
     ) -> Request:
-        """Return it signed by the keys that it names, and by the one that it replaces."""
+        """Return the request signed by the keys in it, and by the identity key that it replaces."""
         return replace(
             self,
             signature=identity.sign(self.content),
@@ -103,7 +103,7 @@ class Request:
         )
 
     def check(self, charter: bytes) -> None:
-        """Return if it is for this charter, and each of its keys has signed it.
+        """Check that the request is for this charter and is signed by each of its keys.
 
         Raises:
             IntegrityError: it is for another federation, or somebody asks with a key that is not theirs.
@@ -126,7 +126,7 @@ class Request:
             raise IntegrityError(f"the request of '{self.name}' is not signed by the keys it names") from None
 
     def replaces(self, previous: PublicIdentity) -> None:
-        """Return if the key that it replaces has signed it.
+        """Check that the replaced key has signed the request.
 
         Raises:
             IntegrityError: it has not.
@@ -139,7 +139,7 @@ class Request:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write it as a file, whole or not at all; :meth:`read` reads it back.
+        """Write the request to a file atomically; :meth:`read` reads it back.
 
         Raises:
             ConfigError: the disk refuses it; names the file.

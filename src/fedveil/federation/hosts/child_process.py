@@ -106,7 +106,7 @@ class ChildProcess:
 
 
 def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
-    """Return what a child is told; when the parent is gone, empty its folder ``run`` and call ``end`` in a thread.
+    """Return the settings that the parent sent; a thread empties the folder ``run`` and calls ``end`` when it exits.
 
     Raises:
         ProcessError: it was started by hand.

@@ -107,7 +107,7 @@ class LinkConnection:
             return "link: the link does not answer; its own log says why" if self._seen is None else ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what is told of the connections."""
+        """Return the state of the connections for ``status`` and the metrics."""
         with self._lock:
             seen, silos = self._seen, self._silos
         if seen is None:

@@ -33,6 +33,7 @@ from fedveil.federation.hosts.metrics_server import MetricsServer
 from fedveil.federation.hosts.run_outcome import END, SOCKET, RunOutcome
 from fedveil.federation.hosts.sockets import RunningFolder, listen
 from fedveil.federation.hosts.status import party_status
+from fedveil.federation.membership_delivery import MembershipDelivery
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.protocols.errors import ProtocolError
 
@@ -80,6 +81,7 @@ class CoordinatorService:
         self._home, membership = home.under(self._membership), self._membership
         self._members = members_of(membership)
         self._newest, self._reported = membership, ""
+        self._delivered = set[int]()  # silos that are known to have the present membership
         self._playing = threading.Lock()
         self._monitoring = threading.Lock()
         home.check_own_keys()
@@ -183,6 +185,7 @@ class CoordinatorService:
         _ = home.identity
         self._membership, self._home = self._newest, home
         self._members, silos = members_of(self._membership), self._membership.silos
+        self._delivered = set()
         self._meter.set_silos(silos)
         with self._monitoring:
             self._connection.set_silos(silos)
@@ -256,7 +259,8 @@ class CoordinatorService:
             give_up_after=min(settings.patience, most_seconds),
             max_work=settings.max_work_seconds,
         )
-        transport = MailboxClient(self.link.socket, self._members, party.longest_answer)
+        mailbox = MailboxClient(self.link.socket, self._members, party.longest_answer)
+        transport = MembershipDelivery(mailbox, self._membership, self._delivered)
         with contextlib.closing(transport):
             silent: tuple[str, ...] = loop.exchange_messages(
                 transport, party, self._membership.silos, patience, self._meter, self._is_ending

@@ -61,7 +61,7 @@ _WHEEL: Final = re.compile(r"([A-Za-z0-9._]+)-([A-Za-z0-9._!+]+)(-[A-Za-z0-9._]+
 
 @dataclass(frozen=True, kw_only=True)
 class Hosting:
-    """What is filled into the files.
+    """Values that are filled into the deployment files.
 
     Attributes:
         host: the coordinator's, behind the proxy.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -12,6 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+import portalocker
 from pydantic import Field, model_validator
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
@@ -29,7 +33,7 @@ from fedveil.federation.hosts.settings import Settings, group_number
 from fedveil.federation.hosts.sockets import KEY_PROCESS
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.transport.https.mailbox import Members
-from fedveil.files import read_content
+from fedveil.files import read_content, replace_file, writing
 
 if TYPE_CHECKING:  # they load PyTorch, which a coordinator at rest does not need
     from fedveil.federation.policy import Policy
@@ -188,6 +192,18 @@ class _Folder(ABC):
         return schema
 
 
+@contextmanager
+def lock_membership(party: Path) -> Iterator[None]:
+    """Keep other processes from replacing a party's membership during a ``with`` block."""
+    with writing(party, ConfigError):
+        descriptor = os.open(party, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        portalocker.lock(descriptor, portalocker.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class MembershipFile:
     """A party's ``membership.toml``, which its operator may replace while the party is served.
 
@@ -228,6 +244,36 @@ class MembershipFile:
         self._stamp = stamp
         return found
 
+    def accept_added(self, offered: Membership, newest: Membership) -> None:
+        """Replace the file by a membership that only adds silos, or is valid for longer, and has its signature.
+
+        The file is read again under a lock, so that one which the operator accepts at this moment is not lost.
+
+        Args:
+            offered: the membership.
+            newest: the one that the file had when it was read last.
+
+        Raises:
+            ConfigError: the file has another one by now; or the offered one changes anything else, so that the operator
+                must accept it; or the file cannot be written.
+            IntegrityError: the founder has not sealed it, or it is older than the present one, or another of the same
+                serial number.
+        """
+        path = self._folder / MEMBERSHIP
+        with lock_membership(self._folder.path):
+            present = Membership.read(path)
+            if present.digest != newest.digest:
+                raise ConfigError(f"{path}: replaced at this moment; the delivery is not needed any more")
+            offered.check(Charter.read(self._folder / CHARTER))
+            offered.check_follows(present, "the delivered membership")
+            if not offered.extends(present):
+                raise ConfigError(
+                    f"the delivered membership: serial {offered.serial} does more than add silos to serial "
+                    f"{present.serial}, or be valid for longer; the operator accepts it: fedveil silo accept"
+                )
+            with writing(path, ConfigError):
+                replace_file(path, offered.to_toml().encode())
+
     def _current_stamp(self) -> tuple[int, ...] | None:
         try:
             now = (self._folder / MEMBERSHIP).stat()
@@ -241,7 +287,7 @@ class CoordinatorFolder(_Folder):
 
     @property
     def settings(self) -> CoordinatorSettings:
-        """What ``coordinator.toml`` says."""
+        """The settings in ``coordinator.toml``."""
         return CoordinatorSettings.read(self / "coordinator.toml")
 
     @property
@@ -274,7 +320,7 @@ class SiloFolder(_Folder):
 
     @property
     def settings(self) -> SiloSettings:
-        """What ``silo.toml`` says."""
+        """The settings in ``silo.toml``."""
         return SiloSettings.read(self / "silo.toml")
 
     @property
@@ -309,7 +355,7 @@ class SiloFolder(_Folder):
         return {"client.crt": check_client_certificate(self.path)}
 
     def share(self) -> LocalPopulation:
-        """What the silo holds: its table, read by the schema.
+        """The silo's own population: its table, read by the schema.
 
         Raises:
             FedveilError: whatever is wrong with schema or table.

@@ -1,4 +1,4 @@
-"""What a silo checks before it takes part, on its own host: nothing of it is sent anywhere."""
+"""Checks of a silo on its own host before it takes part; nothing is sent."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def open_silo(folder: SiloFolder, after: Membership | None = None) -> SiloParty:
 
 
 class Answering(Protocol):
-    """What answers the messages of a key process: a silo."""
+    """A silo, as the key process calls it."""
 
     def receive(self, data: bytes) -> bytes:
         """Read a message of the coordinator and return the answer."""
@@ -179,7 +179,7 @@ class KeyProcess:
 
 
 def _tried(answer: Callable[[bytes], bytes], message: bytes) -> _Answer:
-    """Return what a silo answers to a message, or that there is no answer."""
+    """Return a silo's answer to a message, or the status 1 with the reason for no answer."""
     try:
         return 0, answer(message)
     except ProtocolError as error:

@@ -35,7 +35,7 @@ class LinkSettings(Settings):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address at which the link listens."""
         return f"{self.host}:{self.port}"
 
 
@@ -64,7 +64,7 @@ class LinkFolder:
 
     @property
     def settings(self) -> LinkSettings:
-        """What ``link.toml`` says."""
+        """The settings in ``link.toml``."""
         return LinkSettings.read(self / "link.toml")
 
     def check_certificate(self) -> None:

@@ -11,7 +11,7 @@
 Claim: nobody is answered but on the socket of the party's own user and, where the settings name a port, on an address
 that other hosts do not reach, and there only who asks for that very address: no web page that is open on the host, by a
 name of its own that leads there. Whoever asks changes nothing, and takes little of the process that has the keys: four
-connections a door, each for 5 seconds and 8 KiB, and figures that are computed once a second. Who can reach the port
+connections a socket, each for 5 seconds and 8 KiB, and figures that are computed once a second. Who can reach the port
 can keep others from being answered there; not on the socket. ``tests/test_metrics_server.py`` tries each.
 """
 
@@ -37,7 +37,7 @@ SOCKET: Final = "metrics"
 """In the folder ``run`` of a party."""
 
 AT_ONCE: Final = 4
-"""Questions that are read at once on a door; others wait in the kernel."""
+"""Questions that are read at once on one socket; others wait in the kernel."""
 
 _SECONDS: Final = 5.0
 """For how long a question may take to arrive whole, and its answer to leave."""
@@ -122,27 +122,27 @@ class MetricsServer:
         self._told: str | None = None
         self._until = 0.0
         self._open = True
-        doors: list[tuple[socket.socket, bytes | None]] = []
+        listeners: list[tuple[socket.socket, bytes | None]] = []
         if port is not None:
-            doors.append((_listen_locally(port), port.encode()))
-        doors.append((listen(running / SOCKET), None))
-        self._doors = doors
-        for door, host in doors:
+            listeners.append((_listen_locally(port), port.encode()))
+        listeners.append((listen(running / SOCKET), None))
+        self._listeners = listeners
+        for listener, host in listeners:
             for _ in range(AT_ONCE):
-                threading.Thread(target=self._serve, args=(door, host), daemon=True).start()
+                threading.Thread(target=self._serve, args=(listener, host), daemon=True).start()
 
     def close(self) -> None:
         """Answer nobody any more."""
         self._open = False
-        for door, _ in self._doors:
+        for listener, _ in self._listeners:
             with suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)
-            door.close()
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
 
-    def _serve(self, door: socket.socket, host: bytes | None) -> None:
+    def _serve(self, listener: socket.socket, host: bytes | None) -> None:
         while self._open:
             try:
-                connection, _ = door.accept()
+                connection, _ = listener.accept()
             except OSError:  # closed; or the process has no descriptor left, for now
                 time.sleep(_PAUSE_SECONDS if self._open else 0)
                 continue

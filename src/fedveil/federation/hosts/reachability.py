@@ -23,7 +23,7 @@ class UnreachableError(HostError):
 
 @dataclass(frozen=True)
 class Reachability:
-    """What was found on the way to the coordinator.
+    """Results of the connection tests between a silo and the coordinator.
 
     Attributes:
         findings: sentences, by what was tried.
@@ -94,7 +94,7 @@ def _describe_proxy(proxy: str | None) -> str:
 
 
 def describe_skew(skew: float | None) -> str:
-    """Return what a difference of clocks means.
+    """Return a difference of clocks in words.
 
     Args:
         skew: seconds by which this host's clock is ahead of the coordinator's; None: not known.

@@ -1,4 +1,4 @@
-"""How a submitted run ended, and where it is said; imported by processes that play no run yet."""
+"""Outcome of a submitted run and its file; imports little, for processes without a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOCKET: Final = "party"
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run's play ended.
+    """Outcome of a submitted run.
 
     Attributes:
         error: what went wrong, if anything.

@@ -1,4 +1,4 @@
-"""A silo that goes on under a membership that its operator accepts while it is served.
+"""A silo that goes on under a membership that its operator, or its policy, accepts while it is served.
 
 Claim: a served silo uses a membership only if the founder whom its charter names sealed it, it has a larger serial
 number than the one before and all its revocations, and it names this silo's keys. Where it only adds silos or
@@ -6,11 +6,15 @@ is valid for longer, the silo goes on under the membership before until the coor
 new one, so that no run ends. Where it changes anything else, such as a key that it revokes, the silo goes on under it
 at once, and leaves the session that is open.
 Where ``membership.toml`` is none of these, the silo joins no session.
+With ``accept_added_silos`` in its policy the silo itself accepts a membership that is delivered to it, if it only adds
+silos or is valid for longer: no key that an operator compared is replaced or removed without the operator.
 
-Conditions: only the silo's operator can write to its folder, and typed in the fingerprint (``silo accept``), and
-the folder has its ledger, which refuses a smaller serial number at every start. Enforced by :meth:`ServedSilo.receive`,
-:func:`~fedveil.federation.hosts.key_process.open_silo`, and :meth:`Membership.check_follows`.
-``tests/test_renewed_membership.py`` tries a foreign seal, an older membership, a lost revocation and another key.
+Conditions: only the silo's operator can write to its folder, and typed in the fingerprint (``silo accept``) or trusts
+the founder's key for added silos; and the folder has its ledger, which refuses a smaller serial number at every start.
+Enforced by :meth:`ServedSilo.receive`, :func:`~fedveil.federation.hosts.key_process.open_silo`, and
+:meth:`Membership.check_follows`.
+``tests/test_renewed_membership.py`` tries a foreign seal, an older membership, a lost revocation and another key;
+``tests/test_membership_delivery.py`` the same for deliveries.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import logging
 from typing import Final
 
 from fedveil.errors import FedveilError
+from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.hosts.folders import MembershipFile, SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.membership_delivery import Outcome, is_delivery, open_delivery, pack_answer
 from fedveil.federation.silo import SiloParty
 from fedveil.protocols.errors import ProtocolError
 
@@ -49,6 +55,9 @@ class ServedSilo:
         """Read a message of the coordinator and return the answer, as :meth:`SiloParty.receive` does."""
         self._read_membership()
         party = self._open_party()
+        if is_delivery(data):
+            with party.uncharged_work():
+                return pack_answer(self._accept_delivered(data))
         newest, present = self._newest, party.membership
         if newest.digest != present.digest and (
             not newest.extends(present) or party.proposed_membership(data) == newest.digest
@@ -69,6 +78,37 @@ class ServedSilo:
         if self._party is not None:
             self._party.close()
 
+    def _accept_delivered(self, data: bytes) -> Outcome:
+        """Accept a delivered membership if the policy allows it, and say what was done with it.
+
+        The session that is open goes on under the membership before.
+        """
+        try:
+            offered = open_delivery(data, Charter.read(self._folder / CHARTER))
+            if offered.digest == self._newest.digest:
+                return Outcome.PRESENT
+            if not self._folder.policy.accept_added_silos:
+                return Outcome.BY_HAND
+            added = offered.silos[len(self._newest.silos) :]
+            self._file.accept_added(offered, self._newest)
+        except FedveilError as error:
+            self._report(f"a delivered membership is not used: {error}")
+            return Outcome.REFUSED
+        _log.warning(
+            "accepted membership %d, fingerprint '%s', as policy.toml says (accept_added_silos); added: %s",
+            offered.serial,
+            offered.fingerprint,
+            ", ".join(added) or "no silo",
+        )
+        self._read_membership()
+        return Outcome.ACCEPTED
+
+    def _report(self, reason: str) -> None:
+        """Log why a membership is not used, once for each reason."""
+        if reason != self._reported:
+            _log.error("%s", reason)
+            self._reported = reason
+
     def _open_party(self) -> SiloParty:
         if self._party is None:
             raise ProtocolError("the silo cannot be opened under its newest membership; its own log says why")
@@ -80,9 +120,7 @@ class ServedSilo:
             found = self._file.read_if_changed(self._newest)
         except FedveilError as error:
             # The party itself refuses sessions for as long as the file is not right.
-            if (reason := str(error)) != self._reported:
-                _log.error("the changed membership is not used: %s", reason)
-                self._reported = reason
+            self._report(f"the changed membership is not used: {error}")
             return
         if found is not None:
             self._newest = found

@@ -1,6 +1,6 @@
-"""What a party's folder tells of it, on its own host: whether it is served, how far its run is, what ends soon.
+"""Status of a party from its folder, on its own host: whether it is served, progress of its run, what expires soon.
 
-No figure here depends on records. What is spent is computed from the silo's ledger, which knows none.
+No figure depends on records: spent epsilon is computed from the silo's ledger, which contains none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDED: Final = ("waits or is played", "ended")
 
 
 def party_status(folder: Path, *, served: bool) -> dict[str, Any]:
-    """Return what a folder of a coordinator or a silo tells.
+    """Return the status of a coordinator's or a silo's folder.
 
     Args:
         folder: the party's.

@@ -34,6 +34,7 @@ from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
+from fedveil.run.config.table_choice import complete_for_table
 from fedveil.run.config.task_choice import beginning
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
@@ -70,7 +71,8 @@ def read_document(path: Path, home: CoordinatorFolder) -> Experiment | TableDocu
 
 
 def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) -> Experiment:
-    experiment = parse(content, str(path)).resolve_paths(path.parent)
+    completed, _ = complete_for_table(content, path.parent)
+    experiment = parse(completed, str(path)).resolve_paths(path.parent)
     table = experiment.data.table
     if table is None:
         raise ConfigError(f"{path}: data.table: a federation trains on the silos' own tables")
@@ -254,7 +256,7 @@ class Submission:
         return not ended
 
     def end(self) -> RunOutcome | None:
-        """Return what the coordinator says of the end; None if it is gone without a word.
+        """Return the outcome that the coordinator reports; None if it ended without a report.
 
         It says so where its disk is full too, and :data:`END` cannot be written.
         """

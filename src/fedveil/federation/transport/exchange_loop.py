@@ -24,7 +24,7 @@ _log = logging.getLogger("fedveil.coordinator")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a coordinator waits for silent silos, in seconds.
+    """Times that a coordinator waits for silent silos, in seconds.
 
     Attributes:
         drop_after: a round goes on without a silo after this silence, if its protocol recovers.

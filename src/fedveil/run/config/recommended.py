@@ -86,6 +86,9 @@ class TableModel:
     rounds: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"model {self.model}, method {self.method or 'recommended'}: {self.reason}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recommended:

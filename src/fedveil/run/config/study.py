@@ -27,6 +27,7 @@ from fedveil.errors import ConfigError, FedveilError, did_you_mean
 from fedveil.files import read_toml
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.config.release_document import kind_in
+from fedveil.run.config.table_choice import complete_for_table
 from fedveil.validation import DocumentTable, validate_document
 
 _Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -64,11 +65,18 @@ class _Document(DocumentTable):
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A named set of related experiments."""
+    """A named set of related experiments.
+
+    Attributes:
+        name, title: of the study.
+        experiments: in the order of the document.
+        choices: for every experiment whose model was chosen by public facts, a sentence with model, method and reason.
+    """
 
     name: str
     title: str
     experiments: tuple[Experiment, ...]
+    choices: tuple[str, ...] = ()
 
     @contextmanager
     def naming(self, experiment: Experiment) -> Iterator[None]:
@@ -106,13 +114,17 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
     """Read a preset or a TOML file into validated experiments, in the order of the document."""
     path, name, document = _read(name_or_path)
     folder = Path.cwd() if name_or_path in _preset_files() else path.parent
+    experiments, choices = list[Experiment](), list[str]()
+    for one in _merged(path.name, name, document, selection):
+        completed, chosen = complete_for_table(one, folder)
+        experiments.append(parse(completed, f"{path.name} ({one['name']})").resolve_paths(folder))
+        if chosen is not None:
+            choices.append(f"{one['name']}: {chosen}")
     return Study(
         name=name,
         title=document.get("title", name),
-        experiments=tuple(
-            parse(one, f"{path.name} ({one['name']})").resolve_paths(folder)
-            for one in _merged(path.name, name, document, selection)
-        ),
+        experiments=tuple(experiments),
+        choices=tuple(choices),
     )
 
 

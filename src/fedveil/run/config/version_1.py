@@ -93,7 +93,7 @@ def explain_old_rate(document: Mapping[str, Any]) -> str | None:
 
 
 def _instead(rate: Any, method: str, document: Mapping[str, Any]) -> str:
-    """Return what to write in place of an old rate."""
+    """Return a sentence with the new setting that replaces an old rate."""
     said = "the server's rate is server.learning_rate, in mean updates of a user; in place of"
     if method not in PAIRS or isinstance(rate, str) or not isinstance(rate, float | int):
         return f"{said} {rate!r} write server.learning_rate = {rate!r}"

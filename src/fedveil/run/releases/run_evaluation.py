@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Final
+
 import numpy as np
 import torch
 from jaxtyping import Float32
@@ -11,6 +14,10 @@ from fedveil.data.columns import ColumnTable
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.releases.evaluation import attach_scores, outputs_of
 from fedveil.run.setup import Prepared
+from fedveil.training.shapes import single_threaded
+
+_SMALL: Final = 2**27
+"""Most parameters times test records of an evaluation with one thread: about 20 ms of a linear model or a network."""
 
 
 def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, float | None] | None:
@@ -28,10 +35,15 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
     population = prepared.population
     if not len(population.test_targets):
         return dict.fromkeys(prepared.task.metrics)
-    outputs = outputs_on_test(prepared, model)
-    targets = torch.from_numpy(population.test_targets)
-    weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
-    return {name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()}
+    # Threads of a small evaluation wait longer for each other than they compute, on a machine with other work.
+    small = prepared.length * len(population.test_targets) <= _SMALL
+    with single_threaded() if small else nullcontext():
+        outputs = outputs_on_test(prepared, model)
+        targets = torch.from_numpy(population.test_targets)
+        weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
+        return {
+            name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()
+        }
 
 
 def outputs_on_test(prepared: Prepared, model: Float32[Tensor, " d"]) -> Float32[Tensor, "n k"]:

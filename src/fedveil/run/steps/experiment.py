@@ -72,7 +72,7 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PartEnding:
-    """How a part of a run ended that is followed by others.
+    """Outcome of a part that other parts follow.
 
     Attributes:
         folder: the run folder.

@@ -15,7 +15,7 @@ import httpx
 
 @dataclass(frozen=True)
 class Fault:
-    """Why there is no connection, or no answer.
+    """Reason for a missing connection or answer.
 
     Attributes:
         code: short name, for logs and metrics.
@@ -62,7 +62,7 @@ _STATUS_SENTENCES: Final = {
 
 
 def fault_of_status(status: int, cause: str) -> Fault:
-    """Return what an HTTP status of 400 or more means."""
+    """Return the fault behind an HTTP status of 400 or more."""
     if cause in _STATUS_SENTENCES:
         return Fault(cause, _STATUS_SENTENCES[cause])
     known = {403: "not-a-member", 429: "busy", 503: "not-ready"}

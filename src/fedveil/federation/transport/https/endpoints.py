@@ -1,4 +1,4 @@
-"""What the mailbox answers: to silos, to a proxy or a bridge that speaks for them, and to the coordinator.
+"""HTTP endpoints of the mailbox for silos, for a proxy or a bridge on their behalf, and for the coordinator.
 
     silos, HTTPS with client certificates      GET  /v1/message    the current message, or 204 after a poll
     a TLS-terminating proxy, Unix socket       POST /v1/answer     204, or 409: that message is not current
@@ -79,7 +79,7 @@ def by_silo_name(mailbox: Mailbox) -> Identify:
 
 
 class SiloEndpoint:
-    """Serves the silos, or what speaks for them.
+    """Serves the silos, or a proxy or bridge on their behalf.
 
     Args:
         mailbox: what is served.

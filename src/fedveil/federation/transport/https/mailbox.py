@@ -27,7 +27,7 @@ CONTACT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """Who may fetch messages: a member is known by the digest of its public key.
+    """Parties that may fetch messages, each identified by the digest of its public key.
 
     Attributes:
         keys: SHA-256 (hex) of the SubjectPublicKeyInfo of each silo's key, by silo number.

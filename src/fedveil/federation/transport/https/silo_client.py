@@ -59,7 +59,7 @@ _log = logging.getLogger("fedveil.silo")
 
 
 class FaultError(Exception):
-    """A request that brought nothing.
+    """A request without a usable response.
 
     Args:
         fault: why.
@@ -102,7 +102,7 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """How long to wait before trying again: doubling, with jitter, so that silos do not come back all at once.
+    """Exponential back-off with jitter, so that silos do not reconnect all at once.
 
     Attributes:
         first: seconds of the first wait.
@@ -142,7 +142,7 @@ def _skew(date: str) -> float | None:
 
 
 class SiloClient:
-    """Fetches and answers messages until it is told to end.
+    """Fetches and answers messages until the caller ends it.
 
     Args:
         server: host and port of the coordinator.
@@ -293,7 +293,7 @@ class SiloClient:
 
 
 def answer_by_key_process(path: Path) -> AnswerMessage:
-    """Return what asks the key process at a socket."""
+    """Return a function that sends a message to the key process at a socket and returns its answer."""
 
     def answer(message: bytes) -> bytes:
         try:

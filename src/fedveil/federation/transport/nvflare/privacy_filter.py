@@ -94,7 +94,7 @@ class SiloPrivacyFilter(Filter):  # type: ignore[misc]
         )
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Return what may leave in the place of a result; nothing else of the result does.
+        """Return the message that leaves the site in place of a result.
 
         NVFlare's own DXOFilter lets through every result that has another return code, or is no DXO. Hence a Filter.
         """

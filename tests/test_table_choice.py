@@ -1,0 +1,209 @@
+"""Choice of model and method for an experiment on tables that names neither: as fedveil.train, from public facts."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil as fv
+from fedveil.errors import ConfigError, DataError
+from fedveil.run.config.experiment import parse
+from fedveil.run.config.study import load_study
+from fedveil.run.config.table_choice import complete_for_table
+from fedveil.run.setup import prepare
+from tests.commands import output
+
+SCHEMA = """
+n_users = {users}
+user = "who"
+{more}
+[target]
+kind = {target}
+[features]
+age = {{ kind = "number", lower = 0, upper = 100 }}
+ward = {{ kind = "category", categories = ["a", "b"] }}
+"""
+TWO = '"label"\ncolumn = "sick"\nclasses = ["no", "yes"]'
+TARGETS = {
+    "two classes": TWO,
+    "three classes": '"label"\ncolumn = "sick"\nclasses = ["no", "yes", "maybe"]',
+    "bounded": '"number"\ncolumn = "days"\nlower = 0\nupper = 10',
+    "unbounded": '"number"\ncolumn = "days"',
+    "labels": '"labels"\ncolumns = ["sick", "old"]',
+    "numbers": '"numbers"\ncolumns = ["days", "stays"]',
+    "survival": '"survival"\ntime = "days"\nevent = "died"',
+}
+
+
+def document(
+    folder: Path, target: str = TWO, users: int = 400, more: str = "", **changes: Any
+) -> dict[str, Any]:
+    """Write a schema, and return the smallest document of an experiment on two tables."""
+    (folder / "schema.toml").write_text(SCHEMA.format(users=users, target=target, more=more))
+    table = {"schema_file": "schema.toml", "files": ["a.csv", "b.csv"]}
+    return {"name": "try", "data": {"table": table}, "privacy": {"epsilon": 2.0}} | changes
+
+
+def write_tables(folder: Path, users: int) -> None:
+    random = np.random.default_rng(1)
+    for name in ("a", "b"):
+        lines = ["who,age,ward,sick"]
+        for who in range(users):
+            age = random.integers(0, 100)
+            lines.append(f"{who},{age},{'ab'[who % 2]},{'yes' if age > 50 else 'no'}")
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "users", "model", "method", "rounds"),
+    [
+        ("two classes", 400, "whitened-linear", "newton", 12),
+        ("two classes", 3750, "boosted-trees", "boosted-trees", 31),
+        ("three classes", 3750, "whitened-linear", "newton", 12),
+        ("bounded", 400, "whitened-linear", "newton", 12),
+        ("unbounded", 400, "linear", None, None),
+        ("labels", 400, "linear", None, None),
+        ("numbers", 400, "linear", None, None),
+        ("survival", 400, "linear", None, None),
+    ],
+)
+def test_the_schema_and_epsilon_decide(
+    target: str, users: int, model: str, method: str | None, rounds: int | None, tmp_path: Path
+) -> None:
+    """No table exists here: nothing but the schema can be read."""
+    found, chosen = complete_for_table(document(tmp_path, TARGETS[target], users), tmp_path)
+    assert chosen is not None
+    assert (found["model"]["name"], found.get("method", {}).get("name")) == (model, method)
+    assert found.get("rounds") == rounds
+    assert found.get("protection") == (None if method is None else {"name": "secure-aggregation"})
+
+
+def file_of(folder: Path, more: str = "") -> str:
+    """Write the smallest experiment of a file, and return its path."""
+    path = folder / "try.toml"
+    table = 'name = "try"\n[data.table]\nschema_file = "schema.toml"\nfiles = ["a.csv", "b.csv"]\n'
+    path.write_text(f"{more}\n{table}[privacy]\nepsilon = 2.0\n")
+    return str(path)
+
+
+def test_a_file_and_python_choose_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables(tmp_path, 40)
+    document(tmp_path, users=400)
+    study = load_study(file_of(tmp_path))
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    result = fv.train(people, epsilon=2, name="try", folder=tmp_path / "runs")
+    assert study.choices == (f"try: {capsys.readouterr().out.splitlines()[0]}",)
+    (from_file,), from_python = study.experiments, parse(tomllib.loads(result.settings), "test")
+    for key in ("rounds", "method", "protection", "server", "local"):
+        assert getattr(from_file, key) == getattr(from_python, key), key
+    # One logit for two classes: two would double the parameters, and with them the noise.
+    for key in ("name", "loss", "start"):
+        assert getattr(from_file.model, key) == getattr(from_python.model, key), key
+    checked = fv.check(people, epsilon=2)
+    assert checked.rows[0]["parameters"] == prepare(from_file).task.dimension
+    assert checked.rows[0]["epsilon"] == pytest.approx(result.statement.epsilon)
+
+
+def test_a_file_without_a_model_is_trained_to_its_report(tmp_path: Path) -> None:
+    """Trees, as the number of declared users asks: parameters are stored, and the report draws them."""
+    write_tables(tmp_path, 40)
+    document(tmp_path, users=3750)
+    file = file_of(tmp_path, "rounds = 2")
+    choice = "try: model boosted-trees, method boosted-trees: 3,750 users x epsilon 2 = 7,500 reaches 7,500"
+    assert choice in output("check", file)
+    printed = output("run", file, "--runs", tmp_path / "runs")
+    assert choice in printed
+    assert "One tree of the model" in (tmp_path / "runs" / "try" / "report.html").read_text()
+
+
+def test_an_edited_schema_names_no_feature_of_an_earlier_model(tmp_path: Path) -> None:
+    """Of as many features, but another meaning: neither a report nor a bundle reads the model by it."""
+    write_tables(tmp_path, 40)
+    document(tmp_path)
+    output("run", file_of(tmp_path, "rounds = 2"), "--runs", tmp_path / "runs")
+    folder, schema = tmp_path / "runs" / "try", tmp_path / "schema.toml"
+    assert "Partial dependence on age" in (folder / "report.html").read_text()
+    written = schema.read_text()
+    schema.write_text(written.replace("upper = 100", "upper = 50"))
+    output("report", folder)
+    page = (folder / "report.html").read_text()
+    assert "Partial dependence on feature 0" in page
+    assert "Partial dependence on age" not in page
+    with pytest.raises(ConfigError, match=r"schema\.toml: another schema than that of the run"):
+        output("bundle", folder, "-o", tmp_path / "model.zip")
+    schema.write_text(written)
+    output("bundle", folder, "-o", tmp_path / "model.zip")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "fedavg"}},
+        {"local": {"learning_rate": 0.1}},
+        {"server": {"learning_rate": 1.0}},
+        {"model": {"name": "mlp"}},
+        {"model": {"initial": "begin.safetensors"}},
+        {"privacy": {}},
+        {"privacy": {"epsilon": "2"}},
+        {"privacy": {"epsilon": True}},
+        {"data": {"name": "digits"}},
+        {"data": {"table": "schema.toml"}},
+        {"data": {"table": {"files": ["a.csv"]}}},
+    ],
+)
+def test_a_document_that_decides_for_itself_stays_as_it_is(changes: dict[str, Any], tmp_path: Path) -> None:
+    asked = document(tmp_path) | changes
+    assert complete_for_table(asked, tmp_path) == (asked, None)
+
+
+@pytest.mark.parametrize("target", ["two classes", "survival"])
+def test_institutions_name_their_file_of_main_silos_and_leave_the_rest_to_the_rule(
+    target: str, tmp_path: Path
+) -> None:
+    power = {"main_silos": "ab" * 32}
+    asked = document(tmp_path, TARGETS[target], method={"power": power})
+    found, chosen = complete_for_table(asked, tmp_path)
+    assert chosen is not None
+    assert found["method"]["power"] == power
+    assert found["method"]["name"] == (chosen.method or "uldp-avg-w")
+    assert found["method"]["noise_multiplier"] == "calibrated"
+    assert found["model"]["name"] == chosen.model
+    parsed = parse(found, "test")
+    assert (parsed.rounds, parsed.model.loss is None) == (chosen.rounds, False)
+    assert parsed.protection.name == "secure-aggregation"
+
+
+def test_metrics_rounds_and_protection_of_a_document_stay(tmp_path: Path) -> None:
+    own = {"model": {"metrics": ["auc"]}, "rounds": 3, "protection": {"name": "none"}}
+    found, _ = complete_for_table(document(tmp_path, **own), tmp_path)
+    assert (found["rounds"], found["protection"]) == (3, {"name": "none"})
+    assert found["model"] == {"name": "whitened-linear", "loss": "binary_cross_entropy", "metrics": ["auc"]}
+
+
+def test_a_part_of_a_budget_counts_as_its_part(tmp_path: Path) -> None:
+    """sqrt(.25) of epsilon 2 times 3,750 users is below what trees need."""
+    asked = document(tmp_path, users=3750, privacy={"epsilon": 2.0, "share": 0.25})
+    found, chosen = complete_for_table(asked, tmp_path)
+    assert chosen is not None
+    assert found["method"]["name"] == "newton"
+    assert "3,750 users x epsilon 1 = 3,750" in chosen.reason
+
+
+def test_silos_of_a_column_are_counted_by_the_schema(tmp_path: Path) -> None:
+    one = {"data": {"table": {"schema_file": "schema.toml", "files": ["a.csv"]}}}
+    found, _ = complete_for_table(document(tmp_path) | one, tmp_path)
+    assert "protection" not in found
+    listed = 'silo = "place"\nsilos = ["x", "y"]'
+    found, _ = complete_for_table(document(tmp_path, more=listed) | one, tmp_path)
+    assert found["protection"] == {"name": "secure-aggregation"}
+
+
+def test_a_schema_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    asked = document(tmp_path)
+    (tmp_path / "schema.toml").write_text("n_users = 1")
+    with pytest.raises(DataError, match=r"schema\.toml"):
+        complete_for_table(asked, tmp_path)
