@@ -70,21 +70,6 @@ def noise_ratio(method: Method, public: PublicFacts, rounds: int) -> float | Non
     return ratio if 0 < ratio < math.inf else None
 
 
-def noise_ratio(method: Method, public: PublicFacts, rounds: int) -> float | None:
-    """Return rho where it has a value, else None.
-
-    It has none if contributions are not those of single users, if updates have no bound, and without noise or with
-    noise of unknown size.
-    """
-    if not method.contribution.by_user or not method.bound.bounded:
-        return None
-    try:
-        ratio = noise_to_displacement(method, public, rounds)
-    except CompositionError:
-        return None
-    return ratio if 0 < ratio < math.inf else None
-
-
 def step_by_rule(ratio: float) -> float:
     """Return eta = min(3, 0.25 / rho), the server's step in mean updates of a user.
 
