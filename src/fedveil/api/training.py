@@ -14,18 +14,27 @@ from torch import nn
 
 from fedveil.api import methods
 from fedveil.api.callbacks import Callback, CallbackObserver
+from fedveil.api.experiment_tables import (
+    LOCAL_KEYS,
+    class_weights_of,
+    data_section,
+    lay_over,
+    local_section,
+    method_section,
+    server_section,
+    stage_section,
+)
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import Beginning, LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
 from fedveil.config_keys import whole_argument
-from fedveil.data.memory_tables import declared_path
 from fedveil.data.records import Label, Population
 from fedveil.errors import ConfigError, RunFolderError, did_you_mean
 from fedveil.files import as_path
 from fedveil.methods.method import Method
 from fedveil.methods.protection_stage import ProtectionStage
-from fedveil.run.config.choice import Choice, choice_of
-from fedveil.run.config.experiment import Experiment, TableSection, flatten_keys, merge, parse
+from fedveil.run.config.choice import Choice
+from fedveil.run.config.experiment import Experiment, flatten_keys, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.config.task_choice import defaults_of
@@ -47,9 +56,6 @@ Table: TypeAlias = str | Mapping[str, Any]
 
 _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
-
-_NOT_LAID_OVER: Final = frozenset({"schema_version", "data", "model", "name"})
-"""Tables that ``settings`` may not contain: the arguments determine them."""
 
 
 def train(
@@ -316,16 +322,16 @@ class TrainingArguments:
         if (processes := whole_argument("fedveil.train: processes", self.processes, least=1)) > 1:
             document["trainer"] = {"processes": processes}
         if self.protection is not None:
-            document["protection"] = _stage("protections", "protection", self.protection)
-        if local := _local(method, {name: getattr(self, name) for name in _LOCAL}):
+            document["protection"] = stage_section("protections", "protection", self.protection)
+        if local := local_section(method, {name: getattr(self, name) for name in LOCAL_KEYS}):
             document["local"] = local
         if isinstance(method, MethodChoice):
-            document |= {"method": _method(method, epsilon)} | (
+            document |= {"method": method_section(method, epsilon)} | (
                 {} if method.local is None else {"local": local}
             )
         elif method is not None:
             document["method"] = InMemoryMethod.from_method(method)
-        experiment = parse(_laid_over(document, self.settings), "fedveil.train")
+        experiment = parse(lay_over(document, self.settings), "fedveil.train")
         if self.local is not None:
             experiment = _with_algorithm(experiment, self.local)
         return _prepared(experiment, people, learned), learned
@@ -335,15 +341,15 @@ class TrainingArguments:
         start: str | None = self.start
         if start is None and self.method is None and isinstance(model, str) and ":" not in model:
             start = "zero-output"
-        weights = _class_weights(self.class_weight, people)
+        weights = class_weights_of(self.class_weight, people)
         return objective(model, people, seed, self.loss, self.metrics, Beginning(start, weights))
 
     def _server(self) -> dict[str, Any]:
         """Return the table ``[server]``."""
-        found = _server(self.server, self.server_learning_rate)
+        found = server_section(self.server, self.server_learning_rate)
         for key, kind in (("average", "averages"), ("denoiser", "denoisers")):
             if (given := getattr(self, key)) is not None:
-                found[key] = _stage(kind, key, given)
+                found[key] = stage_section(kind, key, given)
         return found
 
 
@@ -516,47 +522,6 @@ def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
     return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
 
 
-def data_section(people: Population) -> dict[str, Any]:
-    """Return the table ``[data]``: the table files if the population has them, else its public facts."""
-    source = people.source
-    if source is not None:
-        table = TableSection(
-            schema_file=source.schema_file,
-            files=tuple(map(declared_path, source.files)),
-            test_file=None if source.test_file is None else declared_path(source.test_file),
-            test_share=source.test_share,
-        )
-        return {"table": table.model_dump(mode="json"), "seed": source.seed}
-    # Records in memory have no location that a later process could read.
-    return {"name": f"{SESSION}{people.name}", "n_users": people.n_users, "n_silos": people.n_silos}
-
-
-def _method(method: MethodChoice, epsilon: float | None) -> dict[str, Any]:
-    """Return the table ``[method]``; the noise multiplier is "calibrated" if epsilon determines it.
-
-    Raises:
-        ConfigError: epsilon and a fixed noise multiplier are given, or neither, or the method adds no noise.
-    """
-    section = {"name": method.name, **method.parameters}
-    noise = section.get("noise_multiplier")
-    if epsilon is not None and not method.takes_noise:
-        raise ConfigError(
-            f"epsilon: {method.name} adds no noise, so no epsilon can be met; leave epsilon out"
-        )
-    if epsilon is not None and noise is not None and not isinstance(noise, str):
-        raise ConfigError(
-            "epsilon: the target that noise is found for, but noise_multiplier is given too; leave one of them out, or "
-            'stop at a budget: settings={"privacy": {"budget": ...}}'
-        )
-    if method.takes_noise and noise is None:
-        if epsilon is None:
-            raise ConfigError(
-                f"epsilon: {method.name} needs epsilon=, for which noise is found, or noise_multiplier="
-            )
-        section["noise_multiplier"] = "calibrated"
-    return section
-
-
 _OF_A_MODEL: Final = (
     *("method", "loss", "local", "local_learning_rate", "local_epochs", "batch_size", "server_learning_rate"),
     *("server", "average", "denoiser", "start", "class_weight"),
@@ -575,117 +540,6 @@ _OF_A_METHOD: Final = (
     *("average", "denoiser", "protection"),
 )
 """Arguments that a composed method already determines."""
-_LOCAL: Final = {
-    "local_learning_rate": "learning_rate",
-    "local_epochs": "epochs",
-    "batch_size": "batch_size",
-}
-"""Keys of the table ``[local]`` by the arguments that set them."""
-
-
-def _local(method: MethodChoice | Method | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table ``[local]`` of a method and of the arguments of local training.
-
-    Raises:
-        ConfigError: the method and an argument set the same key, or the method does not train locally.
-    """
-    section = dict(method.local or {}) if isinstance(method, MethodChoice) else {}
-    for argument, value in given.items():
-        if value is None:
-            continue
-        if isinstance(method, MethodChoice) and method.local is None:
-            raise ConfigError(f"{argument}: {method.name} does not train locally; leave it out")
-        if _LOCAL[argument] in section:
-            raise ConfigError(f"{argument}: the method has it too; give it once")
-        section[_LOCAL[argument]] = value
-    return section
-
-
-def _stage(kind: str, argument: str, given: Any) -> dict[str, Any]:
-    """Return the table of a stage that was given as a name, a table or a value.
-
-    Raises:
-        ConfigError: a value of a class that nobody registers.
-    """
-    if isinstance(given, str):
-        return {"name": given}
-    if isinstance(given, Mapping):
-        return dict(given)
-    chosen = choice_of(kind, given)
-    if chosen is None:
-        raise ConfigError(
-            f"{argument}: a name, a table or a registered stage is needed, not {type(given).__name__}"
-        )
-    return chosen.document()
-
-
-def _class_weights(given: Mapping[Label, float] | None, people: Population) -> tuple[float, ...] | None:
-    """Return the declared weights in the order of the classes.
-
-    Raises:
-        ConfigError: no mapping, or a class without a weight, or a weight of no class.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            "class_weight: a weight for each class is needed, such as {'sick': 5.0, 'well': 1.0}, from public "
-            "knowledge of how rare a class is; weights counted from the records ('balanced') tell how many there are"
-        )
-    classes = people.classes or tuple(range(people.n_classes or 0))
-    if set(given) != set(classes):
-        named = ", ".join(map(str, classes)) or "no classes"
-        raise ConfigError(f"class_weight: one weight for each of {named} is needed")
-    return tuple(given[one] for one in classes)
-
-
-def _server(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:
-    """Return the table ``[server]``.
-
-    Raises:
-        ConfigError: an optimiser that nobody registers, or two learning rates.
-    """
-    if server is None:
-        return {} if learning_rate is None else {"learning_rate": learning_rate}
-    if learning_rate is not None:
-        raise ConfigError("server_learning_rate: server= has a learning rate of its own; give one of the two")
-    chosen = choice_of("optimizers", server)
-    if chosen is None:
-        raise ConfigError(
-            "server: a server optimiser is needed that fedveil or an installed package registers, such as "
-            f"fedveil.Sgd(0.5), not {type(server).__name__}; an own class is registered under the entry points "
-            "fedveil.optimizers"
-        )
-    rate = {"learning_rate": getattr(server, "learning_rate", None)} if chosen.needs("learning_rate") else {}
-    return {"optimizer": chosen.document(), **rate}
-
-
-def _laid_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the document with ``settings`` merged over it.
-
-    Raises:
-        ConfigError: the settings are no mapping, or contain an unknown table or one that the arguments determine.
-    """
-    if settings is None:
-        return document
-    if not isinstance(settings, Mapping):
-        raise ConfigError(
-            "settings: tables by name are needed, such as {'trainer': {'device': 'cpu'}}, not "
-            f"{type(settings).__name__}"
-        )
-    known = sorted(set(Experiment.model_fields) - _NOT_LAID_OVER)
-    for table in settings:
-        if table not in known:
-            raise ConfigError(
-                f"settings: no table or key '{table}' to lay over; known here: {', '.join(known)}"
-            )
-    preprocessing = settings.get("preprocessing")
-    if isinstance(preprocessing, Mapping) and preprocessing.get("pool"):
-        raise ConfigError(
-            "settings: preprocessing.pool changes the number of features, and the model was handed over; leave it out, "
-            "or train from files (fedveil run)"
-        )
-    return merge(document, dict(settings))
 
 
 def _prepared(experiment: Experiment, people: Population, learned: Objective) -> Prepared:
