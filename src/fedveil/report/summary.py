@@ -247,7 +247,7 @@ def _beside(run: RunData, other: RunData, metric: str) -> tuple[Reached, ...]:
 
 
 def _cautions(run: RunData, metric: str, coverage: str) -> list[str]:
-    """Return cautions for whoever quotes the figures."""
+    """Return cautions about quoting the figures."""
     statement, found = run.statement, []
     if statement.delta_warning is not None:
         found.append(statement.delta_warning)

@@ -42,7 +42,7 @@ _CLOCK_SKEW: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Authority:
-    """The federation's certificate authority; whoever has its key can impersonate the coordinator.
+    """The federation's certificate authority; anyone with its key can impersonate the coordinator.
 
     Attributes:
         key: its private key.
