@@ -147,7 +147,7 @@ class Recommended:
         """
         if "method" in document:
             return dict(document)
-        privacy, model, data = (_table(document, key) for key in ("privacy", "model", "data"))
+        privacy, model, data = (subtable(document, key) for key in ("privacy", "model", "data"))
         if "epsilon" not in privacy:
             raise ConfigError(
                 "method: give [privacy] with epsilon = 2 (or another number) for the recommended settings, or [method] "
@@ -227,14 +227,15 @@ RECOMMENDED: Final = Recommended()
 
 def _silos(data: Mapping[str, Any]) -> int | None:
     """Return |S| as far as a table ``[data]`` says it; one file of tables counts as one silo."""
-    table, n_silos = _table(data, "table"), data.get("n_silos")
+    table, n_silos = subtable(data, "table"), data.get("n_silos")
     if table:
         return len(table.get("files", ()))
-    if n_silos is None and _table(data, "allocation").get("law") in CLIENT_LAWS:
+    if n_silos is None and subtable(data, "allocation").get("law") in CLIENT_LAWS:
         n_silos = data.get("n_users")
     return n_silos if isinstance(n_silos, int) else None
 
 
-def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def subtable(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table of a document that is not validated yet; empty if there is none."""
     found = document.get(key)
     return found if isinstance(found, Mapping) else {}

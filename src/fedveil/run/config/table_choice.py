@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.data.schema import Amount, Amounts, Label, Labels, Schema, read_schema
-from fedveil.run.config.recommended import RECOMMENDED, TableFacts, TableModel
+from fedveil.run.config.recommended import RECOMMENDED, TableFacts, TableModel, subtable
 from fedveil.run.config.task_choice import BY_TASK
 
 _DECIDED: Final = ("local", "server")
@@ -30,8 +30,8 @@ def complete_for_table(document: Mapping[str, Any], folder: Path) -> tuple[dict[
     Raises:
         ConfigError: the schema cannot be read.
     """
-    privacy, model, data, method = (_table(document, key) for key in ("privacy", "model", "data", "method"))
-    table, epsilon = _table(data, "table"), privacy.get("epsilon")
+    privacy, model, data, method = (subtable(document, key) for key in ("privacy", "model", "data", "method"))
+    table, epsilon = subtable(data, "table"), privacy.get("epsilon")
     schema_file, files = table.get("schema_file"), table.get("files")
     if any(key in document for key in _DECIDED) or set(model) - {"metrics"} or set(method) - {"power"}:
         return dict(document), None
@@ -71,8 +71,3 @@ def _facts(schema: Schema, epsilon: float) -> TableFacts:
         bounded=isinstance(target, Amount) and target.bounds is not None,
         epsilon=epsilon,
     )
-
-
-def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, Mapping) else {}
