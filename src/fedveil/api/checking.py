@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame, Row
 from fedveil.api.training import TrainingArguments
 from fedveil.console import delta_text, epsilon_text
@@ -65,6 +66,7 @@ class CheckFrame(Frame):
         return (*meaning, *self.notes, *(line for report in self.data for line in finding_lines(report)))
 
 
+@explain_arguments
 def check(
     model: nn.Module | str | Population, people: Population | None = None, **arguments: Any
 ) -> CheckFrame:

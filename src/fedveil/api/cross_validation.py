@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 from torch import nn
 
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.budget import Budget, Charge, joint_epsilon, note_fit
 from fedveil.api.frame import Frame
 from fedveil.api.objective import Objective
@@ -51,6 +52,7 @@ class CrossValidation(Frame):
         return found
 
 
+@explain_arguments
 def cross_validate(
     model: nn.Module | str,
     people: Population,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame, Row
 from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import delta_text
@@ -77,6 +78,7 @@ class PlanFrame(Frame):
         return write_plan(self.rows, as_path(path, "write"), self.refused)
 
 
+@explain_arguments
 def plan(
     *,
     n_users: int,

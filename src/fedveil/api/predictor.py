@@ -46,18 +46,13 @@ class Predictor:
         """Return the model's (n, k) float32 outputs for records like those it was trained on.
 
         Args:
-            features: (n, ...) in any form that :func:`fedveil.population` accepts.
+            features: (n, ...) in any form that :func:`fedveil.population` accepts. Of a table, the columns of training
+                are taken by name, in any order; other columns are not read.
 
         Raises:
             DataError: the columns or the shape differ from training; a value is invalid; an output is not finite.
         """
-        table = read_features(features)
-        if self.feature_names is not None and table.names is not None and table.names != self.feature_names:
-            wrong = next((name for name in self.feature_names if name not in table.names), None)
-            found = "they stand in another order" if wrong is None else f"'{wrong}' is missing"
-            if wrong is None and len(table.names) > len(self.feature_names):
-                found = "there are more"
-            raise DataError(f"features: not the columns that the model was trained on: {found}")
+        table = read_features(features, wanted=self.feature_names)
         if table.values.shape[1:] != self.shape:
             raise DataError(
                 f"features: a record has shape {table.values.shape[1:]}, the model was trained on {self.shape}"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.experiment_tables import data_section
 from fedveil.api.frame import Frame, Row
 from fedveil.config_keys import plain_inside
@@ -163,6 +164,7 @@ class ReleasePlanFrame(Frame):
         return {"epsilon": self.epsilon, "releases": [dict(one) for one in self.releases], "effects": rows}
 
 
+@explain_arguments
 def stats(
     people: Population,
     request: Mapping[str, Any],
@@ -202,6 +204,7 @@ def stats(
     return release_statistics(document, parent, repeat=repeat, files=people.source.files)
 
 
+@explain_arguments
 def infer(
     people: Population,
     formula: str | None = None,
@@ -436,7 +439,15 @@ def effects_in_words(fitted: FittedRegression) -> list[dict[str, str]]:
         if one.ratio is not None:
             value, low, high = one.ratio
             cells |= {"e^coefficient": number(value), "its 95 % interval": ends(low, high)}
-        found.append(cells | {"z": f"{one.z:.2f}", "p": p_text(one.p), "width": f"privacy {one.privacy:.0%}"})
+        found.append(
+            cells
+            | {
+                "t": f"{one.z:.2f}",
+                "df": f"{one.freedom:.3g}",
+                "p": p_text(one.p),
+                "width": f"privacy {one.privacy:.0%}",
+            }
+        )
     empty = dict.fromkeys(found[0] if found else (), "")
     return [*found, *(empty | {"coefficient": name, "estimate": TOO_FEW_HERE} for name in fitted.lost)]
 

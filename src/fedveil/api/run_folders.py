@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame, Row
 from fedveil.api.result import Result
 from fedveil.config_keys import whole_argument
@@ -16,7 +17,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import as_path
 from fedveil.privacy.audit import EpsilonBound, Membership, unlike_records
 from fedveil.privacy.joint_cost import JointCost, joint_cost
-from fedveil.privacy.statement import show_at_most, show_epsilon, show_lower_bound
+from fedveil.privacy.statement import show_epsilon, show_lower_bound
 from fedveil.report.compare import Comparison
 from fedveil.report.compare import compare as compare_folders
 from fedveil.report.figure_files import write_figures
@@ -79,6 +80,7 @@ class ComparisonFrame(Frame):
         return write_figures(plots, as_path(folder, "figures"), formats)
 
 
+@explain_arguments
 def compare(*runs: Run) -> ComparisonFrame:
     """Compare runs: one row per variant; runs that differ only in their seeds form one variant.
 
@@ -136,6 +138,7 @@ class SpentFrame(Frame):
         return asdict(self.cost) | super().to_json()
 
 
+@explain_arguments
 def spent(*runs: Run, delta: float | None = None, accountant: str = "pld") -> SpentFrame:
     """Calculate what several runs over the same people cost together.
 
@@ -210,8 +213,9 @@ class AuditFrame(Frame):
         if self.found.accuracy_bound is not None and self.found.membership_bound is not None:
             told.append(
                 f"by the claim, an attacker is right about one {self.found.unit}, in or out by a fair coin, with "
-                f"probability {show_at_most(self.found.accuracy_bound)} at most (by 1/2 + epsilon / 4 + delta: "
-                f"{show_at_most(self.found.membership_bound)})"
+                f"probability {_upward(self.found.accuracy_bound)} at most, by the privacy curve of all charges (a "
+                f"simpler bound from epsilon and delta alone, 1/2 + epsilon / 4 + delta, would be "
+                f"{_upward(self.found.membership_bound)})"
             )
         if self.bound is not None:
             least = show_lower_bound(self.bound.epsilon)
@@ -233,6 +237,7 @@ class AuditFrame(Frame):
         }
 
 
+@explain_arguments
 def audit(run: Result | str | Path, *, canaries: int = 200, code: Collection[str] = ()) -> AuditFrame:
     """Attack a run that has ended: membership inference, and a lower bound on its epsilon.
 
@@ -281,6 +286,11 @@ def _folders(runs: Sequence[Run], function: str) -> Iterator[Path]:
     for folder in (_folder(run, function) for run in runs):
         inner = sorted(path.parent for path in folder.glob("*/experiment.toml"))
         yield from [folder] if (folder / "experiment.toml").exists() or not inner else inner
+
+
+def _upward(probability: float) -> str:
+    """Return an upper bound on a probability in three decimals, rounded up."""
+    return f"{min(1.0, math.ceil(1000 * probability) / 1000):.3f}"
 
 
 def _epsilon(value: float) -> str:

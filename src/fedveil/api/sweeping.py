@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame
 from fedveil.api.training import TrainingArguments
 from fedveil.config_keys import whole_argument
@@ -58,6 +59,7 @@ class SweepFrame(Frame):
         return write_figures(plots, as_path(folder, "figures"), formats)
 
 
+@explain_arguments
 def sweep(
     model: nn.Module | str,
     people: Population,

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from torch import nn
 
 from fedveil.api import methods
+from fedveil.api.arguments import explain_arguments
 from fedveil.api.callbacks import Callback, CallbackObserver
 from fedveil.api.experiment_tables import (
     LOCAL_KEYS,
@@ -36,8 +37,8 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment, flatten_keys, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
-from fedveil.run.config.recommended import RECOMMENDED, TableFacts
-from fedveil.run.config.task_choice import defaults_of
+from fedveil.run.config.recommended import RECOMMENDED
+from fedveil.run.config.table_choice import loss_of, population_facts, protection_of, training_epsilon
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
@@ -58,6 +59,7 @@ _OWN: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
 
 
+@explain_arguments
 def train(
     model: nn.Module | str | Population,
     people: Population | None = None,
@@ -102,7 +104,7 @@ def train(
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
             recommended settings for ``epsilon`` (docs/theory/recommended.md); other arguments replace single ones.
-        rounds: T, the number of rounds; None: 30.
+        rounds: T, the number of rounds; None: 30, of newton 12 (24 for counts), of boosted-trees 31.
         epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
             it. None if the method has a ``noise_multiplier``, or adds no noise. There is no default.
         delta: additive slack of the guarantee: the amount by which a probability may change beyond the factor
@@ -184,7 +186,7 @@ def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequen
     """
     people = prepared.population
     for warning in people_warnings(prepared):
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(warning, stacklevel=4)  # play, train, its check of arguments, the caller
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     again = partial(_prepared, people=people, learned=learned)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch, prepare_again=again))
@@ -262,27 +264,20 @@ class TrainingArguments:
                 raise ConfigError(f"model: needed where {name} is given; without a model, both are chosen")
         _check(people, None, self.epsilon)
         assert self.epsilon is not None
-        schema = people.schema
-        chosen = RECOMMENDED.table_model(
-            TableFacts(
-                task=people.task,
-                classes=people.n_classes,
-                n_users=people.n_users,
-                columns=people.feature_shape[0] if schema is None else len(schema.features),
-                scaled=schema is not None,
-                bounded=people.target_range is not None,
-                epsilon=self.epsilon,
-            )
-        )
+        asked = {} if self.protection is None else stage_section("protections", "protection", self.protection)
+        tables = lay_over({"protection": asked}, self.settings)
+        protection = protection_of(tables)
+        facts = population_facts(people, training_epsilon(self.epsilon, tables), protection)
+        chosen = RECOMMENDED.table_model(facts)
         print(chosen)
         if chosen.method is None:
             return chosen.model, people, self
-        masked = self.protection is None and 1 < people.n_silos <= RECOMMENDED.most_silos
+        masked = not protection and 1 < people.n_silos <= RECOMMENDED.most_silos
         given = replace(
             self,
-            method=methods.method(chosen.method, power="linked"),
+            method=methods.method(chosen.method, power="linked", **chosen.keys),
             rounds=chosen.rounds if self.rounds is None else self.rounds,
-            loss=defaults_of(None, people).loss,
+            loss=loss_of(chosen, facts),
             protection="secure-aggregation" if masked else self.protection,
         )
         return chosen.model, people, given
@@ -356,10 +351,11 @@ class TrainingArguments:
 _FIELDS: Final = frozenset(field.name for field in fields(TrainingArguments))
 
 
+@explain_arguments
 def resume(
     folder: str | Path,
-    model: nn.Module | str,
-    people: Population,
+    model: nn.Module | str | Population,
+    people: Population | None = None,
     *,
     loss: LossLike | None = None,
     metrics: Sequence[MetricLike] | None = None,
@@ -373,10 +369,11 @@ def resume(
 
     Args:
         folder: the run folder.
-        model: the model that was passed to :func:`train`, with the same initial values.
+        model: the model that was passed to :func:`train`, with the same initial values; left out, as in
+            ``fedveil.resume(folder, people)``, the one that the folder names.
         people: the same population.
-        loss: the loss that was passed to :func:`train`.
-        metrics: the metrics that were passed to :func:`train`.
+        loss: the loss that was passed to :func:`train`; None: the one that the folder names.
+        metrics: the metrics that were passed to :func:`train`; None: those that the folder names.
         callbacks: callbacks that receive public numbers after every further round.
         method: the composed ``Method`` with which the run began; None if the run began with a named method.
         local: the local algorithm that was passed to :func:`train`; None if an experiment's document can name it.
@@ -389,8 +386,17 @@ def resume(
             another loss or other metrics; the error names the difference.
     """
     opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
-    if not isinstance(people, Population):
-        raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
+    if people is None and isinstance(model, Population) and not _in_session(experiment.model.name):
+        assert experiment.model.name is not None, "a run folder's experiment names its model"
+        people, model = model, experiment.model.name
+    if not isinstance(people, Population) or isinstance(model, Population):
+        raise ConfigError(
+            "people: the population is needed after the folder and the model: fedveil.resume(folder, model, people)"
+        )
+    if loss is None and experiment.model.loss is not None and not _in_session(experiment.model.loss):
+        loss = experiment.model.loss
+    if metrics is None and experiment.model.metrics and not any(map(_in_session, experiment.model.metrics)):
+        metrics = experiment.model.metrics
     people = on_refined_schema(opened.path, experiment.data, people)
     experiment = experiment.model_copy(update={"method": _same_method(opened, experiment, method)})
     begun = Beginning(experiment.model.start, experiment.model.class_weights)
@@ -414,6 +420,11 @@ def resume(
     experiment = opened.with_refined_schema(prepared.experiment)
     people = with_schema_file(people, experiment.data)
     return Result.from_outcome(outcome, experiment, learned, people)
+
+
+def _in_session(name: str | None) -> bool:
+    """Return whether a name is that of an object or of code, which a document does not hold."""
+    return name is None or ":" in name
 
 
 def _check(people: Any, method: Any, epsilon: float | None) -> None:

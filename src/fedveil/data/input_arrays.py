@@ -29,7 +29,7 @@ from fedveil.data.column_checks import SEVERAL_TARGETS
 from fedveil.data.identities import index_names
 from fedveil.data.records import Features, Label, Targets, Task
 from fedveil.data.target_leakage import refuse_time_before_event
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, did_you_mean
 from fedveil.sanitize import sanitize
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -62,18 +62,33 @@ def check_alike(columns: Mapping[str, Any]) -> None:
             )
 
 
-def read_features(given: Any, where: str = "features") -> FeatureTable:
+def read_features(
+    given: Any, where: str = "features", *, wanted: Sequence[str] | None = None
+) -> FeatureTable:
     """Read (n, ...) numeric features from an array, a tensor, a list of records, or a numeric table.
 
     uint8 stays uint8; every other type becomes float32. Records of a list are converted one by one.
 
+    Args:
+        given: the features.
+        where: name of the argument in errors.
+        wanted: columns of a table that are read, in this order; None: all.
+
     Raises:
-        DataError: a value is no number, NaN, infinite, or too large for float32; or the array has a single axis. The
-            error names row and column.
+        DataError: a wanted column is missing; a value is no number, NaN, infinite, or too large for float32; or the
+            array has a single axis. The error names row and column.
     """
     names = names_of(given, where)
     if names is not None:
-        values = to_float32(_columns(given, names, where), where)
+        read = names if wanted is None else tuple(wanted)
+        for name in read:
+            if name not in names:
+                raise DataError(
+                    f"{where}: column '{sanitize(name)}' is missing, on which the model was trained"
+                    f"{did_you_mean(name, names)}"
+                )
+        values = to_float32(_columns(given, {name: names.index(name) for name in read}, where), where)
+        names = read
     elif isinstance(given, list | tuple):
         values = stack_records(given, where, keep_bytes=True)
     else:
@@ -215,7 +230,7 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
         given = _event_and_time(given, where)
     names = names_of(given, where)
     if names is not None:
-        values = _columns(given, names, where)
+        values = _columns(given, {name: place for place, name in enumerate(names)}, where)
     elif isinstance(given, list | tuple):
         values = stack_records(given, where, keep_bytes=False)
         if task == "survival" and not len(values):  # an empty list has no second axis
@@ -314,14 +329,14 @@ def names_of(given: Any, where: str) -> tuple[str, ...] | None:
     return names
 
 
-def _columns(given: Any, names: Sequence[str], where: str) -> np.ndarray:
-    """Convert the columns of a table to (n, columns) float64, each column by its own type.
+def _columns(given: Any, places: Mapping[str, int], where: str) -> np.ndarray:
+    """Convert columns of a table, given with their places, to (n, columns) float64, each column by its own type.
 
     Raises:
         DataError: a column is not numeric, or a value is missing or infinite; the error names the column.
     """
     columns = []
-    for place, name in enumerate(names):
+    for name, place in places.items():
         called = f"{where}, column '{sanitize(name)}'"
         table = isinstance(given, pa.Table | pa.RecordBatch)
         values = to_array(given.column(place) if table else given.iloc[:, place], called)

@@ -57,7 +57,7 @@ def _found(fitted: FittedRegression) -> Section:
         identifier="coefficients",
         title=title,
         plots=drawn,
-        body=table([*head, "z", "p", "width from privacy"], body, caption="All coefficients"),
+        body=table([*head, "t", "df", "p", "width from privacy"], body, caption="All coefficients"),
     )
 
 
@@ -71,6 +71,7 @@ def _cells(one: Effect) -> list[str]:
         f"{show(one.low)} to {show(one.high)}",
         *ratios,
         f"{one.z:.2f}",
+        f"{one.freedom:.3g}",
         p_text(one.p),
         f"{one.privacy:.0%}",
     ]

@@ -149,6 +149,10 @@ def mae(
     return _ratio(float(weight @ np.abs(wrong)), float(weight.sum()))
 
 
+_ROUNDING: Final = 1e-9
+"""Size below which an explained share is a rounding error of 0, as that of the mean of the targets is."""
+
+
 def r2(
     outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
 ) -> float:
@@ -161,7 +165,8 @@ def r2(
         return math.nan
     wrong = _array(outputs[:, 0]).astype(np.float64) - wanted
     spread = wanted - weight @ wanted / weight.sum()
-    return 1 - _ratio(float(weight @ wrong**2), float(weight @ spread**2))
+    found = 1 - _ratio(float(weight @ wrong**2), float(weight @ spread**2))
+    return 0.0 if abs(found) < _ROUNDING else found
 
 
 def _tied_pairs(weight: Float64[np.ndarray, "n"], *keys: Shaped[np.ndarray, "n"]) -> float:

@@ -206,7 +206,7 @@ def check(
         factor = math.exp(float(brentq(missing, _LEAST_NOISE, 0.0, xtol=1e-3)) - 0.01)
         instead.insert(0, f"epsilon = {show_epsilon(epsilon(noise_multiplier * factor))}")
     raise ConfigError(
-        f"inference: too few people for this budget: the curvature of '{worst.name}' would be {worst.margin:.2f} "
-        f"standard deviations of its noise, and intervals hold from {worst.needed:g}; "
-        f"{', or '.join(one for one in instead if one)}, would do"
+        f"inference: too few people for this budget: the information about '{worst.name}' would be {worst.margin:.2g} "
+        f"times its noise, and an interval needs {worst.needed:g} times. Any of these would do: "
+        f"{'; '.join(one for one in instead if one)}"
     )
