@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -358,3 +359,18 @@ def test_the_client_needs_its_own_key(place: Place, tmp_path: Path) -> None:
         client_context(wrong, place.server_key)
     assert replace(place, port=1).server == "127.0.0.1:1"
     assert os.stat(place.silo(0) / "node.key").st_mode & 0o777 == 0o600
+
+
+def test_a_socket_whose_peer_left_before_the_handshake_is_closed(place: Place) -> None:
+    """The collector would report it, in whatever runs next, as an open socket."""
+    context = client_context(place.silo(0), place.server_key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = socket.create_connection(listening.getsockname())
+        accepted, _ = listening.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()  # resets the connection
+        descriptor = connection.fileno()
+        with pytest.raises(ConnectionResetError):
+            context.wrap_socket(connection, server_hostname="127.0.0.1")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
