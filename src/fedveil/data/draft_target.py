@@ -62,9 +62,7 @@ def guess_survival(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> S
     )
     dates = None if time is not None else _start_and_end(columns, formats)
     if dates is not None:
-        time = next(
-            one for one in ("follow_up", "follow_up_time", "time_between_dates") if one not in columns
-        )
+        time = "follow_up" if "follow_up" not in columns else "follow_up_from_dates"
     two = {
         name: cells for name, cells in columns.items() if name != time and len(distinct(cells)) <= len(EVENTS)
     }
