@@ -109,7 +109,6 @@ class TableReader:
         binned: whether a cell that its declaration does not allow is counted as invalid instead of refused. An
             invalid feature is encoded in a feature of its own; a record with an invalid target is left out.
         spellings: alternative spellings by column, each mapped to its declared value.
-        durations: columns that are computed from two columns of dates.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class TableReader:
         *,
         binned: bool = False,
         spellings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-        durations: Mapping[str, Duration] = MappingProxyType({}),
     ) -> None:
         if table.num_rows == 0:  # columns without a value may have any type, or none
             table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
@@ -131,7 +129,8 @@ class TableReader:
         self._marks = marks
         numbers = self.parse_numbers(self._missing_values)
         self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
-        self._binned, self._spellings, self._durations = binned, spellings, durations
+        self._binned, self._spellings = binned, spellings
+        self._durations: Mapping[str, Duration] = {}
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
     @classmethod
@@ -162,15 +161,16 @@ class TableReader:
                 raise
             absent = "a feature that some table does not have is declared with absent = 'missing'"
             raise DataError(f"{error}; {absent}") from None
-        return cls(
+        reader = cls(
             path,
             table,
             schema.missing_values_of(path.name),
             written.marks,
             binned=binned,
             spellings=schema.spellings,
-            durations=schema.durations,
         )
+        reader._durations = schema.durations
+        return reader
 
     @property
     def n_records(self) -> int:
