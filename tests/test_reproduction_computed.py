@@ -371,6 +371,15 @@ def test_the_authors_decoder_multiplies_an_update_and_adds_half_the_noise_or_non
         assert decoded.std() == pytest.approx(expected, rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("row", "expected"), [("cepam-1", 0.0), ("cepam-1, dithers repeated", 8 / (3 * math.pi))]
+)
+def test_noise_of_the_authors_decoder_is_alike_in_all_rounds_if_dithers_are_repeated(row, expected):
+    drawn = np.random.default_rng(0)  # correlation over rounds: E[R]^2 / E[R^2]
+    rounds = [plateau.PROGRAM[row](drawn, np.zeros((200, 1000))).ravel() for _ in range(2)]
+    assert np.corrcoef(rounds)[0, 1] == pytest.approx(expected, abs=0.015)
+
+
 @pytest.mark.parametrize(("n", "reach"), [(1, 0.4), (1, 3.6), (2, 1.0), (2, 2.9), (3, 1.7)])
 def test_the_lattice_points_of_a_message_are_those_whose_cube_meets_the_ball(n, reach):
     near = 0
