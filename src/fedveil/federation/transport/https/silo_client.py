@@ -78,7 +78,6 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
         folder: has ``ca.crt``, ``client.crt`` and ``node.key``.
         server_key: SHA-256 (hex) of the server's SubjectPublicKeyInfo.
     """
-
     digest_of = KeyDigests()
 
     def check(certificate: bytes | None) -> None:
