@@ -15,7 +15,6 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records, limit_records_per_user
-from fedveil.data.schema import refuse_late_entry
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
@@ -203,7 +202,6 @@ def prepare(
     # Side releases are planned from public numbers first, so that a refusal depends on no record.
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
-    refuse_late_entry(population.schema, "training")
     experiment = _with_delta(experiment, population.n_users)
     experiment.privacy.check_delta(population.n_users)
     if experiment.schema_version == 1:

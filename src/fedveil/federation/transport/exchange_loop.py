@@ -119,7 +119,8 @@ class _Offers:
 
     def ask_again(self, silo: int, seconds: float) -> None:
         """Have a silo asked the same again, if its message is still current then."""
-        self._again[silo] = self._clock() + seconds
+        if silo in self._current:
+            self._again[silo] = self._clock() + seconds
 
     def seconds_since(self, silo: int) -> float:
         """Return for how long the silo's current message has been offered."""
