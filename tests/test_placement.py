@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.run.placement import place_on_device
+from fedveil.run.executors import place_on_device
 
 
 def place(monkeypatch: pytest.MonkeyPatch, wanted: Any, **side_by_side: bool | None) -> str:

@@ -39,8 +39,8 @@ from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describ
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
 from fedveil.run.config.task_choice import defaults_of
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
+from fedveil.run.remarks import people_warnings
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.run.workers import check_carried

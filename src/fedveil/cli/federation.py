@@ -15,7 +15,7 @@ from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.federation.hosts.run_outcome import END, RunOutcome
+from fedveil.federation.hosts.inspection import END, RunOutcome
 from fedveil.sanitize import sanitize
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
@@ -223,7 +223,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
-    from fedveil.cli.release_folders import RELEASES, kind_of
+    from fedveil.cli.results import RELEASES, kind_of
     from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.submission import check_served, create_run, read_document
     from fedveil.run.folder.run_folder import RunFolder
