@@ -1,7 +1,7 @@
 """Plots as data (axes, series, texts), formats of numbers, and plots drawn as SVG for pages and files.
 
-:mod:`fedveil.report.figure_files` writes them as files. The colours are
-those of Okabe and Ito, which are distinguishable for every colour vision.
+:mod:`fedveil.report.figure_files` writes them as files. The colours are those of Okabe and Ito, which are
+distinguishable for every colour vision.
 """
 
 from __future__ import annotations
