@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BusyError, ConfigError, DataError, IntegrityError
+from fedveil.errors import BusyError, ConfigError, CryptoError, DataError, IntegrityError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.certificates import (
     Authority,
@@ -54,7 +53,6 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
 from fedveil.federation.transport.interface import Received
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows
 from fedveil.statistics.result import read_released

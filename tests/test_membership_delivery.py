@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError, IntegrityError, ProtocolError
 from fedveil.federation.charter import Charter
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.enrollment.founder import revoke, seal
@@ -36,7 +36,6 @@ from fedveil.federation.membership_delivery import (
 )
 from fedveil.federation.transport.interface import Received
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from tests.commands import output
 from tests.test_renewed_membership import Federation, after_a_round, federation  # noqa: F401 (a fixture)
 
