@@ -69,6 +69,7 @@ BENCHMARKS: Final = Page(
         "Partial encryption": "encryption",
         "Messages and rounds of a federation": "federation",
         "The transport": "exchanges",
+        "Words of masked messages": "words",
     },
 )
 

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.noise import DiscreteGaussian
-from fedveil.privacy.noise.decisions import UNIFORM_BITS, LazyUniform, below_exp, exp_enclosure, geometric
+from fedveil.privacy.noise import (
+    UNIFORM_BITS,
+    DiscreteGaussian,
+    LazyUniform,
+    below_exp,
+    exp_enclosure,
+    geometric,
+)
 from tests.discrete_laws import pmf
 
 PRECISE = Context(prec=90)

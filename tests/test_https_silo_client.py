@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -203,6 +204,22 @@ def test_a_server_of_tls_1_2_or_of_none_is_told(place: Place) -> None:
         thread.start()
         assert fault_of(client_of(place, f"127.0.0.1:{listening.getsockname()[1]}")).code == "tls"
         thread.join(10)
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 503 Busy\r\n\r\n"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_no_socket_is_left_open_where_tls_does_not_begin(place: Place, sent: bytes, reset: bool) -> None:
+    """A server that is restarted, or a firewall, closes or resets a connection between its start and TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        opened = socket.create_connection(listening.getsockname())
+        descriptor = opened.fileno()
+        with listening.accept()[0] as accepted:
+            accepted.sendall(sent)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        with pytest.raises(OSError, match=r"TLS|SSL|EOF"):
+            place.context(0).wrap_socket(opened, server_hostname="127.0.0.1")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_silo_whose_certificate_is_not_accepted_is_told(place: Place, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError, IntegrityError, ProtocolError
 from fedveil.federation.charter import Charter
 from fedveil.federation.enrollment.founder import revoke, seal
 from fedveil.federation.hosts.folders import SiloFolder
@@ -26,7 +26,6 @@ from fedveil.federation.membership_delivery import (
     pack_delivery,
 )
 from fedveil.federation.transport.interface import Received
-from fedveil.protocols.errors import ProtocolError
 from tests.test_renewed_membership import Federation, after_a_round, federation  # noqa: F401 (a fixture)
 
 SILOS = ("north", "south")

@@ -489,6 +489,35 @@ def test_a_number_to_predict_needs_a_public_bound(tmp_path: Path) -> None:
     assert found.predict(np.zeros((1, 3), dtype=np.float32))[0] == pytest.approx(4.0, abs=1.0)
 
 
+def test_a_mean_far_from_the_middle_of_the_range_is_reached(tmp_path: Path) -> None:
+    """The models of the first three rounds, still near the middle, would keep 8 % of their weight in the average."""
+    random = np.random.default_rng(0)
+    inputs, n_users = random.uniform(-1, 1, (1000, 3)), 1000
+    counts = np.minimum(random.poisson(2.0, n_users), 20).astype(float)
+    ids = [f"u{number}" for number in range(n_users)]
+    people = fv.population(
+        inputs,
+        counts,
+        user=ids,
+        silo=["a", "b"] * (n_users // 2),
+        n_users=n_users,
+        task="regression",
+        target_range=(0.0, 20.0),
+        test=(inputs + 1e-3, counts),
+    )
+    result = fv.train(
+        "whitened-linear",
+        people,
+        method=fv.newton(),
+        rounds=12,
+        epsilon=8,
+        metrics=["mae"],
+        folder=tmp_path,
+    )
+    predicted = result.model(torch.from_numpy(inputs).float()).detach().numpy()
+    assert abs(float(predicted.mean()) - float(counts.mean())) < 0.3
+
+
 def test_the_length_of_a_record_follows_from_the_schema() -> None:
     schema = Schema.model_validate(
         {

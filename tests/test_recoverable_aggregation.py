@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.aead import unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import AgreementKey, RoundId
+from fedveil.crypto.key_agreement import AgreementKey, RoundId, unseal
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
@@ -31,8 +29,7 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.recovery_server import RecoverableServer
-from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.protocol import ClientContext
@@ -333,7 +330,7 @@ def deal_once(monkeypatch, place, other):
         dealt.append(secret)
         return (other if len(dealt) == place else split)(secret, **numbers)
 
-    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", deal)
+    monkeypatch.setattr("fedveil.protocols.masking.recovery_parties.split", deal)
 
 
 @pytest.mark.parametrize(("place", "dealer"), [(12, 5), (5, 2)], ids=["vanished", "there"])

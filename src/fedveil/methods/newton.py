@@ -32,7 +32,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.newton import CountFamily, HazardFamily, LinearFamily, LocalNewton
+from fedveil.training.newton import MOMENT_ROUNDS, CountFamily, HazardFamily, LinearFamily, LocalNewton
 from fedveil.training.newton_steps import NewtonSteps
 from fedveil.training.server.averages import Ema
 
@@ -144,7 +144,8 @@ def newton(
         # |S| shares of variance sigma^2 / |S| add up to sigma^2, as in Algorithm 3 of ULDP-FL with C = 1.
         channel=GaussianShares(noise_multiplier=noise_multiplier, scale=1.0, colluding_silos=colluding_silos),
         server=NewtonSteps(family=family, ridge=ridge),
-        average=Ema(beta=0.8),
+        # The first models are near the start: for a number to predict the middle of its range, maybe far from the mean.
+        average=Ema(beta=0.8, skip=MOMENT_ROUNDS + 1),
     )
 
 

@@ -9,6 +9,7 @@ compression is asked for or undone, and no redirect is followed. ``tests/test_ht
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import random
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 import httpx
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
 from fedveil.federation.transport.fault_log import FaultLog
@@ -35,9 +37,8 @@ from fedveil.federation.transport.https.connection_faults import (
     fault_of_status,
     proxy_for,
 )
-from fedveil.federation.transport.https.key_digests import key_digest
+from fedveil.federation.transport.https.key_digests import KeyDigests
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
-from fedveil.protocols.errors import ProtocolError
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
@@ -77,12 +78,22 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
         folder: has ``ca.crt``, ``client.crt`` and ``node.key``.
         server_key: SHA-256 (hex) of the server's SubjectPublicKeyInfo.
     """
+    digest_of = KeyDigests()
 
     def check(certificate: bytes | None) -> None:
-        if certificate is None or key_digest(certificate) != server_key:
+        digest = digest_of(certificate or b"")
+        if not digest or digest != server_key:
             raise WrongServerKeyError("the server has another key than the membership names")
 
     class PinnedSocket(ssl.SSLSocket):
+        def getpeername(self) -> Any:
+            """Close a socket without a peer: ``wrap_socket`` asks first, and would leave it open or without TLS."""
+            try:
+                return super().getpeername()
+            except OSError as error:
+                self.close()
+                raise ConnectionResetError(errno.ECONNRESET, "closed before TLS began") from error
+
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
             check(self.getpeercert(binary_form=True))

@@ -8,7 +8,7 @@ Why it holds, and where:
 
 * An update has l2 norm at most C as stored (:class:`~fedveil.privacy.bounds.Clip`), so that another data set moves it
   by at most 2 C (:data:`ADJACENCY`). The noise is exact and discrete
-  (:class:`~fedveil.privacy.noise.law.DiscreteGaussian`); the charged event contains the loss of its grid.
+  (:class:`~fedveil.privacy.noise.DiscreteGaussian`); the charged event contains the loss of its grid.
 * An update is charged durably before its noise is drawn, and is not returned if that failed.
 
 Not claimed: :data:`UNCOVERED`, which is part of the statement.
@@ -33,7 +33,7 @@ from fedveil.privacy.bounds import Clip
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, GridEvent, atoms
 from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.noise.law import grid_law
+from fedveil.privacy.noise import grid_law
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant, show_noise
 from fedveil.randomness import PrivacyRandomness
 
