@@ -136,7 +136,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return self.outcome is not None
 
     def close(self) -> None:
