@@ -1,4 +1,4 @@
-"""What was released: the noisy vector with all that its figures follow from, as ``statistics.json`` keeps it.
+"""Result of a release: the noisy vector and all inputs of its figures, as stored in ``statistics.json``.
 
 Every figure is a function of this file, so a figure that nobody asked for before costs nothing and reads no record.
 """
@@ -30,12 +30,12 @@ from fedveil.statistics.request import Request, unit_of
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 2.0**53
-"""What no number of a sum exceeds: sums of people are exact up to 2^52 steps of a grid that is at most 1."""
+"""Largest number in a stored sum: sums are exact up to 2^52 steps of a grid of at most 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoisySum:
-    """What a release ended with.
+    """Noisy sum that ends a release.
 
     Attributes:
         vector: (d,) the sum of the silos' messages.
@@ -74,7 +74,7 @@ class NoisySum:
 
 
 NoisySums = tuple[NoisySum, ...]
-"""What was released so far, in its order."""
+"""Sums released so far, in order."""
 
 
 Numbers = tuple[float, Float64[np.ndarray, " d"]]
@@ -148,17 +148,17 @@ class ReleasedStatistics:
 
     @property
     def unit(self) -> float:
-        """What one person, or one person-silo pair, adds to a sum."""
+        """Return what one counted unit (a person, or a (person, silo) pair) adds to a sum."""
         return unit_of(self.request.silos, len(self.silos))
 
     @property
     def people_per_unit(self) -> float:
-        """How many counted units one person may be."""
+        """Return the largest number of counted units of one person."""
         return 1 / self.unit
 
     @property
     def counted_unit(self) -> str:
-        """What is counted, in words."""
+        """Return the counted unit in words: people, or (person, silo) pairs."""
         return "people" if self.unit == 1 else "person-silo pairs"
 
     @cached_property
