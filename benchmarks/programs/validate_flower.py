@@ -25,8 +25,8 @@ def train(message, context):
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     person, fold = context.node_config["partition-id"], message.content["config"]["fold"]
-    mine = torch.from_numpy(np.flatnonzero((user == person) & (fold_of[user] != fold)))
-    for _ in range(5 if len(mine) else 0):
+    mine = torch.from_numpy(np.flatnonzero(user == np.flatnonzero(fold_of != fold)[person]))
+    for _ in range(5):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(features[mine]), targets[mine]).backward()
         optimizer.step()
@@ -35,7 +35,7 @@ def train(message, context):
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def served(fold):
+def served(fold, people):
     server = ServerApp()
 
     @server.main()
@@ -44,7 +44,7 @@ def served(fold):
             FedAvg(fraction_evaluate=0.0),
             noise_multiplier=NOISE,
             clipping_norm=0.5,
-            num_sampled_clients=PEOPLE,
+            num_sampled_clients=people,
         )
         result = strategy.start(
             grid=grid,
@@ -61,6 +61,7 @@ def served(fold):
 
 
 for fold in range(FOLDS):
-    run_simulation(served(fold), client, num_supernodes=PEOPLE)
+    people = int((fold_of != fold).sum())  # a client without a change ends Flower's clipping with an error
+    run_simulation(served(fold, people), client, num_supernodes=people)
 accountant = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(NOISE), ROUNDS * (FOLDS - 1)))
 print(f"epsilon {accountant.get_epsilon(1e-4):.2f}, accuracy {np.mean(scores):.3f}")
