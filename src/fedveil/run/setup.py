@@ -23,7 +23,7 @@ from fedveil.methods.method import Method, contribution_weights, message_length
 from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
-from fedveil.privacy.noise.law import grid_gaussian
+from fedveil.privacy.noise import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
