@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 NORMAL_95: Final = 1.959963984540054
 Ends: TypeAlias = tuple[float | None, float | None]
 LEAST_RATIO: Final = 4.0
-"""How many standard deviations a denominator is from 0 at least, where a ratio has an interval."""
+"""Least ratio of a denominator to its standard deviation for a quotient to have an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)

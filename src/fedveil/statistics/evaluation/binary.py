@@ -87,7 +87,7 @@ class LabelledBins(Partition):
 
     @property
     def bins(self) -> int:
-        """How many bins a label has."""
+        """Return the number of bins per label."""
         return len(self.edges) + 1
 
     @property
@@ -252,7 +252,7 @@ def predicted_error(bins: int, noise_std: float, people: float) -> float:
 
 
 def enough_bins(bins: int, noise_std: float, people: float) -> bool:
-    """Whether what binning loses after its correction is below a quarter of the predicted noise."""
+    """Return whether the corrected binning error is below a quarter of the predicted noise."""
     return _BINNING / bins**2 < predicted_error(bins, noise_std, people) / 4
 
 
