@@ -14,15 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BusyError, ConfigError, DataError, IntegrityError
+from fedveil.errors import BusyError, ConfigError, CryptoError, DataError, IntegrityError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.certificates import (
     Authority,
@@ -54,7 +54,6 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
 from fedveil.federation.transport.interface import Received
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows
 from fedveil.statistics.result import read_released
@@ -239,22 +238,13 @@ def test_a_certificate_is_valid_for_a_while_and_of_one_authority(tmp_path: Path)
         issue(authority, tmp_path, "127.0.0.1")
 
 
-def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.federation.enrollment.certificates.datetime", Yesterday)
+def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     authority = Authority.create("one")
     authority.save(tmp_path, None)
-    issue(authority, tmp_path, "127.0.0.1", days=0)
-    monkeypatch.undo()
-    with pytest.raises(ConfigError, match="this clock says"):
-        days_left(tmp_path / "server.crt", tmp_path / "ca.crt")
-
-
-class Yesterday:
-    @staticmethod
-    def now(zone: Any) -> Any:
-        from datetime import datetime, timedelta
-
-        return datetime.now(zone) - timedelta(days=1)
+    issue(authority, tmp_path, "127.0.0.1", days=1)
+    for clock in (datetime.now(UTC) - timedelta(days=2), datetime.now(UTC) + timedelta(days=2)):
+        with pytest.raises(ConfigError, match="this clock says"):
+            days_left(tmp_path / "server.crt", tmp_path / "ca.crt", now=clock)
 
 
 def test_the_guard_answers_messages_and_refuses_all_else(guards: list[Path]) -> None:
@@ -562,9 +552,7 @@ def test_what_a_killed_link_left_goes_with_its_coordinator(again: bool, made: De
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
-def test_a_child_whose_parent_is_gone_removes_what_it_left(
-    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_whose_parent_is_gone_removes_what_it_left(again: bool, tmp_path: Path) -> None:
     """A process that is killed removes nothing; what another one that serves the party has made meanwhile stays."""
     (tmp_path / "run").mkdir()
     serving_again = RunningFolder(tmp_path) if again else None
@@ -573,8 +561,7 @@ def test_a_child_whose_parent_is_gone_removes_what_it_left(
     os.write(writing, json.dumps({"party": str(tmp_path)}).encode() + b"\n")
     ended = threading.Event()
     with open(reading, "rb", buffering=0) as told:
-        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=told))
-        assert settings_of_parent(ended.set) == {"party": str(tmp_path)}
+        assert settings_of_parent(ended.set, told) == {"party": str(tmp_path)}
         assert not ended.wait(0.05)
         assert (tmp_path / "run" / "guard").exists()
         os.close(writing)
@@ -626,15 +613,17 @@ def test_a_guard_at_work_says_so_and_reads_each_message_once(tmp_path: Path) -> 
     guard.close()
 
 
-def test_a_carrier_that_reads_no_answer_keeps_no_guard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Verbose(Slow):
+    """A silo whose answers fill the buffers of a socket."""
+
+    def receive(self, message: bytes) -> bytes:
+        return message * (1 << 22)
+
+
+def test_a_carrier_that_reads_no_answer_keeps_no_guard(tmp_path: Path) -> None:
     """What speaks with the network could leave an answer in the socket, and the guard waited for it without end."""
-    monkeypatch.setattr("fedveil.federation.hosts.key_process._QUESTION_SECONDS", 0.2)
-    silo, path = Slow(), tmp_path / "guard"
-    silo.let.set()
-    monkeypatch.setattr(silo, "receive", lambda message: message * (1 << 22))
-    guard = KeyProcess(silo, path)  # type: ignore[arg-type]
+    path = tmp_path / "guard"
+    guard = KeyProcess(Verbose(), path, question_seconds=0.2)  # type: ignore[arg-type]
     threading.Thread(target=guard.serve, daemon=True).start()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -317,18 +318,23 @@ def test_artificial_people_have_the_asked_number_of_parameters():
     assert (people.feature_shape, people.n_users, people.n_silos) == ((15,), 20, 3)
 
 
-def test_the_first_images_are_the_first_and_the_last_round_is_no_better_than_the_best(monkeypatch):
+def test_the_first_images_are_the_first_and_the_last_round_is_no_better_than_the_best():
     chosen = Selection(variants=("fedavg",), overrides=({"seed": 3, "rounds": 3, "evaluate_every": 1},))
     (document, *_) = study_documents("digits", chosen)
     prepared = prepare(parse(document, "digits"))
-    images = len(prepared.population.test_targets)
-    monkeypatch.setattr(first_images, "IMAGES", images)
+    population = prepared.population
+    assert len(population.test_targets) < first_images.IMAGES
     every = first_images._play(prepared)
     assert every["accuracy"] == every["all images"] <= every["best round"], "all images are the first so many"
-    monkeypatch.setattr(first_images, "IMAGES", 7)
-    few = first_images._play(prepared)
-    assert few["all images"] == every["all images"], "the run is the same"
-    assert (7 * few["accuracy"]) == pytest.approx(round(7 * few["accuracy"])), "of seven images"
+    more = replace(
+        population,
+        test_features=np.tile(population.test_features, (4, 1)),
+        test_targets=np.tile(population.test_targets, 4),
+    )
+    few = first_images._play(replace(prepared, population=more))
+    assert few["all images"] == pytest.approx(every["all images"]), "the run is the same"
+    right = first_images.IMAGES * few["accuracy"]
+    assert right == pytest.approx(round(right)), "of the first images"
 
 
 def test_the_first_model_of_a_seed_is_what_the_layers_draw_in_their_order():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedveil.run.training_run import resume, run
 from fedveil.training.steps import LocalSgd
 from fedveil.training.vectorized import VmapTrainer
 from tests.children import forking
+from tests.full_disks import Disk, from_then_on
 from tests.runs import Silent, experiment, files, same_model
 from tests.training import task_of
 
@@ -342,11 +342,12 @@ def test_a_full_disk_leaves_the_old_file_and_a_clear_error(
     folder = RunFolder.create(tmp_path, experiment())
     folder.write("note.json", b"old")
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFolderError, match=r"note\.json cannot be written: No space left"):
+    disk = Disk(monkeypatch)
+    disk.fill(from_then_on(0))
+    with (
+        disk.acting(True),
+        pytest.raises(RunFolderError, match=r"note\.json cannot be written: No space left"),
+    ):
         folder.write("note.json", b"new content")
     assert (folder / "note.json").read_bytes() == b"old"
     assert not list(folder.path.glob(".*tmp"))
