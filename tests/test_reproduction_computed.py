@@ -170,6 +170,15 @@ def test_the_falling_rate_is_that_of_torch():
     assert min(theirs) < 0.01, "at least one rate fell"
 
 
+def test_a_rate_is_halved_at_the_tenth_round_without_a_gain():
+    plateau = Plateau(1, 0.5, 9)
+    rates = []
+    for error in [0.3] + 25 * [0.2]:
+        plateau.step(torch.tensor([error]))
+        rates.append(float(plateau.rates[0, 0]))
+    assert rates == pytest.approx(11 * [0.01] + 10 * [0.005] + 5 * [0.0025])
+
+
 def test_votes_choose_the_coordinates_that_most_clients_find_large():
     moved = np.array([[5.0, 1.0, -4.0, 0.0], [3.0, 0.1, 2.0, 0.0], [0.1, -9.0, 8.0, 0.0]])
     assert federated._voted(moved, 2).tolist() == [True, False, True, False]

@@ -94,6 +94,11 @@ class Counts:
         t = a / b if b > 0 else 0.0
         return ratio(a, b, (noise[0] + beside, noise[1], noise[2]), self._people_and_ends(above - t * below))
 
+    def rate(self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"]) -> Interval | None:
+        """Return :meth:`quotient` of a part and its whole, with an interval within [0, 1]."""
+        found = self.quotient(above, below)
+        return None if found is None else found.within(0.0, 1.0)
+
 
 def accuracy(counts: Counts) -> Estimate | None:
     """Return the share of people whose class is predicted; None where there are too few."""

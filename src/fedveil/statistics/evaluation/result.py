@@ -118,8 +118,8 @@ class Classes(Evaluator):
         for place, name in enumerate(self.names):
             own = np.zeros_like(counts.cells)
             own[place] = 1.0
-            yield "recall", name, counts.quotient(own * counts.correct, own)
-            yield "share", name, counts.quotient(own, ones)
+            yield "recall", name, counts.rate(own * counts.correct, own)
+            yield "share", name, counts.rate(own, ones)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
         """Return what noise alone gives the balanced accuracy, for classes of equal size of which half is predicted.
