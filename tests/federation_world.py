@@ -18,6 +18,7 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.data.records import Population, Records
+from fedveil.errors import ProtocolError
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
@@ -34,12 +35,11 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
 from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.plaintext_sums import PlaintextVector
 from fedveil.protocols.sealed_sums import SealedMessage, SealedServer
 from fedveil.protocols.session_messages import Hello, ProtocolMessage, Ready, RoundTask, SessionMessage, Terms
-from fedveil.protocols.weighting import ciphers
+from fedveil.protocols.weighting import protocol_spec as weighting_spec
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
@@ -146,7 +146,7 @@ def small_keys(monkeypatch: pytest.MonkeyPatch, bits: int = 512) -> None:
     """Have private weighting use Paillier keys that protect nobody, so that a test may make many of them."""
     monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(bits))
     small = partial(PaillierEvaluator, bits=bits)
-    monkeypatch.setattr(ciphers, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
+    monkeypatch.setattr(weighting_spec, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
 
 
 class Killed(BaseException):

@@ -28,10 +28,9 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.cli.passphrase import PromptedPassphrase
-from fedveil.crypto import key_files
-from fedveil.crypto.errors import CryptoError
+from fedveil.crypto import keys as key_files
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, FedveilError, IntegrityError
+from fedveil.errors import ConfigError, CryptoError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
 from fedveil.federation.enrollment.certificates import Authority, days_left, node_key_digest, node_public

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, decisions
-from fedveil.privacy.noise.decisions import UNIFORM_BITS, LazyUniform, below_exp, exp_enclosure, geometric
+from fedveil.privacy import noise
+from fedveil.privacy.noise import (
+    UNIFORM_BITS,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    LazyUniform,
+    below_exp,
+    exp_enclosure,
+    geometric,
+)
 from fedveil.randomness import PrivacyRandomness
 from tests.discrete_laws import pmf
 
@@ -119,8 +127,8 @@ def test_the_slow_path_alone_follows_the_law(
 ) -> None:
     """With error bounds blown up, every decision is made in integers; the samples do not change at all."""
     fast = law.sample_units((400,), PrivacyRandomness.insecure(2).stream("noise"))
-    monkeypatch.setattr(decisions, "_LOG_ERROR", 2.0)
-    monkeypatch.setattr(decisions, "_EXP_ERROR", 2.0)
+    monkeypatch.setattr(noise, "_LOG_ERROR", 2.0)
+    monkeypatch.setattr(noise, "_EXP_ERROR", 2.0)
     assert law.sample_units((400,), PrivacyRandomness.insecure(2).stream("noise")).tolist() == fast.tolist()
 
 

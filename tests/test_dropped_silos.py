@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, ProtocolError, SiloVanished
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import Sender
@@ -23,7 +23,6 @@ from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
-from fedveil.protocols.errors import ProtocolError, SiloVanished
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.folder.run_folder import RunFolder

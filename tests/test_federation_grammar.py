@@ -26,9 +26,9 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.exchanges import ExchangeStep, Kind, message_shape
 from fedveil.protocols.messages import KINDS, SERVER, Envelope
 from fedveil.protocols.plaintext_sums import PlaintextVector
+from fedveil.protocols.protocol import ExchangeStep, Kind, message_shape
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (
     PARTS,

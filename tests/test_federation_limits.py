@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, ProtocolError, RunFolderError
 from fedveil.federation import coordinator as coordinating
 from fedveil.federation import exchange
 from fedveil.federation.canonical_document import canonical
@@ -30,7 +30,6 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import Note, read_entries, read_lines
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (
     Attestation,

@@ -18,8 +18,7 @@ from fedveil.federation.sampling import DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
 from fedveil.protocols.driver import NOBODY, Dropouts
-from fedveil.protocols.masking.recovery_server import RecoverableServer
-from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.session_messages import GlobalModel, RoundTask
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutSimulation

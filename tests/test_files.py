@@ -58,7 +58,7 @@ from fedveil.files import (
 )
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.privacy.statement import Statement
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.weighting.plan import WeightedInputs
 from fedveil.report.run_data import load_run
 from fedveil.run.config.release_document import InferenceDocument, read_releases
 from fedveil.run.document_run import make_releases

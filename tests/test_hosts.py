@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BusyError, ConfigError, DataError, IntegrityError
+from fedveil.errors import BusyError, ConfigError, CryptoError, DataError, IntegrityError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.certificates import (
     Authority,
@@ -35,6 +34,7 @@ from fedveil.federation.enrollment.certificates import (
 from fedveil.federation.enrollment.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.federation.enrollment.provisioning import provision
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
@@ -53,7 +53,6 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
 from fedveil.federation.transport.interface import Received
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows
 from fedveil.statistics.result import read_released
@@ -495,6 +494,39 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     exchange(home, again, Loop(dict(enumerate(guards))))
     assert again.outcome is not None
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
+
+
+def test_a_late_answer_does_not_keep_the_coordinator_busy() -> None:
+    """Of a silo without a current message: it is not asked again, and nothing is due after five seconds."""
+    now, waits = [0.0], list[float]()
+
+    class Party:
+        is_finished, awaited_silos, farewells = False, (1,), dict[int, bytes]()
+
+        def messages(self) -> dict[int, bytes]:
+            return {1: b"current"}
+
+        def receive(self, silo: int, message: bytes) -> ReplyKind:
+            return ReplyKind.NOTHING
+
+        def drop_missing(self, silos: tuple[int, ...]) -> tuple[str, ...]:
+            return ()
+
+        def stop(self, reason: str) -> None:
+            self.is_finished = True
+
+    class Late(Loop):
+        def collect(self, seconds: float) -> list[Received]:
+            assert len(waits) < 100
+            waits.append(seconds)
+            now[0] += seconds
+            return [] if len(waits) > 1 else [Received(0, b"late")]
+
+    patience = Patience(give_up_after=30.0, clock=lambda: now[0])
+    party: Any = Party()
+    silos = ("north", "south")
+    assert exchange_messages(Late({}), party, silos, patience, Meter(silos)) == ("south",)
+    assert set(waits) == {1.0}
 
 
 def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(

@@ -206,6 +206,22 @@ def test_a_server_of_tls_1_2_or_of_none_is_told(place: Place) -> None:
         thread.join(10)
 
 
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 503 Busy\r\n\r\n"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_no_socket_is_left_open_where_tls_does_not_begin(place: Place, sent: bytes, reset: bool) -> None:
+    """A server that is restarted, or a firewall, closes or resets a connection between its start and TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        opened = socket.create_connection(listening.getsockname())
+        descriptor = opened.fileno()
+        with listening.accept()[0] as accepted:
+            accepted.sendall(sent)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        with pytest.raises(OSError, match=r"TLS|SSL|EOF"):
+            place.context(0).wrap_socket(opened, server_hostname="127.0.0.1")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
 def test_a_silo_whose_certificate_is_not_accepted_is_told(place: Place, tmp_path: Path) -> None:
     """With TLS 1.3 a client learns of it when it reads."""
     other = make_place(tmp_path / "other", 1)
@@ -359,18 +375,3 @@ def test_the_client_needs_its_own_key(place: Place, tmp_path: Path) -> None:
         client_context(wrong, place.server_key)
     assert replace(place, port=1).server == "127.0.0.1:1"
     assert os.stat(place.silo(0) / "node.key").st_mode & 0o777 == 0o600
-
-
-def test_a_socket_whose_peer_left_before_the_handshake_is_closed(place: Place) -> None:
-    """The collector would report it, in whatever runs next, as an open socket."""
-    context = client_context(place.silo(0), place.server_key)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        connection = socket.create_connection(listening.getsockname())
-        accepted, _ = listening.accept()
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        accepted.close()  # resets the connection
-        descriptor = connection.fileno()
-        with pytest.raises(ConnectionResetError):
-            context.wrap_socket(connection, server_hostname="127.0.0.1")
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)

@@ -74,6 +74,7 @@ NAMED: dict[str, dict[str, str]] = {
         "the target is not finite": BY_HAND,
         "the event is neither 0 nor 1": BY_HAND,
         "the time is not finite": BY_HAND,
+        "the entry is not before the time": BY_HAND,
         "cross_entropy needs one int64": ARGUMENT,
         "binary_cross_entropy needs one label": ARGUMENT,
         "focal needs one int64": ARGUMENT,

@@ -16,7 +16,7 @@ pytest.importorskip("tenseal")
 
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BudgetError, CompositionError, ConfigError, PrivacyError
+from fedveil.errors import BudgetError, CompositionError, ConfigError, PrivacyError, ProtocolError
 from fedveil.methods.capabilities import count_senders
 from fedveil.methods.derive import compute_sensitivity, derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
@@ -37,13 +37,11 @@ from fedveil.privacy.events import (
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
-from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.messages import Envelope, RoundStart
 from fedveil.protocols.partial_encryption import protocol_spec as workers
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.rounds.client_inputs import make_round_inputs

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.aead import unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import AgreementKey, RoundId
+from fedveil.crypto.key_agreement import AgreementKey, RoundId, unseal
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
@@ -31,8 +29,7 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.recovery_server import RecoverableServer
-from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.protocol import ClientContext
@@ -338,7 +335,7 @@ def test_who_was_dealt_a_wrong_share_is_not_accused_alone(place, dealer, monkeyp
             shares[1] = dataclasses.replace(shares[1], value=shares[1].value[:-1] + bytes([last]))
         return shares
 
-    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", other)
+    monkeypatch.setattr("fedveil.protocols.masking.recovery_parties.split", other)
     with pytest.raises(ProtocolError, match=f"silo 1 gave .*, or was dealt it by silo {dealer}") as told:
         lied_to(6, 4, None, None, vanished=(5,))
     assert told.value.silo is None
@@ -368,7 +365,7 @@ def test_who_dealt_another_secret_is_named_by_shares_that_agree(place, dealer, w
         dealt.append(secret)  # silo by silo its seed and then its key
         return split(bytes(32) if len(dealt) == place else secret, **numbers)
 
-    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", other)
+    monkeypatch.setattr("fedveil.protocols.masking.recovery_parties.split", other)
     with pytest.raises(ProtocolError, match=f"dealt shares of another {what} than its own") as told:
         lied_to(6, 4, None, None, vanished=(5,))
     assert told.value.silo == dealer

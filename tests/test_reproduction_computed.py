@@ -11,6 +11,7 @@ import pytest
 import torch
 from reproduction.computed import (
     accounting,
+    clipping_bias,
     convergence,
     costs,
     distortion,
@@ -369,6 +370,22 @@ def test_the_authors_decoder_multiplies_an_update_and_adds_half_the_noise_or_non
         expected = math.sqrt(spread * x**2 + noise**2)
         assert abs(decoded.mean() - gain * x) < 6 * expected / math.sqrt(updates.size / 3)
         assert decoded.std() == pytest.approx(expected, rel=0.04)
+
+
+def test_updates_of_pairs_are_those_of_a_loop_over_their_records():
+    drawn = np.random.default_rng(0)
+    pair, user = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 0])
+    features, labels = drawn.normal(size=(6, 3)), drawn.integers(0, 2, 6).astype(float)
+    pairs = clipping_bias.Pairs(features=features, labels=labels, pair=pair, user=user, users=2, silos=3)
+    start = drawn.normal(size=3)
+    for number, update in enumerate(pairs.updates(start, rate=0.5, steps=4)):
+        own, model = pair == number, start.copy()
+        for _ in range(4):
+            slopes = 1 / (1 + np.exp(-features[own] @ model)) - labels[own]
+            model -= 0.5 * slopes @ features[own] / own.sum()
+        assert update == pytest.approx(model - start)
+    assert pairs.weights(by_records=True) == pytest.approx([2 / 5, 1, 3 / 5])
+    assert pairs.weights(by_records=False) == pytest.approx([1 / 3] * 3)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class _Part:
 
     Attributes:
         features: (n, d) encoded features.
-        targets: labels, numbers or (event, time).
+        targets: labels, numbers, (event, time) or (event, time, entry).
         silo: (n,) silo ids as text.
         user: (n,) user ids as text.
         rows: (n,) rows of these records in the file. Records with an invalid target are left out if the schema bins
@@ -493,7 +493,8 @@ def _read_part(schema: Schema, path: TableFile, tested: bool = False) -> _Part:
         silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * reader.n_records
     targets = reader.targets(schema)
     # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised an error.
-    rows = np.flatnonzero(~reader.invalid(*schema.target_columns))
+    target = schema.target_columns
+    rows = np.flatnonzero(~reader.invalid(*target, *schema.read_columns(target)))
     return _Part(
         features=np.concatenate(features, axis=1)[rows],
         targets=targets[rows],

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId
-from fedveil.errors import FedveilError, IntegrityError, ModelError
+from fedveil.errors import FedveilError, IntegrityError, ModelError, ProtocolError
 from fedveil.federation.audit.run_record import RunRecord, known_before
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
@@ -52,7 +52,6 @@ from fedveil.federation.transcript_binding import (
     with_totals,
 )
 from fedveil.methods.method import message_kinds, shows_counts
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec, ServerProtocol
 from fedveil.protocols.refusals import Code

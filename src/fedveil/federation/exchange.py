@@ -11,12 +11,11 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.errors import IntegrityError
+from fedveil.errors import IntegrityError, ProtocolError
 from fedveil.federation.ledger_heads import heads_for
 from fedveil.federation.limits import LARGEST_MESSAGE, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec
 from fedveil.protocols.session_messages import (
     LARGEST_SCORE,

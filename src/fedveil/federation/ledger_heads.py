@@ -39,9 +39,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.errors import CryptoError, IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.files import parse_json, reading, writing
 from fedveil.line_log import LineLog

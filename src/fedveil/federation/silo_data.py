@@ -155,7 +155,7 @@ def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     features = np.zeros((0, schema.width), dtype=np.float32)
     if isinstance(schema.target, Label):
         return features, np.zeros(0, dtype=np.int64)
-    width = 2 if isinstance(schema.target, Survival) else len(schema.target_names)
+    width = len(schema.target_columns if isinstance(schema.target, Survival) else schema.target_names)
     return features, np.zeros((0, width) if width else 0, dtype=np.float32)
 
 

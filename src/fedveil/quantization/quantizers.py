@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from fedveil.quantization.errors import UnsupportedPairError
+from fedveil.errors import UnsupportedPairError
 from fedveil.quantization.lattices import Lattice
 from fedveil.quantization.laws import CellLaw, Law
 from fedveil.quantization.portable import uniforms

@@ -27,13 +27,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fedveil.checks import equal_up_to_rounding
-from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
+from fedveil.errors import IntegrityError, PrivacyError, RunFolderError, SiloVanished
 from fedveil.files import read_json, reading
 from fedveil.methods.guarantee import Guarantee
-from fedveil.privacy.accounting_rule import load_event_types
+from fedveil.privacy.accountant import load_event_types
 from fedveil.privacy.events import Event, event_from_json
 from fedveil.privacy.ledger import Entry, Ledger
-from fedveil.protocols.errors import SiloVanished
 from fedveil.run.folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.run.folder.run_folder import STATEMENT, RunFolder
 

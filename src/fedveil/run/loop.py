@@ -17,8 +17,8 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from fedveil.errors import SiloVanished
 from fedveil.methods.guarantee import Guarantee
-from fedveil.protocols.errors import SiloVanished
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import RunFolder

@@ -297,7 +297,8 @@ class HazardFamily(LinearFamily):
     martingale M = sum_j (e_j - h_j) its score is a (M z, kappa e, kappa h), kappa = 1/2. The squared norm is convex in
     h, so it is largest at a corner of the simplex sum h <= c: at h = 0 it is |z|^2 + kappa^2, and at h = c e_k at most
     (1 - c)^2 |z|^2 + kappa^2 (1 + c^2), which is less because kappa, c <= 1 and |z| <= B = 1 scales a. So
-    |score| <= sqrt(B^2 + kappa^2).
+    |score| <= sqrt(B^2 + kappa^2). With late entry a record is followed from its entry on: its hazards are in the same
+    simplex, so the bound is the same.
 
     Attributes:
         horizon: public time at which follow-up ends.
@@ -333,8 +334,8 @@ class HazardFamily(LinearFamily):
         targets: np.ndarray,
         baseline: Float64[np.ndarray, " j"],
     ) -> tuple[Float64[np.ndarray, "n k"], Float64[np.ndarray, "n m"]]:
-        time_event = targets[:, ::-1].astype(np.float64)
-        events, followed = self.law.follow(time_event, predictors + baseline)
+        swapped = np.concatenate((targets[:, 1::-1], targets[:, 2:]), axis=1).astype(np.float64)
+        events, followed = self.law.follow(swapped, predictors + baseline)
         martingale = (events - followed).sum(axis=1, keepdims=True)
         return martingale, _BASELINE * np.concatenate((events, followed), axis=1)
 

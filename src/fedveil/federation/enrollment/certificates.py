@@ -26,10 +26,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_files import is_protected, protect, unprotect
-from fedveil.crypto.keys import Passphrase, read_private_file, write_private_file
-from fedveil.errors import ConfigError
+from fedveil.crypto.keys import (
+    Passphrase,
+    is_protected,
+    protect,
+    read_private_file,
+    unprotect,
+    write_private_file,
+)
+from fedveil.errors import ConfigError, CryptoError
 from fedveil.federation.transport.https.key_digests import public_key_digest
 from fedveil.files import read_content, reading
 
@@ -116,7 +121,7 @@ class Authority:
         return builder.sign(self.key, SHA256()).public_bytes(Encoding.PEM)
 
     def save(self, folder: Path, passphrase: bytes | None) -> None:
-        """Write ``ca.key`` (0600) and ``ca.crt``; a passphrase opens the key (:mod:`~fedveil.crypto.key_files`)."""
+        """Write ``ca.key`` (0600) and ``ca.crt``; a passphrase opens the key (:mod:`~fedveil.crypto.keys`)."""
         raw = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         if passphrase is not None:
             named = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

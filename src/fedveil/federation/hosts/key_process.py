@@ -17,14 +17,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, Protocol
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, ProtocolError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import listen
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.files import sync_folder, writing
-from fedveil.protocols.errors import ProtocolError
 from fedveil.sanitize import quiet_log
 
 SIGN_OF_LIFE: Final = 30.0

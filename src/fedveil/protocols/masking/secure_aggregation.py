@@ -25,7 +25,7 @@ from jaxtyping import Int64
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.masks import Words, apply_masks_
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import ProtocolError
 from fedveil.protocols.messages import (
     WORD_BYTES,
     Announcement,

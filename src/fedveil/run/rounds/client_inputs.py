@@ -19,7 +19,7 @@ from fedveil.methods.capabilities import ClientSender, StatefulNoise
 from fedveil.methods.channels import Channel
 from fedveil.methods.message_encoding import EncodedMessage, MessageCost, Sender
 from fedveil.protocols.protocol import Drawn, ProtocolSpec
-from fedveil.protocols.weighting.private_weighting import SEED_BYTES
+from fedveil.protocols.weighting.plan import SEED_BYTES
 from fedveil.run.rounds.diagnostics import TrainingDiagnostics
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.training.trainer import Sums

@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import ConfigDict
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.data.schema import Amount, Label, Schema, Survival
+from fedveil.data.schema import Amount, Label, Schema, Survival, refuse_late_entry
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json
 from fedveil.statistics.blocks import Block, OneHot
@@ -190,6 +190,7 @@ class EvaluationRequest(DocumentTable):
                 return TwoClasses(LEAST_BINS if self.bins is None else self.bins)
             return Classes(target.classes)
         if isinstance(target, Survival):
+            refuse_late_entry(self.schema_, "the noisy evaluation ([evaluation])")
             self._only("survival times", ("bins", "horizons"))
             if not self.horizons:
                 raise ConfigError(

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import httpx
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
 from fedveil.federation.transport.fault_log import FaultLog
@@ -36,9 +37,8 @@ from fedveil.federation.transport.https.connection_faults import (
     fault_of_status,
     proxy_for,
 )
-from fedveil.federation.transport.https.key_digests import key_digest
+from fedveil.federation.transport.https.key_digests import KeyDigests
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
-from fedveil.protocols.errors import ProtocolError
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
@@ -78,20 +78,21 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
         folder: has ``ca.crt``, ``client.crt`` and ``node.key``.
         server_key: SHA-256 (hex) of the server's SubjectPublicKeyInfo.
     """
+    digest_of = KeyDigests()
 
     def check(certificate: bytes | None) -> None:
-        if certificate is None or key_digest(certificate) != server_key:
+        digest = digest_of(certificate or b"")
+        if not digest or digest != server_key:
             raise WrongServerKeyError("the server has another key than the membership names")
 
     class PinnedSocket(ssl.SSLSocket):
         def getpeername(self) -> Any:
-            # ``wrap_socket`` asks for the peer first. A peer that has left is an error there, and the new socket, which
-            # nobody else has yet, would stay open (or, without an error, carry requests in the clear).
+            """Close a socket without a peer: ``wrap_socket`` asks first, and would leave it open or without TLS."""
             try:
                 return super().getpeername()
             except OSError as error:
                 self.close()
-                raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer") from error
+                raise ConnectionResetError(errno.ECONNRESET, "closed before TLS began") from error
 
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
