@@ -376,11 +376,14 @@ class Survival(_Part):
     scale of ``time`` and before it; with ``start`` and ``end`` it is a column of dates too. Nobody whose event came
     before the entry is in the tables. Regressions and training read it; noisy evaluation and survival curves refuse it
     (:func:`refuse_late_entry`).
+
+    ``horizon`` is the public time at which follow-up ends, from the study's protocol; the method ``newton`` needs it.
     """
 
     kind: Literal["survival"]
     time: str
     event: str
+    horizon: Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)] | None = None
     entry: str | None = None
     start: str | None = None
     end: str | None = None
