@@ -627,7 +627,7 @@ class Schema(_Part):
 
     @property
     def bins_invalid(self) -> bool:
-        """Whether an invalid cell is encoded in a feature of its own instead of being refused."""
+        """Return whether an invalid cell is encoded in a feature of its own instead of being refused."""
         return self.invalid == "bin"
 
 
