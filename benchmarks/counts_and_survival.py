@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -26,7 +27,6 @@ import torch
 from jaxtyping import Bool, Float32, Float64
 from lifelines import CoxPHFitter
 from lifelines.utils import concordance_index
-from pandas import DataFrame
 from reproduction.results import ResultFolder, Results, Run, digest, rounded
 from sklearn.linear_model import PoissonRegressor
 from sklearn.metrics import d2_tweedie_score
@@ -300,7 +300,7 @@ def _public(
     if not study.survives:
         fitted = PoissonRegressor(alpha=1e-4, max_iter=1000).fit(features[people], study.targets[people])
         return np.asarray(fitted.predict(features), dtype=np.float64)
-    frame = DataFrame(features).rename(columns=str)
+    frame = import_module("pandas").DataFrame(features).rename(columns=str)
     frame["event"], frame["time"] = study.targets[:, 0], study.targets[:, 1] + 1e-3
     cox = CoxPHFitter(penalizer=0.01).fit(frame[people], "time", "event")
     return np.asarray(cox.predict_log_partial_hazard(frame), dtype=np.float64)
