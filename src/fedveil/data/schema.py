@@ -375,9 +375,7 @@ class Survival(_Part):
     ``entry`` is the column of the time at which a record came under observation (late entry, left truncation), on the
     scale of ``time`` and before it; with ``start`` and ``end`` it is a column of dates too. Nobody whose event came
     before the entry is in the tables. Regressions and training read it; noisy evaluation and survival curves refuse it
-    (:func:`refuse_late_entry`).
-
-    ``horizon`` is the public time at which follow-up ends, from the study's protocol; the method ``newton`` needs it.
+    (:func:`refuse_late_entry`). ``horizon`` is the public time at which follow-up ends, for the method ``newton``.
     """
 
     kind: Literal["survival"]
