@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from jaxtyping import Bool, Shaped
@@ -38,7 +39,8 @@ def column_folder() -> Path | None:
 class GrowingColumn:
     """A column of n records that grows by pieces of one dtype and width.
 
-    Its file has no name, so that nobody else opens it and nothing of it remains when the process ends.
+    Its file has no name, so that nobody else opens it and nothing of it remains when the process ends. The column is a
+    context manager, which closes the file; arrays of it stay valid.
 
     Args:
         folder: of the file; None keeps the column in memory.
@@ -49,7 +51,15 @@ class GrowingColumn:
         self._folder, self._records = folder, 0
         if folder is not None:
             with writing(f"{FOLDER_VARIABLE}: {folder}", ConfigError):
-                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - the array below keeps it open
+                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            with suppress(OSError):  # what is still to be written is of no use, and a full disk was named
+                self._file.close()
 
     def append(self, piece: Shaped[np.ndarray, "m *width"]) -> None:
         """Add the values of m records.
@@ -83,7 +93,7 @@ def select_records(
         return np.asarray(column[kept])
     if kept.all():
         return column
-    found = GrowingColumn(folder)
-    for begin in range(0, max(1, len(column)), _BLOCK):
-        found.append(column[begin : begin + _BLOCK][kept[begin : begin + _BLOCK]])
-    return found.array()
+    with GrowingColumn(folder) as found:
+        for begin in range(0, max(1, len(column)), _BLOCK):
+            found.append(column[begin : begin + _BLOCK][kept[begin : begin + _BLOCK]])
+        return found.array()

@@ -496,35 +496,36 @@ def _read_rows(
         tested: whether this is a test table, whose user and silo columns are not read.
     """
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    features, targets, rows, records = GrowingColumn(folder), GrowingColumn(folder), [], 0
-    users, silos = Numbering(), Numbering()
-    for path in files:
-        for reader in TableReader.pieces_by_schema(
-            schema, path, columns, tolerant=schema.bins_invalid, binned=schema.bins_invalid
-        ):
-            n = reader.n_records
-            encoded = [reader.encode(column, feature) for column, feature in schema.features.items()]
-            user = [""] * n if tested else reader.identities(schema.user)
-            silo = [path.stem] * n if tested or schema.silo is None else reader.identities(schema.silo)
-            found = reader.targets(schema)
-            # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised an
-            # error.
-            valid = np.flatnonzero(~reader.invalid(*schema.target_columns))
-            features.append(np.concatenate(encoded, axis=1)[valid])
-            targets.append(found[valid])
-            users.add(user[row] for row in valid)
-            silos.add(silo[row] for row in valid)
-            rows.append(records + valid)
-            records += n
-    return _Rows(
-        features=features.array(),
-        targets=targets.array(),
-        silos=sorted(silos.places),
-        silo=silos.sorted_places(),
-        users=sorted(users.places),
-        user=users.sorted_places(),
-        rows=np.concatenate(rows),
-    )
+    rows: list[Int64[np.ndarray, "m"]] = []
+    users, silos, records = Numbering(), Numbering(), 0
+    with GrowingColumn(folder) as features, GrowingColumn(folder) as targets:
+        for path in files:
+            for reader in TableReader.pieces_by_schema(
+                schema, path, columns, tolerant=schema.bins_invalid, binned=schema.bins_invalid
+            ):
+                n = reader.n_records
+                encoded = [reader.encode(column, feature) for column, feature in schema.features.items()]
+                user = [""] * n if tested else reader.identities(schema.user)
+                silo = [path.stem] * n if tested or schema.silo is None else reader.identities(schema.silo)
+                found = reader.targets(schema)
+                # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised
+                # an error.
+                valid = np.flatnonzero(~reader.invalid(*schema.target_columns))
+                features.append(np.concatenate(encoded, axis=1)[valid])
+                targets.append(found[valid])
+                users.add(user[row] for row in valid)
+                silos.add(silo[row] for row in valid)
+                rows.append(records + valid)
+                records += n
+        return _Rows(
+            features=features.array(),
+            targets=targets.array(),
+            silos=sorted(silos.places),
+            silo=silos.sorted_places(),
+            users=sorted(users.places),
+            user=users.sorted_places(),
+            rows=np.concatenate(rows),
+        )
 
 
 def silo_numbers(
