@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accountant import Accountant, full_sensitivity, gaussian_delta, gaussian_epsilon
-from fedveil.privacy.accounting_rule import Losses, rule_of
+from fedveil.privacy.accountant import (
+    Accountant,
+    Losses,
+    full_sensitivity,
+    gaussian_delta,
+    gaussian_epsilon,
+    rule_of,
+)
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -69,7 +75,7 @@ class PldAccountant(Accountant):
     equal releases.
 
     Under replace-one, unsampled releases have twice the sensitivity. Poisson-sampled Gaussian releases have a
-    distribution of their own, and fixed-size samples that of :mod:`fedveil.privacy.fixed_size`. Poisson-sampled
+    distribution of their own, and fixed-size samples that of :mod:`fedveil.privacy.sampling`. Poisson-sampled
     Laplace releases and mixtures are refused. Under add-or-remove, fixed-size samples are refused.
     """
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import httpx
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
 from fedveil.federation.transport.fault_log import FaultLog
@@ -38,7 +39,6 @@ from fedveil.federation.transport.https.connection_faults import (
 )
 from fedveil.federation.transport.https.key_digests import KeyDigests
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
-from fedveil.protocols.errors import ProtocolError
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
