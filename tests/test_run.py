@@ -21,7 +21,6 @@ from fedveil.run.environment import environment
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.placement import batching_caveats
 from fedveil.run.setup import prepare
-from fedveil.run.simulation import play_attempt
 from fedveil.run.training_run import resume, run
 from fedveil.training.steps import LocalSgd
 from fedveil.training.vectorized import VmapTrainer
@@ -89,17 +88,16 @@ def test_a_statement_names_compiled_kernels(compiled: bool, lines: int) -> None:
     assert sum("by compiled kernels" in line for line in said) == len(said) == lines
 
 
-def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_is_charged_before_it_is_played(tmp_path: Path) -> None:
     """The charge is on disk, as another process reads it, when the round begins: a crash loses budget, never a cost."""
-    on_disk: list[int] = []
+    on_disk: dict[int, int] = {}
 
-    def play(*given: Any, **named: Any) -> Any:
-        on_disk.append(len(read_entries(tmp_path / "try" / "ledger.jsonl")))
-        return play_attempt(*given, **named)
+    class Watching(Silent):
+        def training(self, round_number: int, done: int, total: int) -> None:
+            on_disk.setdefault(round_number, len(read_entries(tmp_path / "try" / "ledger.jsonl")))
 
-    monkeypatch.setattr("fedveil.run.simulation.play_attempt", play)
-    run(prepare(experiment(rounds=3)), tmp_path, Silent())
-    assert on_disk == [1, 2, 3]
+    run(prepare(experiment(rounds=3)), tmp_path, Watching())
+    assert on_disk == {1: 1, 2: 2, 3: 3}
 
 
 def test_learning_happens() -> None:
