@@ -415,6 +415,7 @@ def test_a_run_and_its_bundle_are_verified_against_every_party(ran: Path, tmp_pa
         *(one["role"] for one in stated["trust"]),
     ]
     assert text.count("agrees") == len(stated["trust"]) + 1 > 2
+    assert text.count("events of the ledger") == 1
     assert verify(bundle_run(ran, tmp_path / "it.zip"))[0] == 0
     assert verify(ran / "ledger.jsonl", "--delta", "1e-5")[0] == 0
     assert verify(ran / "ledger.jsonl")[0] == 2

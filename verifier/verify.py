@@ -96,7 +96,9 @@ def main() -> int:
         claim = math.inf if stated is None else stated
         fits = given.delta is not None or bound <= claim * TOLERANCE + 1e-9
         agree &= fits
-        print(f"{role:14} stated {claim:<12.6g} bound {bound:<12.6g} {'agrees' if fits else 'DISAGREES'}")
+        source = "ledger" if role in ("reader", "ledger") else "statement"
+        verdict = "agrees" if fits else "DISAGREES"
+        print(f"{role:14} stated {claim:<12.6g} bound {bound:<12.6g} {verdict:9} (events of the {source})")
     return 0 if agree else 1
 
 
