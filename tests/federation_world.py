@@ -255,7 +255,12 @@ def _letter(
 
 
 def next_session(
-    run: RunParts[Any], record: RunRecord, heads: SeenHeads, *, again: bool = False
+    run: RunParts[Any],
+    record: RunRecord,
+    heads: SeenHeads,
+    *,
+    again: bool = False,
+    party: type[CoordinatorParty[Any]] = CoordinatorParty,
 ) -> CoordinatorParty[Any]:
     """The coordinator's session of the next part of a run."""
     try:
@@ -263,7 +268,7 @@ def next_session(
     except BaseException:
         run.close()
         raise
-    return open_session(run, part, record, heads)
+    return open_session(run, part, record, heads, party)
 
 
 class World:
@@ -275,6 +280,7 @@ class World:
         held: the records of all; each silo gets its own.
         policy: of every silo.
         clock: of every silo.
+        party: class of the coordinator.
     """
 
     def __init__(
@@ -284,8 +290,9 @@ class World:
         held: Population,
         policy: Policy = TESTING,
         clock: Callable[[], float] = time.monotonic,
+        party: type[CoordinatorParty[Any]] = CoordinatorParty,
     ) -> None:
-        self.clock = clock
+        self.clock, self.coordinator_class = clock, party
         self.folder, self.experiment, self.held, self.policy = folder, experiment, held, policy
         self.keys = [IdentityKey.generate() for _ in held.silo_names]
         self.key = IdentityKey.generate()
@@ -376,7 +383,9 @@ class World:
             prepare=lambda refined: prepare(refined, public, trains=False),
             witness=record,
         )
-        return next_session(run, record, SeenHeads(self.folder / HEADS, bytes(32)))
+        return next_session(
+            run, record, SeenHeads(self.folder / HEADS, bytes(32)), party=self.coordinator_class
+        )
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""

@@ -147,14 +147,7 @@ def test_a_full_disk_is_one_error_at_every_moment_and_loses_no_key(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Settings, policies and memberships were not: Python's traceback answered."""
-    disk, write_text = Disk(monkeypatch), Path.write_text
-
-    def text(path: Path, *given: Any, **named: Any) -> int:
-        disk.ask()
-        return write_text(path, *given, **named)
-
-    monkeypatch.setattr(Path, "write_text", text)
-
+    disk = Disk(monkeypatch)
     said = list[str]()
 
     def at_every_moment(act: Callable[[Path], Any], least: int) -> None:

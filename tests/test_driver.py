@@ -214,9 +214,8 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     )
 
     def played(block: int, attempt: int = 0) -> tuple[np.ndarray, list[int]]:
-        monkeypatch.setattr("fedveil.run.rounds.client_inputs._BLOCK_ELEMENTS", block * length)
         parties = SimulatedParties.in_the_open(setting)
-        work, held = PerClientInputs(turn, parties.protocol_spec), []
+        work, held = PerClientInputs(turn, parties.protocol_spec, block_elements=block * length), []
         drawn = work.begin(attempt)
 
         def give(number: int) -> Any:

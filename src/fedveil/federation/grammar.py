@@ -187,22 +187,22 @@ class Conversation:
 
     @property
     def begins(self) -> bool:
-        """Whether the last accepted message begins a round."""
+        """Return whether the last accepted message begins a round."""
         return bool(self._asked) and not self._ahead
 
     @property
     def signs(self) -> bool:
-        """Whether the answer to the last accepted message ends with a signature of the request."""
+        """Return whether the answer to the last accepted message ends with a signature of the request."""
         return bool(self._asked) and RequestSignature in self._asked[0].replies
 
     @property
     def attests(self) -> bool:
-        """Whether the answer to the last accepted message ends a round, and so with a signature of the round."""
+        """Return whether the answer to the last accepted message ends a round, and so with a signature of the round."""
         return bool(self._asked) and Attestation in self._asked[0].replies
 
     @property
     def underway(self) -> bool:
-        """Whether rounds have begun, and the last round of the run has not ended."""
+        """Return whether rounds have begun, and the last round of the run has not ended."""
         return bool(self._rounds) and (bool(self._ahead) or self._number < self._grammar.rounds)
 
     def _round(self, parts: Sequence[SessionMessage]) -> tuple[ExchangeStep, ...]:

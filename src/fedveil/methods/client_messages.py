@@ -330,18 +330,18 @@ class ClientMessages(Channel):
 
     @property
     def noisy(self) -> bool:
-        """Whether messages carry privacy noise."""
+        """Return whether messages carry privacy noise."""
         return self.noise is not None and self.noise_multiplier > 0
 
     @property
     def is_additive(self) -> bool:
-        """Whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
+        """Return whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
         known = self.noise == "gaussian" and self.bound is not None
         return isinstance(self.form, Numbers) and (known or not self.noisy)
 
     @property
     def noise_known(self) -> bool:
-        """Whether noise and quantiser are measured in a public bound, or absent."""
+        """Return whether noise and quantiser are measured in a public bound, or absent."""
         return self.bound is not None or not (self.noisy or isinstance(self.form, Dithered))
 
     def noise_std(self, n: int, summed: int) -> float | None:

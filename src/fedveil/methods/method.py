@@ -221,12 +221,12 @@ class Method:
 
     @property
     def draws(self) -> bool:
-        """Whether participants of a round are sampled, so that silos or clients must be told."""
+        """Return whether participants of a round are sampled, so that silos or clients must be told."""
         return self.sampler.samples and self.sampler.rate < 1
 
     @property
     def noise_known(self) -> bool:
-        """Whether the size of the noise on the sum is a public number; False for DP-SGD inside the silos."""
+        """Return whether the size of the noise on the sum is a public number; False for DP-SGD inside the silos."""
         return self.channel.noise_known and not self.local.own_noise
 
     @property

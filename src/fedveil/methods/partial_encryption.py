@@ -277,12 +277,12 @@ class PartialEncryption(ProtectionStage):
 
     @property
     def encrypts_everything(self) -> bool:
-        """Whether every coordinate is encrypted in every round."""
+        """Return whether every coordinate is encrypted in every round."""
         return self.ratio == 1 and self.decay == 1
 
     @property
     def asks(self) -> bool:
-        """Whether silos vote on the partition."""
+        """Return whether silos vote on the partition."""
         return (
             self.strategy != "random"
             and self.partition != "released"
@@ -292,7 +292,7 @@ class PartialEncryption(ProtectionStage):
 
     @property
     def unpaid(self) -> bool:
-        """Whether the partition depends on votes without noise, for which no event accounts."""
+        """Return whether the partition depends on votes without noise, for which no event accounts."""
         return self.asks and self.partition == "votes"
 
     def refuses(self, method: Any) -> Iterable[str]:

@@ -104,7 +104,7 @@ class PrivateWeighting(ProtectionStage):
 
     @property
     def draws_blindly(self) -> bool:
-        """Whether oblivious transfer samples the users."""
+        """Return whether oblivious transfer samples the users."""
         return self.private_sampling
 
     def refuses(self, method: Any) -> Iterable[str]:

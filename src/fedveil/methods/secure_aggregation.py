@@ -74,7 +74,7 @@ class SecureAggregation(ProtectionStage):
 
     @property
     def tolerates_dropout(self) -> bool:
-        """Whether a round proceeds without a silo that dropped out: the others open its masks."""
+        """Return whether a round proceeds without a silo that dropped out: the others open its masks."""
         return self.on_dropout == "recover"
 
     def refuses(self, method: Any) -> Iterable[str]:

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -238,6 +238,7 @@ def canary_bound(
     )
 
 
+@cache  # audits of many seeds ask for the same few numbers
 def lowest_epsilon(*, canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
     """Return the least epsilon that ``right`` right guesses do not refute at this confidence.
 

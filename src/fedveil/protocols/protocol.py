@@ -156,7 +156,7 @@ class ServerProtocol(Protocol[ResultOut]):
 
     @property
     def ready(self) -> bool:
-        """Whether the setup is complete, so that a round can begin."""
+        """Return whether the setup is complete, so that a round can begin."""
         ...
 
     @property
@@ -166,12 +166,12 @@ class ServerProtocol(Protocol[ResultOut]):
 
     @property
     def has_quorum(self) -> bool:
-        """Whether :meth:`proceed` can continue without the missing clients."""
+        """Return whether :meth:`proceed` can continue without the missing clients."""
         ...
 
     @property
     def may_have_released(self) -> bool:
-        """Whether the attempt may have revealed its sum; from then on its privacy event must be charged."""
+        """Return whether the attempt may have revealed its sum; from then on its privacy event must be charged."""
         ...
 
     @property
@@ -236,7 +236,7 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
     @property
     @abstractmethod
     def awaits_input(self) -> bool:
-        """Whether the protocol awaits :meth:`contribute` now."""
+        """Return whether the protocol awaits :meth:`contribute` now."""
 
     @property
     def binding(self) -> bytes:
@@ -248,7 +248,7 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
 
     @property
     def has_result(self) -> bool:
-        """Whether the result of the round has arrived; always False if only the server learns it."""
+        """Return whether the result of the round has arrived; always False if only the server learns it."""
         return False
 
     @property
@@ -372,7 +372,7 @@ class ProtocolSpec(Protocol[GivenT, ResultT]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round repeated in another session gives the same sum, for the same inputs.
+        """Return whether a round repeated in another session gives the same sum, for the same inputs.
 
         If False, another attempt is another release, for freshly sampled users, and costs another charge.
         """
@@ -409,7 +409,7 @@ class ProtocolSpec(Protocol[GivenT, ResultT]):
 
     @property
     def result_at_server(self) -> bool:
-        """Whether the server learns the result; if False, every client learns it and the server does not."""
+        """Return whether the server learns the result; if False, every client learns it and the server does not."""
         ...
 
     def server(self, run: bytes) -> ServerProtocol[ResultT]:

@@ -106,7 +106,7 @@ class SealedServer(PlaintextServer):
 
     @property
     def ready(self) -> bool:
-        """Whether every client's key is known."""
+        """Return whether every client's key is known."""
         return len(self._shared) == self._agreed.clients
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
@@ -170,7 +170,7 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether the server's key has arrived."""
+        """Return whether the server's key has arrived."""
         return self._shared is not None
 
     def announce(self) -> bytes | None:

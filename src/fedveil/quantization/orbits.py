@@ -157,7 +157,7 @@ class Selection:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether enough rows are sent without their trial; otherwise the block is sent as :attr:`trial`.
+        """Return whether enough rows are sent without their trial; otherwise the block is sent as :attr:`trial`.
 
         It must be this trial and no other: it decided which rows are sent, so a second trial has another law.
         """

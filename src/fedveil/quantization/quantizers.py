@@ -71,7 +71,7 @@ class LayeredQuantizer:
 
     @property
     def rejects(self) -> bool:
-        """Whether a dither can be rejected: never for SDQ, nor on the line, where ball and cell are equal."""
+        """Return whether a dither can be rejected: never for SDQ, nor on the line, where ball and cell are equal."""
         return self.lattice.dimension > 1 and not isinstance(self.law, CellLaw)
 
     def scales(self, streams: SharedStreams, block: int, count: int) -> Float64[np.ndarray, " count"]:

@@ -56,7 +56,7 @@ class SharedStreams(Protocol):
 
     @property
     def secure(self) -> bool:
-        """Whether the streams are unpredictable without the key."""
+        """Return whether the streams are unpredictable without the key."""
         ...
 
     def source(self, *path: str | int) -> BitSource:

@@ -84,7 +84,7 @@ class Audit:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the claimed epsilon lies below the lower bound of an attack."""
+        """Return whether the claimed epsilon lies below the lower bound of an attack."""
         return self.claimed is not None and self.bound is not None and self.bound.epsilon > self.claimed
 
 

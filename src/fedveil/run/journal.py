@@ -100,7 +100,7 @@ class Journal:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the parties sign every step, each in a process of its own."""
+        """Return whether the parties sign every step, each in a process of its own."""
         return self._witness is not None
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class Step:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next attempt needs a charge."""
+        """Return whether the next attempt needs a charge."""
         return self.charges <= self._spent_before + self._released + self._lost_sight_of()
 
     def _lost_sight_of(self) -> int:

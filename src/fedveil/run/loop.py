@@ -174,7 +174,7 @@ class RunParts(ABC, Generic[EndingT]):
     @property
     @abstractmethod
     def is_whole(self) -> bool:
-        """Whether nothing is left to release, so that the silos may sign the end."""
+        """Return whether nothing is left to release, so that the silos may sign the end."""
 
     @property
     @abstractmethod

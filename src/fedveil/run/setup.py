@@ -78,7 +78,7 @@ class Prepared:
 
     @property
     def secure(self) -> bool:
-        """Whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
+        """Return whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
         return self.experiment.privacy.insecure_seed is None
 
     def epsilon_after(self, rounds: int) -> float:

@@ -23,7 +23,7 @@ from fedveil.statistics.strategy import Kind, Strategy
 
 
 class Encoder(ABC):
-    """What a record is turned into, before groups and strategy.
+    """Base class: map a record to the numbers of a block, before grouping and strategy.
 
     Attributes:
         width: length of a record's vector.
@@ -54,7 +54,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record."""
+        """Return the names of the columns that are read."""
 
     @property
     @abstractmethod
@@ -185,18 +185,18 @@ class Block:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """What is sent of every group; cells that are in no order are sent as they are."""
+        """Return the strategy matrix of every group; unordered cells are sent as they are."""
         ordered = 0 if self.kind == "flat" else self.encoder.ordered_cells
         return Strategy(self.kind, ordered, self.encoder.width - ordered)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record, its group included."""
+        """Return the names of the columns that are read, those of the groups included."""
         return tuple(name for name in (*self.encoder.columns, *self.groups.columns) if name != "silo")
 
     @property
     def length(self) -> int:
-        """How many numbers are sent."""
+        """Return the number of sent numbers."""
         return self.groups.size * self.strategy.n_sent
 
     @property

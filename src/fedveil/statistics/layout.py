@@ -44,7 +44,7 @@ class LayoutSlot:
 
     @property
     def place(self) -> slice:
-        """Where its numbers are."""
+        """Return the slice of the vector that holds the numbers."""
         return slice(self.start, self.start + self.block.length)
 
 

@@ -85,12 +85,12 @@ class Strategy:
 
     @property
     def width(self) -> int:
-        """How many cells there are."""
+        """Return the number of cells."""
         return self.ordered + self.free
 
     @property
     def n_sent(self) -> int:
-        """How many numbers are sent."""
+        """Return the number of sent numbers."""
         return self.width + (self.ordered if self.kind == "stacked" else 0)
 
     @cached_property

@@ -117,7 +117,7 @@ class RecordedRun:
 
     @property
     def is_federated(self) -> bool:
-        """Whether the run belongs to a federation."""
+        """Return whether the run belongs to a federation."""
         return bool({STATE, ROUNDS, AGREED} & self._files.keys())
 
     def check_signatures(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:

@@ -234,8 +234,13 @@ def new_server_key(path: Path) -> bytes:
     return request.public_bytes(Encoding.PEM)
 
 
-def days_left(path: Path, issuer: Path) -> float:
+def days_left(path: Path, issuer: Path, *, now: datetime | None = None) -> float:
     """Return for how many days a certificate is still valid.
+
+    Args:
+        path: of the certificate.
+        issuer: path of the authority's certificate.
+        now: of the clock; None: the system's.
 
     Raises:
         ConfigError: missing, no certificate, not of this authority, or not valid at this clock.
@@ -248,7 +253,7 @@ def days_left(path: Path, issuer: Path) -> float:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
     except Exception as error:
         raise ConfigError(f"{path}: no certificate of {issuer.name} ({type(error).__name__})") from None
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     if now < certificate.not_valid_before_utc or now > certificate.not_valid_after_utc:
         raise ConfigError(
             f"{path}: valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "

@@ -330,7 +330,11 @@ def watch(
 
 
 def open_session(
-    run: RunParts[EndingT], part: Part, record: RunRecord, heads: SeenHeads
+    run: RunParts[EndingT],
+    part: Part,
+    record: RunRecord,
+    heads: SeenHeads,
+    party: type[CoordinatorParty[Any]] = CoordinatorParty,
 ) -> CoordinatorParty[EndingT]:
     """Return the coordinator's state machine for a part of a run.
 
@@ -341,6 +345,7 @@ def open_session(
         part: the next part.
         record: record of the run; also the run's witness.
         heads: ledger heads of the silos, over all runs.
+        party: class of the state machine.
 
     Raises:
         CompositionError: the method does not run between institutions.
@@ -349,7 +354,7 @@ def open_session(
     """
     try:
         plan, offered = _plan(part), public_text(run.document, record.membership.silos)
-        return CoordinatorParty(run=run, part=part, plan=plan, offered=offered, record=record, heads=heads)
+        return party(run=run, part=part, plan=plan, offered=offered, record=record, heads=heads)
     except BaseException:
         run.close()
         raise

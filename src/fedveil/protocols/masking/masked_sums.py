@@ -96,7 +96,7 @@ class MaskedSumSpec(AggregationPlan):
 
     @property
     def repeatable(self) -> bool:
-        """Whether every sum is over all clients; a sum with recovery may have other clients and noise."""
+        """Return whether every sum is over all clients; a sum with recovery may have other clients and noise."""
         return self.threshold is None
 
     @property

@@ -62,7 +62,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether the protocol awaits :meth:`contribute` now."""
+        """Return whether the protocol awaits :meth:`contribute` now."""
         return self._phase is Phase.VECTORS
 
     @property
@@ -245,7 +245,7 @@ class RecoverableServer(Party):
 
     @property
     def has_quorum(self) -> bool:
-        """Whether at least ``threshold`` silos have answered, so that :meth:`proceed` can continue."""
+        """Return whether at least ``threshold`` silos have answered, so that :meth:`proceed` can continue."""
         return len(self._arrived) >= self._threshold
 
     @property
@@ -255,7 +255,7 @@ class RecoverableServer(Party):
 
     @property
     def may_have_released(self) -> bool:
-        """Whether the server has requested shares of this attempt; from then on its privacy event is charged."""
+        """Return whether the server has requested shares of this attempt; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:

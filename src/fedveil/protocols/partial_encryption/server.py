@@ -47,7 +47,7 @@ class PartialServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether the common keys have been relayed, so that a round can begin."""
+        """Return whether the common keys have been relayed, so that a round can begin."""
         return self._phase is not Phase.SETUP
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:

@@ -108,17 +108,17 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun that awaits :meth:`propose`."""
+        """Return whether a round has begun that awaits :meth:`propose`."""
         return self._phase is Phase.VOTES
 
     @property
     def awaits_encryption(self) -> bool:
-        """Whether the partition is known, so that :meth:`encrypt_update` is the next step."""
+        """Return whether the partition is known, so that :meth:`encrypt_update` is the next step."""
         return self._phase is Phase.INPUTS
 
     @property
     def has_result(self) -> bool:
-        """Whether the sum has arrived."""
+        """Return whether the sum has arrived."""
         return self._phase is Phase.DONE
 
     def tag(self, content: bytes) -> bytes:

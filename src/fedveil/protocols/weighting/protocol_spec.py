@@ -164,7 +164,7 @@ class PrivateWeightingSpec:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a repeated round has the same users; oblivious transfer samples users per session."""
+        """Return whether a repeated round has the same users; oblivious transfer samples users per session."""
         return not self.plan.places
 
     @property

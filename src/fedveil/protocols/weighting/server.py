@@ -64,12 +64,12 @@ class WeightingServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether the setup is complete, so that a round can begin."""
+        """Return whether the setup is complete, so that a round can begin."""
         return self._phase not in (Phase.SETUP, Phase.HISTOGRAM)
 
     @property
     def may_have_released(self) -> bool:
-        """Whether own masks of this attempt were requested; from then on its privacy event is charged."""
+        """Return whether own masks of this attempt were requested; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
     @property

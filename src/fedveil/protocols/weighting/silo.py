@@ -87,7 +87,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun that awaits :meth:`contribute`."""
+        """Return whether a round has begun that awaits :meth:`contribute`."""
         return self._phase is Phase.INPUTS
 
     @property

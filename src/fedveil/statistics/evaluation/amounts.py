@@ -79,7 +79,7 @@ class _Errors:
 
 
 class ErrorStates(_Errors, Partition):
-    """Whether the error of a record lies within what is declared of it."""
+    """Partition of records by whether their error lies within the declared range."""
 
     labels: ClassVar[tuple[str, ...]] = ("within", "larger error", UNREADABLE)
 

@@ -67,6 +67,8 @@ _NOISE: Final = 0.29
 """Standard deviation of the area by noise: about .29 sqrt(B) sigma sqrt(1/n1^2 + 1/n0^2)."""
 STEEPEST: Final = 3.0
 EXTREME: Final = 1e-4
+BY_BIN: Final = "observed share of class 1"
+"""Figure of the calibration: one for every bin of the score."""
 _LABELS: Final = "labels"
 
 
@@ -85,7 +87,7 @@ class LabelledBins(Partition):
 
     @property
     def bins(self) -> int:
-        """How many bins a label has."""
+        """Return the number of bins per label."""
         return len(self.edges) + 1
 
     @property
@@ -189,7 +191,7 @@ class TwoClasses(Evaluator):
             ("specificity", counts.correct * (1 - positive), 1 - positive),
             ("share of class 1", positive, ones),
         ):
-            yield name, "", counts.quotient(above, below) if counts.enough else None
+            yield name, "", counts.rate(above, below) if counts.enough else None
         yield (
             "observed minus predicted",
             "",
@@ -197,7 +199,7 @@ class TwoClasses(Evaluator):
         )
         yield "brier", "", brier(counts, placed) if counts.enough else None
         for mean, found in calibration(counts, p):
-            yield "observed share of class 1", f"predicted {mean:.3f}", found
+            yield BY_BIN, f"predicted {mean:.3f}", found
 
     def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return the ROC curve and the calibration."""
@@ -250,7 +252,7 @@ def predicted_error(bins: int, noise_std: float, people: float) -> float:
 
 
 def enough_bins(bins: int, noise_std: float, people: float) -> bool:
-    """Whether what binning loses after its correction is below a quarter of the predicted noise."""
+    """Return whether the corrected binning error is below a quarter of the predicted noise."""
     return _BINNING / bins**2 < predicted_error(bins, noise_std, people) / 4
 
 
@@ -314,7 +316,7 @@ def calibration(
     for place, mean in enumerate(predicted.tolist()):
         cell, positive = np.zeros_like(counts.cells), np.zeros_like(counts.cells)
         cell[:, place], positive[1, place] = 1.0, 1.0
-        found.append((mean, counts.quotient(positive, cell)))
+        found.append((mean, counts.rate(positive, cell)))
     return tuple(found)
 
 
@@ -326,8 +328,8 @@ def roc(counts: ScoreCounts) -> tuple[tuple[float, Interval | None, Interval | N
     for place in reversed(range(len(counts.edges))):
         beyond = np.zeros_like(counts.cells)
         beyond[:, place + 1 :] = 1.0
-        false = counts.quotient(beyond * (1 - positive), 1 - positive)
-        found.append((counts.edges[place], false, counts.quotient(beyond * positive, positive)))
+        false = counts.rate(beyond * (1 - positive), 1 - positive)
+        found.append((counts.edges[place], false, counts.rate(beyond * positive, positive)))
     return tuple(found)
 
 

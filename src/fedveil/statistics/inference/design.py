@@ -31,7 +31,7 @@ class Term(ABC):
     @property
     @abstractmethod
     def unit(self) -> float:
-        """What one unit of a covariate is in the column."""
+        """Return the length of one unit of the covariate, in units of its column."""
 
     @property
     @abstractmethod
@@ -126,7 +126,7 @@ class Design:
 
     @cached_property
     def units(self) -> tuple[float, ...]:
-        """What one unit of every covariate is in its column."""
+        """Return the length of one unit of every covariate, in units of its column."""
         return tuple(term.unit for term in self.terms for _ in term.names)
 
     @cached_property

@@ -36,7 +36,7 @@ from fedveil.data.columns import ColumnTable, State
 Each: TypeAlias = Float64[np.ndarray, " n"]
 """One number a record."""
 Known: TypeAlias = tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]
-"""What is explained, and which records have it."""
+"""Targets (n, t), and which of the n records have all of them."""
 Covariates: TypeAlias = Float64[np.ndarray, "n p"]
 Target: TypeAlias = Float64[np.ndarray, "n t"]
 Theta: TypeAlias = Float64[np.ndarray, " d"]
@@ -95,7 +95,7 @@ class Family(ABC):
 
     @property
     def advice(self) -> str:
-        """What would give a regression more information than fewer columns; nothing, unless a family knows more."""
+        """Return advice for more information other than fewer columns; empty by default."""
         return ""
 
     @property
@@ -371,7 +371,7 @@ class PiecewiseExponential(Family):
 
     @property
     def advice(self) -> str:
-        """Where the guessed rate says that nobody is followed any more, and longer intervals."""
+        """Advise a shorter follow-up, ended where the guessed rate leaves nobody at risk, and longer intervals."""
         end = self.grid[0] + self.hazard / self.rate
         if end >= self.grid[-1]:
             return "longer intervals in inference.grid"

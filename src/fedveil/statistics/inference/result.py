@@ -1,4 +1,4 @@
-"""What a regression released, as ``inference.json`` keeps it: every noisy vector, and what follows from them.
+"""Result of a regression, as stored in ``inference.json``: all noisy vectors, and the estimates from them.
 
 Coefficients, intervals and the thetas in between are functions of this file, so reading it again costs nothing.
 """
@@ -100,7 +100,7 @@ TOO_FEW: Final = (
     "to hold; a larger epsilon, more people, or fewer columns and categories would do"
 )
 TOO_FEW_HERE: Final = "too few people or events"
-"""What stands in place of a coefficient that has no interval where others have one."""
+"""Text shown for a coefficient without an interval if others have one."""
 TOO_FAR: Final = (
     "three steps have not come near enough to the solution for intervals to hold: give a first guess that is nearer "
     "(inference.centre for linear, inference.rate for survival), centres and scales nearer to the data "
@@ -167,7 +167,7 @@ class FittedRegression:
 
     @cached_property
     def sums(self) -> tuple[Sums, ...]:
-        """What all releases say, each at the theta that follows from those before it."""
+        """Return the sums of all releases, each at the theta computed from the releases before it."""
         if not self.releases:
             return ()
         before, last = replace(self, releases=self.releases[:-1]), self.releases[-1]
@@ -202,7 +202,7 @@ class FittedRegression:
 
     @property
     def has_intervals(self) -> bool:
-        """Whether there are intervals."""
+        """Return whether the estimate has intervals."""
         return self.hidden_reason is None
 
     @property
