@@ -141,7 +141,7 @@ TRIED = {
     "docs/how-to/carry-messages-by-nvflare.md:1": "settings that test_bridges reads",
     "docs/how-to/carry-messages-by-nvflare.md:2": "settings that test_bridges reads",
     "docs/how-to/carry-messages-by-nvflare.md:3": "needs another system: the suite of carriers starts one",
-    "docs/how-to/filter-nvflare-updates.md:0": "makes the folder of a site, as its system's user",
+    "docs/how-to/filter-nvflare-updates.md:0": "makes a folder and a file of an operating system's user",
     "docs/how-to/filter-nvflare-updates.md:1": "filters that test_nvflare_filter runs; needs NVFlare",
     "docs/how-to/pieces-for-flower.md:0": RUN,
     "docs/how-to/pieces-for-flower.md:1": RUN,
