@@ -60,7 +60,7 @@ class Encoder(ABC):
 
     @property
     def n_expected_cells(self) -> int:
-        """One, unless an encoder says so."""
+        """Return 1; encoders with longer vectors override this."""
         return 1
 
     @property
@@ -76,7 +76,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def norm(self) -> float:
-        """The largest l2 norm of a record's vector."""
+        """Return the largest l2 norm of a record's vector."""
 
     @abstractmethod
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -106,7 +106,7 @@ class OneHot(Encoder):
 
     @property
     def n_expected_cells(self) -> int:
-        """The cells that are not there for what is missing."""
+        """Return the cells other than those for missing values."""
         return self.cells.n_expected_cells
 
     @property
@@ -145,7 +145,7 @@ class Powers(Encoder):
 
     @property
     def norm(self) -> float:
-        """The square root of the width, where all numbers are at a bound."""
+        """Return the square root of the width, where all numbers are at a bound."""
         return math.sqrt(self.width)
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -213,7 +213,7 @@ class Block:
 
     @property
     def norm(self) -> float:
-        """The largest l2 norm of one person's vector.
+        """Return the largest l2 norm of one person's vector.
 
         Under a strategy other than flat a record is one-hot, so that its code is a column of the strategy.
         """
@@ -304,7 +304,7 @@ class Layout:
 
     @cached_property
     def slots(self) -> tuple[LayoutSlot, ...]:
-        """The blocks with their places and shares, in order."""
+        """Return the blocks with their places and shares, in order."""
         demand = [block.norm * math.sqrt(block.weight * block.length) for block in self.blocks]
         total, start, found = math.fsum(demand), 0, []
         for block, wanted in zip(self.blocks, demand, strict=True):
@@ -319,12 +319,12 @@ class Layout:
 
     @property
     def norm(self) -> float:
-        """The largest l2 norm of one person's vector: 1."""
+        """Return the largest l2 norm of one person's vector: 1."""
         return math.sqrt(math.fsum((slot.scale * slot.block.norm) ** 2 for slot in self.slots))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read, each once."""
+        """Return the columns that are read, each once."""
         return tuple(dict.fromkeys(name for block in self.blocks for name in block.columns))
 
     def slots_of(self, release: str) -> Sequence[LayoutSlot]:

@@ -83,7 +83,7 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The numbers that are looked at."""
+        """Return the numbers that are looked at."""
         return tuple(dict.fromkeys((*self.bounds, *self.impute)))
 
     @property
@@ -98,7 +98,7 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def layout(self) -> Layout:
-        """The blocks of the release that refines the schema, one a column.
+        """Return the blocks of the release that refines the schema, one a column.
 
         Raises:
             ConfigError: a column of another kind, or missing values that no rule allows.
