@@ -39,11 +39,12 @@ from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import RunOutcome, inspect_silo
+from fedveil.federation.hosts.inspection import inspect_silo
 from fedveil.federation.hosts.ipc import ask, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics import Meter
+from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING

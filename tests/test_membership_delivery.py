@@ -20,7 +20,7 @@ from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.enrollment.founder import revoke, seal
 from fedveil.federation.hosts.coordinator_service import CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import RunOutcome
+from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.served_silo import ServedSilo
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port

@@ -15,7 +15,7 @@ from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.federation.hosts.inspection import END, RunOutcome
+from fedveil.federation.hosts.run_outcome import END, RunOutcome
 from fedveil.sanitize import sanitize
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -69,27 +68,3 @@ def _spent(silo: SiloFolder) -> str:
     epsilon = make_accountant(policy.accountant).epsilon(charged, policy.delta)
     runs = len({entry.run.partition("/")[0] for entry in entries})  # parts of a run follow a slash
     return f"epsilon {show_epsilon(epsilon)} at delta {policy.delta:g}, {len(entries)} rounds of {runs} runs"
-
-
-# --- outcome of a run ---
-
-END: Final = "run_end.json"
-"""Written when a run's play ends: an :class:`RunOutcome`."""
-
-SOCKET: Final = "party"
-"""The coordinator's socket for submissions, in its folder ``run``."""
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """Outcome of a submitted run.
-
-    Attributes:
-        error: what went wrong, if anything.
-        stopped: why it ended before its last round, if it did.
-        silent: silos whose silence has ended it.
-    """
-
-    error: str | None
-    stopped: str | None
-    silent: tuple[str, ...]

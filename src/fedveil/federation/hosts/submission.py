@@ -20,8 +20,8 @@ from fedveil.federation.canonical_document import public_text
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
-from fedveil.federation.hosts.inspection import SOCKET, RunOutcome
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.run_outcome import SOCKET, RunOutcome
 from fedveil.federation.hosts.sockets import address
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.session_plan import SessionPlan
