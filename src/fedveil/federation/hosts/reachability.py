@@ -1,4 +1,4 @@
-"""Whether a silo reaches its coordinator: name, proxy, TLS, keys and clock, each in a sentence of its own."""
+"""Check of a silo's connection to its coordinator: one sentence each on name, proxy, TLS, keys and clock."""
 
 from __future__ import annotations
 
