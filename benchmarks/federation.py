@@ -24,7 +24,7 @@ from fedveil.data.records import Records
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import END
+from fedveil.federation.hosts.run_outcome import END
 from fedveil.federation.hosts.sockets import KEY_PROCESS, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, open_session, read_document
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
