@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from benchmarks import (
     choices,
+    counts_and_survival,
     correlated,
     defaults,
     defaults_page,
@@ -118,10 +119,15 @@ def test_the_page_of_the_price_is_that_of_its_runs(monkeypatch: pytest.MonkeyPat
 def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
-    kept, chosen = tables.read(), choices.read()
-    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept, chosen)
-    for cell in tables.cells(list(table_data.TABLES), tables.EPSILONS):
+    kept, chosen, studies = tables.read(), choices.read(), counts_and_survival.read()
+    page = tables_page.page(kept, studies, chosen)
+    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == page
+    asked = [*tables.cells(list(table_data.TABLES), tables.EPSILONS)]
+    asked += tables.cells(list(table_data.RDATASETS), tables.EPSILONS[1:2])
+    for cell in asked:
         assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)
+    for name in {run.cell for run in studies.runs}:
+        assert [run.seed for run in studies.runs_of(name)] == list(tables.SEEDS)
     for choice in choices.CELLS:
         runs = chosen.runs_of(choices.named(choice))
         assert {(run.seed, run.settings) for run in runs} == {
