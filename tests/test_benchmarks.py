@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from benchmarks import (
     choices,
-    counts_and_survival,
     correlated,
+    counts_and_survival,
     defaults,
     defaults_page,
     ergonomics,
