@@ -17,8 +17,8 @@ from tests.processes import SECONDS
 from tests.synthetic import serve_hospitals
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = ("ergonomics", "federation_nodes", "rounds")
-"""Benchmarks whose smallest cases begin processes, which takes seconds each."""
+SLOW = ("control_variates", "ergonomics", "federation_nodes", "flamby", "private_weighting", "rounds")
+"""Benchmarks whose smallest cases take a second or more: some begin processes."""
 
 
 def named() -> list[str]:
@@ -33,7 +33,7 @@ def named() -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.slow) if one in PROCESSES else one for one in named()],
+    [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in named()],
 )
 @pytest.mark.filterwarnings("ignore")  # those of the peers
 def test_a_benchmark_plays_its_smallest_cases(

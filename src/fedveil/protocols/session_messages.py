@@ -277,7 +277,7 @@ class SampledUsers(SessionMessage):
 
 @message(73, "whether the reader takes part")
 class SampledFlag(SessionMessage):
-    """Whether the recipient is sampled in the round; it carries no other client's bit.
+    """Sampling bit of the recipient in the round; it carries no other client's bit.
 
     Attributes:
         drawn: True if the recipient takes part.

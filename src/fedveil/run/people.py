@@ -1,9 +1,9 @@
-"""Warn before training, from public numbers, where a run has too few people for its model or its delta."""
+"""Warn before training, from public facts, where a run has too few people, or a loss that teaches it nothing."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 from fedveil.errors import LargeDeltaWarning, PrivacyError, TooFewPeopleWarning
 from fedveil.methods.guarantee import PublicFacts
@@ -15,19 +15,20 @@ from fedveil.privacy.statement import show_epsilon
 from fedveil.run.setup import Prepared
 
 _DELTA_SHARE: Final = 10
-"""From delta = 1 / (this |U|) on a delta is worth a warning."""
+"""A delta of 1 / (10 |U|) or more gives a warning."""
 
 
 def people_warnings(prepared: Prepared) -> tuple[Warning, ...]:
-    """Return the warnings about a run; they read public numbers only.
+    """Return the warnings about a run, computed from public numbers only.
 
-    With rho the noise-to-travel ratio, noise is a large part of the model where rho > 1/4, and most of it where
-    rho > 1. Each of the three remedies alone gives rho = 1/4, because rho = sqrt(d) / (|U| mu).
+    Let rho = sqrt(d) / (|U| mu) be the noise-to-travel ratio, for d parameters and a run of Gaussian strength mu. Noise
+    is a large part of the model if rho > 1/4, and most of it if rho > 1. Each of the three remedies (more people, a
+    larger epsilon, a smaller model) gives rho = 1/4 by itself.
     """
     epsilon = prepared.epsilon_after(prepared.experiment.rounds)
     if not math.isfinite(epsilon):
         return ()
-    found = [_few_people(prepared, epsilon), _large_delta(prepared)]
+    found = [_few_people(prepared, epsilon), _large_delta(prepared), _lone_records(prepared)]
     return tuple(one for one in found if one is not None)
 
 
@@ -38,6 +39,19 @@ def _large_delta(prepared: Prepared) -> Warning | None:
     return LargeDeltaWarning(
         f"delta = {delta:g} allows to publish the records of {delta * users:.2g} of {users} people in expectation; "
         f"take a delta below {1 / (_DELTA_SHARE * users):.2g}"
+    )
+
+
+def _lone_records(prepared: Prepared) -> Warning | None:
+    """Return a warning if a loss compares records, and a contribution holds those of one user in one silo."""
+    method: Any = prepared.method
+    loss = prepared.task.loss
+    if loss.separable or method.local.sums_records or method.contribution.per not in ("pair", "record"):
+        return None
+    return UserWarning(
+        f"the loss {loss.name} compares records with each other, and one contribution holds those of one user in one "
+        "silo: a user with a single record there moves nothing. The method newton with a horizon (target.horizon in "
+        "the schema, model whitened-hazards) compares no records"
     )
 
 

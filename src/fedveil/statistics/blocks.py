@@ -48,7 +48,7 @@ class Encoder(ABC):
 
     @property
     def n_expected_cells(self) -> int:
-        """One, unless an encoder says so."""
+        """Return 1; encoders with longer vectors override this."""
         return 1
 
     @property
@@ -64,7 +64,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def norm(self) -> float:
-        """The largest l2 norm of a record's vector."""
+        """Return the largest l2 norm of a record's vector."""
 
     @abstractmethod
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -94,7 +94,7 @@ class OneHot(Encoder):
 
     @property
     def n_expected_cells(self) -> int:
-        """The cells that are not there for what is missing."""
+        """Return the cells other than those for missing values."""
         return self.cells.n_expected_cells
 
     @property
@@ -133,7 +133,7 @@ class Powers(Encoder):
 
     @property
     def norm(self) -> float:
-        """The square root of the width, where all numbers are at a bound."""
+        """Return the square root of the width, where all numbers are at a bound."""
         return math.sqrt(self.width)
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -201,7 +201,7 @@ class Block:
 
     @property
     def norm(self) -> float:
-        """The largest l2 norm of one person's vector.
+        """Return the largest l2 norm of one person's vector.
 
         Under a strategy other than flat a record is one-hot, so that its code is a column of the strategy.
         """

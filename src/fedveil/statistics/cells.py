@@ -102,7 +102,7 @@ class Bins(_OfColumn):
 
     @property
     def ordered_cells(self) -> int:
-        """All but missing and unreadable."""
+        """Return the number of cells except "missing" and "unreadable"."""
         return len(self.edges) + 1
 
     @property
@@ -260,7 +260,7 @@ class Exits(_Followed):
 
     @property
     def ordered_cells(self) -> int:
-        """All but the unreadable."""
+        """Return the number of cells except "unreadable"."""
         return len(self.grid)
 
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:

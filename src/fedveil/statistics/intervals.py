@@ -130,7 +130,7 @@ class Estimate:
 
     @property
     def interval(self) -> Interval:
-        """The normal intervals."""
+        """Return the normal intervals."""
         return normal(self.value, self.noise, self.people)
 
     def minus(self, other: Estimate) -> Interval:

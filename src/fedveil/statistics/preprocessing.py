@@ -84,7 +84,7 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The numbers that are looked at."""
+        """Return the numbers that are looked at."""
         return tuple(dict.fromkeys((*self.bounds, *self.impute)))
 
     @property
@@ -99,7 +99,7 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def layout(self) -> Layout:
-        """The blocks of the release that refines the schema, one a column.
+        """Return the blocks of the release that refines the schema, one a column.
 
         Raises:
             ConfigError: a column of another kind, or missing values that no rule allows.

@@ -25,7 +25,7 @@ FILE: Final = "statistics.json"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedStatistics:
-    """A release.
+    """Result of one release.
 
     Attributes:
         name: of the run.
@@ -46,7 +46,7 @@ class ReleasedStatistics:
 
     @cached_property
     def layout(self) -> Layout:
-        """The blocks of the vector."""
+        """Return the blocks of the vector."""
         return compose(self.request, self.schema, self.silos).layout
 
     @property
@@ -66,7 +66,7 @@ class ReleasedStatistics:
 
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], Cells]:
-        """The cells of every block, by release and part."""
+        """Return the cells of every block, by release and part."""
         return decode(self.layout, self.made.vector, self.made.std, self.unit)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The seam between an evaluation and its figures: what is released of one kind of target, and what follows from it.
+"""Interface of evaluators: the vectors released for one kind of target, and the figures computed from them.
 
 ===================  ==========================  ====================================================================
 target               releases                    a record's vector in the last one
@@ -114,7 +114,7 @@ class ScoreBins:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A curve for the report: noisy points beside a line that means something."""
+    """Curve for the report: noisy points, and a reference line to compare them with."""
 
     title: str
     x: str
@@ -148,7 +148,7 @@ class Evaluator(ABC):
 
     @property
     def first(self) -> Layout | None:
-        """The release that places the bins of scores; None where nothing is binned."""
+        """Return the release that places the bins of scores; None where nothing is binned."""
         return None
 
     def score_bins(self, cells: Float64[np.ndarray, " cells"]) -> ScoreBins:

@@ -98,7 +98,7 @@ class ExitCells(Partition):
 
     @property
     def size(self) -> int:
-        """All exits in every bin, and the unreadable."""
+        """Return the number of cells: the exits of every bin, and "unreadable"."""
         return (2 * len(self.horizons) + 1) * self.bins + 1
 
 
@@ -118,12 +118,12 @@ class Lifetimes(Evaluator):
 
     @property
     def compared_figures(self) -> tuple[str, ...]:
-        """The area at every horizon: a concordance index of a group would need hundreds of events."""
+        """Return the names of figures of groups: areas by horizon, as a concordance index needs hundreds of events."""
         return tuple(f"auc by {time:g}" for time in self.horizons)
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The concordance index of all people too."""
+        """Return the names of the main figures of all people: the concordance index, and those of groups."""
         return ("c_index", *self.compared_figures)
 
     @property

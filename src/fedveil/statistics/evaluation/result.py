@@ -239,7 +239,7 @@ class EvaluationRequest(DocumentTable):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layouts of all releases; bins that are not placed yet are stood in for, at the same length and norm."""
+        """Return the layouts of all releases, with placeholders of equal length and norm for bins not yet placed."""
         first = self.evaluator.first
         return (*(() if first is None else (first,)), self.last(self.evaluator.placeholder_bins))
 
@@ -266,7 +266,7 @@ class EvaluationRequest(DocumentTable):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedEvaluation:
-    """An evaluation.
+    """Result of one evaluation.
 
     Attributes:
         name: of the run.
@@ -289,7 +289,7 @@ class ReleasedEvaluation:
 
     @cached_property
     def score_bins(self) -> ScoreBins:
-        """The bins of scores."""
+        """Return the bins of scores."""
         return self.asked.score_bins(self.releases[:-1])
 
     @cached_property
@@ -319,7 +319,7 @@ class ReleasedEvaluation:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Every figure with its interval: of all people, and of every group with its difference to all the others."""
+        """Return every figure with its interval: of all people, and of every group, also minus all others."""
         evaluator = self.asked.evaluator
         found = [
             _row(name, ALL, interval, cell)
@@ -346,7 +346,7 @@ class ReleasedEvaluation:
 
     @property
     def headline(self) -> dict[str, Interval | None]:
-        """The figures that runs are compared by, of all people; None for one that has no interval."""
+        """Return the figures of all people that runs are compared by; None for a figure without an interval."""
         wanted = self.asked.evaluator.headline
         return {row.figure: row.interval for row in self.rows if row.group == ALL and row.figure in wanted}
 

@@ -116,7 +116,7 @@ class Design:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """Return the columns that are read."""
         return tuple(term.column for term in self.terms)
 
     @cached_property
@@ -146,7 +146,7 @@ class Design:
 
     @property
     def length(self) -> float:
-        """The expected length of (1, x)."""
+        """Return the expected length of (1, x)."""
         return math.sqrt(1 + sum(mean**2 + spread for mean, spread in self.expected_moments))
 
     def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n p"], Bool[np.ndarray, " n"]]:

@@ -82,7 +82,7 @@ class Equation(PersonVector):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The columns of target and covariates."""
+        """Return the columns of target and covariates."""
         return (*self.family.columns, *self.design.columns)
 
     @property

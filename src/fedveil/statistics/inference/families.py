@@ -34,7 +34,7 @@ from scipy.special import expit, logit
 from fedveil.data.columns import ColumnTable, State
 
 Each: TypeAlias = Float64[np.ndarray, " n"]
-"""One number a record."""
+"""(n,) one number per record."""
 Known: TypeAlias = tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]
 """Targets (n, t), and which of the n records have all of them."""
 Covariates: TypeAlias = Float64[np.ndarray, "n p"]
@@ -85,7 +85,7 @@ class Family(ABC):
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """The intercept, unless a family says otherwise."""
+        """Return the names of the leading coefficients; the intercept by default."""
         return ("intercept",)
 
     @property
@@ -101,7 +101,7 @@ class Family(ABC):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns of the target."""
+        """Return the columns of the target."""
 
     @abstractmethod
     def score_norm(self, bound: float) -> float:
@@ -118,7 +118,7 @@ class Family(ABC):
     @property
     @abstractmethod
     def expected(self) -> tuple[float, ...]:
-        """The curvature that is expected of a record, by leading coefficient, under what is declared; no effects."""
+        """Return a record's expected curvature by leading coefficient, from declared numbers, without effects."""
 
     def start(self, n_covariates: int) -> Theta:
         """Return a public theta to begin from: the guess, and no effects."""
@@ -277,7 +277,7 @@ class Poisson(_Generalised):
 
     @cached_property
     def largest(self) -> float:
-        """The largest mu P(Y < c) over all means; curvatures are cut there."""
+        """Return the largest mu P(Y < c) over all means; curvatures are cut there."""
         from scipy.stats import poisson
 
         found = minimize_scalar(
@@ -364,7 +364,7 @@ class PiecewiseExponential(Family):
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """One log hazard an interval."""
+        """Return the names of the leading coefficients, one log hazard per interval."""
         return tuple(
             f"log hazard {low:g} to {high:g}" for low, high in zip(self.grid, self.grid[1:], strict=False)
         )

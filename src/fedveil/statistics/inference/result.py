@@ -129,17 +129,17 @@ class FittedRegression:
 
     @cached_property
     def family(self) -> Family:
-        """The equation that is solved."""
+        """Return the equation that is solved."""
         return self.request.equation(self.schema)
 
     @cached_property
     def design(self) -> Design:
-        """The covariates."""
+        """Return the covariates."""
         return self.request.design(self.schema)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The releases of a whole regression."""
+        """Return the releases of a whole regression."""
         return schedule(self.family)
 
     def equation(self, place: int) -> Equation:
@@ -176,12 +176,12 @@ class FittedRegression:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The estimate of all releases."""
+        """Return the estimate of all releases."""
         return estimate(self.sums)
 
     @cached_property
     def identified(self) -> Identified:
-        """The estimate of the coefficients that the releases identify."""
+        """Return the estimate of the coefficients that the releases identify."""
         return identify(self.sums, self.family.least)
 
     @property
@@ -214,7 +214,7 @@ class FittedRegression:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """All coefficients that have an interval, in units of their columns; none where no interval would hold."""
+        """Return all coefficients with an interval, in units of their columns; empty if no interval would hold."""
         if not self.has_intervals:
             return ()
         family, design, identified = self.family, self.design, self.identified
