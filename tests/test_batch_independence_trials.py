@@ -263,6 +263,7 @@ print(rounds_by_place())
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="another library computes products here")
+@pytest.mark.slow
 def test_a_product_before_the_import_is_noticed() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     assert child(AFTER_A_PRODUCT, environment).stdout == "True\n"
