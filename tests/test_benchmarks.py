@@ -350,6 +350,7 @@ def test_the_result_of_five_jobs_is_of_the_programs_that_there_are() -> None:
     assert all(row["met"] in (True, None) for row in rows)
 
 
+@pytest.mark.slow
 def test_our_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ergonomics.write_data(tmp_path)
     monkeypatch.chdir(tmp_path)

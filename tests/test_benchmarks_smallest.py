@@ -14,6 +14,7 @@ from benchmarks import harness, training
 
 from tests.commands import ended
 from tests.processes import SECONDS
+from tests.slow_cases import fast_every, slow_only
 from tests.synthetic import serve_hospitals
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +34,10 @@ def named() -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in named()],
+    [
+        *fast_every((one for one in named() if one not in SLOW), 2),
+        *slow_only(one for one in named() if one in SLOW),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # those of the peers
 def test_a_benchmark_plays_its_smallest_cases(
