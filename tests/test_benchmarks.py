@@ -121,7 +121,7 @@ def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch)
     kept, chosen = tables.read(), choices.read()
     assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept, chosen)
     asked = [*tables.cells(list(table_data.TABLES), tables.EPSILONS)]
-    for cell in asked + [*tables.cells(list(table_data.RDATASETS), tables.EPSILONS[1:2])]:
+    for cell in [*asked, *tables.cells(list(table_data.RDATASETS), tables.EPSILONS[1:2])]:
         assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)
     for choice in choices.CELLS:
         runs = chosen.runs_of(choices.named(choice))
