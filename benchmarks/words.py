@@ -17,7 +17,7 @@ from benchmarks.price import trained
 from fedveil.crypto.masks import apply_masks_
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.privacy.bounds import Clip
-from fedveil.privacy.noise.rounding import LEAST_STEPS
+from fedveil.privacy.rounding import LEAST_STEPS
 from fedveil.protocols.masking.secure_aggregation import AggregationPlan
 from fedveil.run.config.experiment import parse
 from fedveil.run.populations import PopulationCache

@@ -49,8 +49,8 @@ from fedveil.federation.transport.https.http_server import ClosedByPeerError, Co
 from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.protocols.messages import SERVER, Envelope
-from fedveil.protocols.partial_encryption.inputs import PartialInputs
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.partial_encryption.messages import PartialInputs
+from fedveil.protocols.weighting.plan import WeightedInputs
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked
 from tests.test_coder_fuzz import LENGTH, STREAMS, decode_any

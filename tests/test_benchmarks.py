@@ -10,6 +10,7 @@ from concurrent.futures import BrokenExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,7 +298,16 @@ def test_lines_with_code_are_counted_and_no_others(tmp_path: Path) -> None:
     assert len(ergonomics.code_lines(ergonomics.PROGRAMS / "method_fedveil.toml")) == 4
 
 
-def test_four_jobs_take_the_lines_that_they_are_held_to() -> None:
+def test_names_to_learn_are_those_of_packages_and_methods_of_their_objects(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nimport numpy as np\nimport fedveil as fv\nfrom torch.nn import Linear\n"
+        "result = fv.train(Linear(os.cpu_count(), 1), np.mean([1]))\nresult.save(str(result.head().tail()))\n"
+    )
+    assert ergonomics.library_names(program) == {"fedveil.train", "torch.nn.Linear", ".save"}
+
+
+def test_five_jobs_take_the_lines_that_they_are_held_to() -> None:
     assert len(ergonomics.code_lines(ergonomics.PROGRAMS / "module_fedveil.py")) <= 12
     assert ergonomics.own_method("fedveil") <= 15
     assert ergonomics.changed("flower_plain", "flower_fedveil") <= 4
@@ -305,23 +315,33 @@ def test_four_jobs_take_the_lines_that_they_are_held_to() -> None:
         encoding="utf-8"
     )
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
-    head = table.index(["job", "fedveil", "Opacus", "Flower", "pfl"])
-    for row, counted in zip(table[head + 2 :], ergonomics.counts().values(), strict=False):
-        ours, opacus, flower, pfl = row[1:]
-        assert {"fedveil": ours, "opacus": opacus, "flower": flower, "pfl": pfl} == {
-            library: str(counted.get(library, "")) for library in ("fedveil", "opacus", "flower", "pfl")
-        }
+    head = table.index(["job", "fedveil", "Opacus", "Flower", "scikit-learn"])
+    kept = {(row["case"], row["unit"]): row for row in ergonomics_result()}
+    for row, (job, counted) in zip(table[head + 2 :], ergonomics.counts().items(), strict=False):
+        for cell, library in zip(row[1:], ergonomics.LIBRARIES, strict=True):
+            lines, names = counted.get(library, ("", ""))
+            beside = "flower" if library == "fedveil" else library
+            measured = kept.get((f"{job}, {beside}", "s"))
+            seconds = None if measured is None else measured["ours" if library == "fedveil" else "peer"]
+            timed = "" if seconds is None else f", {seconds:.0f} s"
+            assert cell == ("" if library not in counted else f"{lines}, {names}{timed}")
 
 
-def test_the_result_of_four_jobs_is_of_programs_that_were_all_run() -> None:
-    kept = json.loads((Path(__file__).parents[1] / "results" / "ergonomics.json").read_text(encoding="utf-8"))
-    found = {
-        f"{job}, {library}": (lines["fedveil"], lines[library])
-        for job, lines in ergonomics.counts().items()
-        for library in lines.keys() - {"fedveil"}
-    }
-    assert {row["case"]: (row["ours"], row["peer"]) for row in kept["rows"]} == found
-    assert all(row["met"] in (True, None) for row in kept["rows"])
+def ergonomics_result() -> list[dict[str, Any]]:
+    path = Path(__file__).parents[1] / "results" / "ergonomics.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))["rows"])
+
+
+def test_the_result_of_five_jobs_is_of_the_programs_that_there_are() -> None:
+    rows = ergonomics_result()
+    for job, counted in ergonomics.counts().items():
+        for library in counted.keys() - {"fedveil"}:
+            found = {row["unit"]: row for row in rows if row["case"] == f"{job}, {library}"}
+            for unit, ours, peer in zip(
+                ("lines", "names"), counted["fedveil"], counted[library], strict=True
+            ):
+                assert (found[unit]["ours"], found[unit]["peer"]) == (ours, peer)
+    assert all(row["met"] in (True, None) for row in rows)
 
 
 def test_our_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,6 +319,8 @@ SLOW: dict[str, tuple[str | None, bytes, float]] = {
     "TLS, then nothing": ("silo-0", b"", 0.0),
     "half a header": ("silo-0", _HEAD, 0.0),
     "a header, byte by byte": ("silo-0", _HEAD + b"X: ", 0.1),
+    "content of a GET that does not come": ("silo-0", _HEAD + b"Content-Length: 5\r\n\r\n", 0.0),
+    "the same of no member": ("no member", _HEAD + b"Content-Length: 5\r\n\r\n", 0.0),
     "a body that stops": ("silo-0", b"", 0.0),
     "a body, byte by byte": ("silo-0", b"", 0.1),
     "garbage in TCP": (None, os.urandom(3000), 0.0),

@@ -700,7 +700,7 @@ def test_a_model_of_counts_or_survival_is_resumed_saved_and_verified(kind: str, 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"task": "survival", "classes": None}, "survival needs method.horizon"),
+        ({"task": "survival", "classes": None}, "survival needs the public time"),
         ({"cap": 5}, "method.cap is for counts"),
         ({"horizon": 5.0}, "method.horizon is for survival"),
         ({"rate": 5.0}, "method.rate is for counts"),

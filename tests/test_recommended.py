@@ -66,7 +66,7 @@ def test_an_epsilon_alone_asks_for_the_recommended_settings() -> None:
     assert found.local == LocalSgd(learning_rate="by-rule", epochs=30)  # type: ignore[arg-type]
     assert (found.server.learning_rate, found.model.start) == ("by-rule", "zero-output")
     assert found.server.average is not None
-    assert found.server.average.document() == {"name": "ema", "beta": 0.8}
+    assert found.server.average.document() == {"name": "ema", "beta": 0.8, "skip": 0}
     assert found.protection.name == "secure-aggregation"
     assert parse(tomllib.loads(found.to_toml()), "again") == found
 
@@ -415,7 +415,12 @@ TABLE = TableFacts(
         ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
         ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
-        ({"task": "survival", "classes": None}, None, "newton needs a declared horizon"),
+        ({"task": "survival", "classes": None, "bounded": False}, None, "without a declared horizon"),
+        (
+            {"task": "survival", "classes": None, "bounded": True},
+            "newton",
+            "the horizon of the schema",
+        ),
     ],
 )
 def test_public_facts_choose_the_model_of_a_table(
@@ -423,8 +428,8 @@ def test_public_facts_choose_the_model_of_a_table(
 ) -> None:
     found = RECOMMENDED.table_model(replace(TABLE, **changes))
     assert found.method == method
-    models = {"newton": "whitened-linear", "boosted-trees": "boosted-trees", None: "linear"}
-    assert found.model == models[method]
+    newton = "whitened-hazards" if changes.get("task") == "survival" else "whitened-linear"
+    assert found.model == {"newton": newton, "boosted-trees": "boosted-trees", None: "linear"}[method]
     assert found.rounds == {"newton": 12, "boosted-trees": 31, None: 30}[method]
     assert reason in found.reason
 

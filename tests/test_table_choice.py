@@ -36,6 +36,7 @@ TARGETS = {
     "labels": '"labels"\ncolumns = ["sick", "old"]',
     "numbers": '"numbers"\ncolumns = ["days", "stays"]',
     "survival": '"survival"\ntime = "days"\nevent = "died"',
+    "followed": '"survival"\ntime = "days"\nevent = "died"\nhorizon = 90',
 }
 
 
@@ -69,6 +70,7 @@ def write_tables(folder: Path, users: int) -> None:
         ("labels", 400, "linear", None, None),
         ("numbers", 400, "linear", None, None),
         ("survival", 400, "linear", None, None),
+        ("followed", 400, "whitened-hazards", "newton", 12),
     ],
 )
 def test_the_schema_and_epsilon_decide(
@@ -106,6 +108,27 @@ def test_a_file_and_python_choose_the_same(tmp_path: Path, capsys: pytest.Captur
     checked = fv.check(people, epsilon=2)
     assert checked.rows[0]["parameters"] == prepare(from_file).task.dimension
     assert checked.rows[0]["epsilon"] == pytest.approx(result.statement.epsilon)
+
+
+def test_survival_with_a_horizon_takes_newton_steps_in_a_file_and_in_python(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    for name in ("a", "b"):
+        lines = ["who,age,ward,days,died"]
+        for who in range(60):
+            age = random.integers(0, 100)
+            days = min(90, 1 + int(random.exponential(9000 / (20 + age))))
+            lines.append(f"{who},{age},{'ab'[who % 2]},{days},{int(days < 90)}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    document(tmp_path, TARGETS["followed"], 100)
+    (from_file,) = load_study(file_of(tmp_path)).experiments
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    result = fv.train(people, epsilon=2, name="try", folder=tmp_path / "runs")
+    from_python = parse(tomllib.loads(result.settings), "test")
+    assert from_file.model.name == from_python.model.name == "whitened-hazards"
+    assert (from_file.method, from_file.rounds) == (from_python.method, from_python.rounds)
+    # The method takes the schema's horizon; another one is a key of its own.
+    assert from_file.method.get("horizon") is None
+    assert result.statement.epsilon <= 2
 
 
 def test_a_file_without_a_model_is_trained_to_its_report(tmp_path: Path) -> None:

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.errors import CompositionError, ConfigError, FedveilError, ProtocolError
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.message_encoding import Sender
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Reveals
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent, split_distance
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.driver import Transcript
 from fedveil.protocols.weighting.plan import WeightingPlan, rounded_sensitivity
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

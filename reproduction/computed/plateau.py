@@ -152,7 +152,7 @@ class Kept:
     rate: float = _MOMENTUM
     """Of the momentum."""
     halved: bool = False
-    """The rate of all clients is halved where validation accuracy stalls, as the paper's text says."""
+    """The rate of all clients is halved when validation accuracy has stalled for ten rounds, as the text has it."""
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -161,10 +161,10 @@ class Kept:
 
 
 class Plateau:
-    """The rates of all clients, each falling by ``factor`` when its own loss stalls."""
+    """The rates of all clients; each falls by ``factor`` when its own loss stalls for more than ``patience`` rounds."""
 
-    def __init__(self, clients: int, factor: float = _FACTOR) -> None:
-        self._factor = factor
+    def __init__(self, clients: int, factor: float = _FACTOR, patience: int = _PATIENCE) -> None:
+        self._factor, self._patience = factor, patience
         self.rates = torch.full((clients, 1), _RATE)
         self._least = torch.full((clients,), torch.inf)
         self._stalled = torch.zeros(clients, dtype=torch.int64)
@@ -174,7 +174,7 @@ class Plateau:
         better = losses < self._least * (1 - _THRESHOLD)
         self._least = torch.where(better, losses, self._least)
         self._stalled = torch.where(better, 0, self._stalled + 1)
-        falls = self._stalled > _PATIENCE
+        falls = self._stalled > self._patience
         self.rates[falls] *= self._factor
         self._stalled[falls] = 0
 
@@ -268,7 +268,7 @@ def _play(
         return cross_entropy(outputs, label[None])
 
     step = vmap(grad_and_value(loss))
-    model, plateau = first, Plateau(len(clients), 0.5 if kept.halved else _FACTOR)
+    model, plateau = first, Plateau(len(clients), 0.5, 9) if kept.halved else Plateau(len(clients))
     validated = _validated(prepared) if kept.halved else prepared
     velocity = torch.zeros(len(clients), task.dimension)
     values: Values = {}
@@ -292,7 +292,7 @@ def _play(
             assert validation is not None, "nothing here is released instead"
             accuracy = validation["accuracy"]
             assert accuracy is not None, "there are validation images"
-            losses = torch.full((len(clients),), -accuracy)
+            losses = torch.full((len(clients),), 1 - accuracy)
         if kept.schedule:
             plateau.step(losses)
         if number in (10, 20, 40, _ROUNDS):

@@ -43,6 +43,8 @@ def name_user_code(*passed: type[Exception]) -> Iterator[None]:
             raise
         _LOG.debug("%s", place, exc_info=error)
         notes = "".join(f"; {sanitize(note)}" for note in getattr(error, "__notes__", ()))
+        if missing := _missing_package(error):
+            raise UserCodeError(f"{place} imports {missing}, which is not installed{notes}") from None
         raise UserCodeError(
             f"{place} raised {type(error).__name__}: code of your own, or of a package that you named. What it says "
             "may quote records, so it is not shown; `fedveil --log-level debug ...` shows it, with the traceback"
@@ -59,6 +61,19 @@ def failed_at(error: BaseException) -> str | None:
             code = frame.f_code
             return f"{sanitize(code.co_qualname)} ({sanitize(code.co_filename)}, line {line})"
     return None
+
+
+def _missing_package(error: Exception) -> str:
+    """Return the module that an import statement did not find; empty for another error.
+
+    A name that no statement in the code has, such as one that a data set chose, may quote a record.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if any(f"{name}.".startswith(f"{error.name}.") for name in frame.f_code.co_names):
+            return error.name
+    return ""
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -18,8 +18,8 @@ import pytest
 from scipy import stats
 
 from fedveil.errors import FedveilError, PrivacyError
+from fedveil.privacy.accountant import AccountingRule, rule_of
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.accounting_rule import AccountingRule, rule_of
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, least_covering_claim
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients

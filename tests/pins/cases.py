@@ -209,7 +209,7 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
             "fedveil.protocols.partial_encryption.silo.secret_order", _natural
         ),  # equal votes: the first
         mock.patch(
-            "fedveil.protocols.partial_encryption.ballots.secret_order", _natural
+            "fedveil.protocols.partial_encryption.plan.secret_order", _natural
         ),  # equal values: the first
         mock.patch("fedveil.protocols.weighting.silo.derive", _known),  # whom the silos draw in private ...
         mock.patch("fedveil.protocols.weighting.server.drawn_places", _first),  # ... and the server hides

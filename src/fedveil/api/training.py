@@ -37,6 +37,7 @@ from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment, flatten_keys, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
+from fedveil.run.config.table_choice import is_bounded
 from fedveil.run.config.task_choice import defaults_of
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.people import people_warnings
@@ -270,7 +271,7 @@ class TrainingArguments:
                 n_users=people.n_users,
                 columns=people.feature_shape[0] if schema is None else len(schema.features),
                 scaled=schema is not None,
-                bounded=people.target_range is not None,
+                bounded=people.target_range is not None or (schema is not None and is_bounded(schema.target)),
                 epsilon=self.epsilon,
             )
         )

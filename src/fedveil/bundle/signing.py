@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.bundle.archive import SUMS, BundleError, add_file, read_files
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.errors import CryptoError
 from fedveil.files import parse_json, reading
 
 # Domain separation: the same identity key also signs messages of a federation.

@@ -1,4 +1,4 @@
-"""Commands that say what there is: presets, methods, data sets; and the draft of a schema."""
+"""Commands that list presets, methods, stages and data sets, and the command that drafts a schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.files import writing
 
-if TYPE_CHECKING:  # what is only named here takes seconds to import
+if TYPE_CHECKING:  # an import at run time takes seconds
     from fedveil.reference import Entry
 
 _STAGES: Final = (
@@ -46,7 +46,7 @@ def methods_command(as_json: Json = False) -> None:
     """List the methods, with the package that provides each and its keys in the table `method`."""
     from fedveil.reference import entries
 
-    rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
+    rows = [{"method": one.name, **_row_of(one)} for one in entries("methods")]
     print_result(as_json, {"methods": rows}, rows_table(rows))
 
 
@@ -62,7 +62,7 @@ def stages_command(
             f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{did_you_mean(kind, _STAGES)}"
         )
     rows = [
-        {"table": SECTIONS[each][0], "name": one.name, **_told(one)}
+        {"table": SECTIONS[each][0], "name": one.name, **_row_of(one)}
         for each in _STAGES
         if kind in (None, each)
         for one in entries(each)
@@ -70,7 +70,8 @@ def stages_command(
     print_result(as_json, {"stages": rows}, rows_table(rows))
 
 
-def _told(one: Entry) -> dict[str, str]:
+def _row_of(one: Entry) -> dict[str, str]:
+    """Return the cells of a table row about a stage, without its name."""
     keys = ", ".join(key.name for key in one.keys)
     return {"keys": keys, "what it does": one.summary, "package": one.package}
 

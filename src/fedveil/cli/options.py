@@ -61,7 +61,7 @@ class WorkerOptions:
 
     @property
     def is_this_process(self) -> bool:
-        """Whether neither other processes nor a cluster were asked for."""
+        """Return whether neither other processes nor a cluster were requested."""
         return self.processes == 1 and self.executor is None
 
     def open(self) -> AbstractContextManager[Workers]:

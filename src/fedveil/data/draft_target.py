@@ -139,6 +139,9 @@ def survival_target(guess: SurvivalGuess) -> Table:
     target.add("event", event)
     reverse = "; by its name it may be the other way round" if event.lower().startswith("cens") else ""
     target["event"].comment(f"a guess: 1 must be the event and 0 a censored record{reverse}")
+    target.add(
+        tomlkit.comment("horizon = 1825: the time at which follow-up ends by the protocol, if it does")
+    )
     return target
 
 

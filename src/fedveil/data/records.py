@@ -292,7 +292,7 @@ class Population:
     schema: Schema | None = None
     source: TableSource | None = None
     complete: ClassVar[bool] = True
-    """Whether the population holds the records of all silos, and not only those of one party of a federation."""
+    """True if the population holds the records of all silos; False for one party of a federation."""
 
     def __repr__(self) -> str:
         """Return public facts only, so that a printed, logged or displayed population shows no record."""

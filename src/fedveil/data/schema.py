@@ -375,12 +375,13 @@ class Survival(_Part):
     ``entry`` is the column of the time at which a record came under observation (late entry, left truncation), on the
     scale of ``time`` and before it; with ``start`` and ``end`` it is a column of dates too. Nobody whose event came
     before the entry is in the tables. Regressions and training read it; noisy evaluation and survival curves refuse it
-    (:func:`refuse_late_entry`).
+    (:func:`refuse_late_entry`). ``horizon`` is the public time at which follow-up ends, for the method ``newton``.
     """
 
     kind: Literal["survival"]
     time: str
     event: str
+    horizon: Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)] | None = None
     entry: str | None = None
     start: str | None = None
     end: str | None = None
@@ -624,7 +625,7 @@ class Schema(_Part):
 
     @property
     def bins_invalid(self) -> bool:
-        """Whether an invalid cell is encoded in a feature of its own instead of being refused."""
+        """Return whether an invalid cell is encoded in a feature of its own instead of being refused."""
         return self.invalid == "bin"
 
 

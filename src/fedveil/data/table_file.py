@@ -5,7 +5,8 @@ No error repeats a value, nor does its traceback: errors of Arrow quote cells, a
 
 import codecs
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -110,10 +111,9 @@ def open_table(
             f"{path}: a table is a .csv (.txt, .tsv), a .parquet or an Excel file ({', '.join(EXCEL)})"
         )
     pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
-    try:
+    with _refusing_damaged(path):
         if suffix == _PARQUET:
-            check_file(path, DataError)
-            return _completed(_parquet(path, pick), columns)
+            return pa.concat_tables(_parquet(path, pick, columns))
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if suffix in EXCEL:
             return _completed(_excel(path, pick, written), columns)
@@ -125,6 +125,33 @@ def open_table(
         if wrong is not None and _has_replaced(table):
             raise wrong
         return _completed(table, columns)
+
+
+def open_pieces(
+    path: Path, columns: Sequence[str], written: Format, *, tolerant: bool, may_lack: Container[str]
+) -> Iterator[pa.Table]:
+    """Read columns of a table file as :func:`open_table`, a Parquet file some records at a time.
+
+    Yields:
+        At least one table; together, the records in their order.
+
+    Raises:
+        DataError: as :func:`open_table`.
+    """
+    if path.suffix.lower() != _PARQUET:
+        yield open_table(path, columns, written, tolerant=tolerant, may_lack=may_lack)
+        return
+    with _refusing_damaged(path):
+        yield from _parquet(
+            path, partial(_required_columns, path, columns=columns, may_lack=may_lack), columns
+        )
+
+
+@contextmanager
+def _refusing_damaged(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a table into one that names the file and repeats no cell."""
+    try:
+        yield
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from None
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -232,22 +259,26 @@ def _has_replaced(table: pa.Table) -> bool:
     return named or any(pc.any(pc.match_substring(column, REPLACED)).as_py() for column in table.columns)
 
 
-def _parquet(path: Path, pick: _Pick) -> pa.Table:
-    """Read a Parquet file batch by batch.
+def _parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    """Read a Parquet file batch by batch; yield at least one table.
 
     Memory is allocated for the rows that the file has, not for the number of rows that its header announces.
     """
+    check_file(path, DataError)
     with pa_parquet.ParquetFile(path) as file:
-        present = file.schema_arrow
+        present, records = file.schema_arrow, 0
         read = _named(present.names, pick)
         own = list(read.values())
-        pieces = [piece.select(own) for piece in file.iter_batches(columns=own)]
-        table = pa.Table.from_batches(pieces, pa.schema([present.field(name) for name in own]))
-        if table.num_rows != file.metadata.num_rows:
+        schema = pa.schema([present.field(name) for name in own])
+        yield _completed(schema.empty_table().rename_columns(list(read)), columns)
+        for piece in file.iter_batches(columns=own):
+            records += piece.num_rows
+            table = pa.Table.from_batches([piece.select(own)], schema)
+            yield _completed(table.rename_columns(list(read)), columns)
+        if records != file.metadata.num_rows:
             raise DataError(
-                f"{path}: is damaged: it has {table.num_rows} rows and announces {file.metadata.num_rows}"
+                f"{path}: is damaged: it has {records} rows and announces {file.metadata.num_rows}"
             )
-        return table.rename_columns(list(read))
 
 
 def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:

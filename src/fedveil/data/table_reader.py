@@ -5,7 +5,7 @@ Errors count records from 1, without the header, and repeat no value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -43,7 +43,7 @@ from fedveil.data.table_file import (
     EXCEL_CELL,
     REPLACED,
     LackingColumnsError,
-    open_table,
+    open_pieces,
     select_columns,
     without_days,
 )
@@ -82,6 +82,22 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
         raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from None
     missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
     return text, np.asarray(missing, dtype=np.bool_)
+
+
+def _tables(schema: Schema, path: TableFile, columns: Sequence[str], *, tolerant: bool) -> Iterator[pa.Table]:
+    """Yield columns of a file in the format that the schema declares for it; a Parquet file some records at a time."""
+    written, lacked, columns = schema.format_of(path.name), schema.may_lack, schema.read_columns(columns)
+    try:
+        if isinstance(path, MemoryTable):
+            yield select_columns(path, path.table, columns, lacked)
+        else:
+            refuse_memory_path(path)
+            yield from open_pieces(path, columns, written, tolerant=tolerant, may_lack=lacked)
+    except LackingColumnsError as error:
+        if not schema.features.keys() >= set(error.columns):
+            raise
+        absent = "a feature that some table does not have is declared with absent = 'missing'"
+        raise DataError(f"{error}; {absent}") from None
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -130,6 +146,7 @@ class TableReader:
         numbers = self.parse_numbers(self._missing_values)
         self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
         self._binned, self._spellings = binned, spellings
+        self._first = 0  # place of the first record in the file
         self._durations: Mapping[str, Duration] = {}
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
@@ -143,29 +160,37 @@ class TableReader:
             schema: declaration of the columns and of the files' formats.
             path: the file.
             columns: columns to read; of a time between two dates, its name stands for both.
-            tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_table`).
+            tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_pieces`).
             binned: whether invalid cells are counted instead of refused.
 
         Raises:
-            DataError: as :func:`open_table`.
+            DataError: as :func:`open_pieces`.
         """
-        written, lacked, columns = schema.format_of(path.name), schema.may_lack, schema.read_columns(columns)
-        try:
-            if isinstance(path, MemoryTable):
-                table = select_columns(path, path.table, columns, lacked)
-            else:
-                refuse_memory_path(path)
-                table = open_table(path, columns, written, tolerant=tolerant, may_lack=lacked)
-        except LackingColumnsError as error:
-            if not schema.features.keys() >= set(error.columns):
-                raise
-            absent = "a feature that some table does not have is declared with absent = 'missing'"
-            raise DataError(f"{error}; {absent}") from None
+        whole = pa.concat_tables(_tables(schema, path, columns, tolerant=tolerant))
+        return cls._of_schema(schema, path, whole, binned=binned)
+
+    @classmethod
+    def pieces_by_schema(
+        cls, schema: Schema, path: TableFile, columns: Sequence[str], *, tolerant: bool, binned: bool = False
+    ) -> Iterator[TableReader]:
+        """Open columns of a file as :meth:`by_schema`, some records at a time if the file is Parquet.
+
+        Every cell is read by itself, so that the values do not depend on the pieces.
+        """
+        first = 0
+        for table in _tables(schema, path, columns, tolerant=tolerant):
+            reader = cls._of_schema(schema, path, table, binned=binned)
+            reader._first = first
+            yield reader
+            first += table.num_rows
+
+    @classmethod
+    def _of_schema(cls, schema: Schema, path: TableFile, table: pa.Table, *, binned: bool) -> TableReader:
         reader = cls(
             path,
             table,
             schema.missing_values_of(path.name),
-            written.marks,
+            schema.format_of(path.name).marks,
             binned=binned,
             spellings=schema.spellings,
         )
@@ -502,7 +527,7 @@ class TableReader:
     def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Raise a DataError for the first wrong cell, if any."""
         if wrong.any():
-            record = int(np.argmax(wrong)) + 1
+            record = self._first + int(np.argmax(wrong)) + 1
             raise DataError(
                 f"{self._path}, record {record} (the header not counted), column '{column}': {problem}"
             )

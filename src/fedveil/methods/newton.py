@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedveil.config_keys import Positive
-from fedveil.data.schema import Category, Schema
+from fedveil.data.schema import Category, Schema, Survival
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -74,7 +74,8 @@ Horizon = Annotated[
     Field(
         gt=0,
         allow_inf_nan=False,
-        description="for survival: the public time at which follow-up ends; later events count as censored",
+        description="for survival: the public time at which follow-up ends; later events count as censored; default: "
+        "the `horizon` of the schema's target",
     ),
 ]
 StartRate = Annotated[
@@ -115,6 +116,8 @@ def newton(
         CompositionError: a number to predict without declared bounds, ``residual`` or ``cap``; survival without
             ``horizon``; a key that belongs to another kind of target.
     """
+    if horizon is None and schema is not None and isinstance(schema.target, Survival):
+        horizon = schema.target.horizon
     _check_keys(task, {"cap": cap, "horizon": horizon, "rate": rate, "residual": residual})
     length = expected_length(schema, inputs) if record_length is None else record_length
     family: LinearFamily
@@ -158,7 +161,8 @@ def _check_keys(task: str, given: Mapping[str, object]) -> None:
     present = {key for key, value in given.items() if value is not None}
     if task == "survival" and "horizon" not in present:
         raise CompositionError(
-            "newton: survival needs method.horizon, the public time at which follow-up ends, in the unit of the times"
+            "newton: survival needs the public time at which follow-up ends, in the unit of the times: target.horizon "
+            "in the schema, or method.horizon"
         )
     if task != "regression" and "cap" in present:
         raise CompositionError(f"newton: method.cap is for counts (regression), not for {task}")

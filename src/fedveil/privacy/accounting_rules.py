@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import log_ndtr, ndtr
 
-from fedveil.privacy.accountant import full_sensitivity
-from fedveil.privacy.accounting_rule import AccountingRule, Divergences, Losses
+from fedveil.privacy.accountant import AccountingRule, Divergences, Losses, full_sensitivity
 from fedveil.privacy.events import (
     Adjacency,
     ConcentratedEvent,
@@ -22,8 +21,8 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
 )
-from fedveil.privacy.fixed_size import fixed_size_distribution, fixed_size_rdp, widest_loss
 from fedveil.privacy.renyi import laplace_rdp, sampled_gaussian_rdp
+from fedveil.privacy.sampling import fixed_size_distribution, fixed_size_rdp, widest_loss
 
 if TYPE_CHECKING:  # imported when needed: it takes half a second
     from dp_accounting.pld import pld_pmf

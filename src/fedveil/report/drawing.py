@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Literal
+from typing import Final, Literal
 
 from fedveil.privacy import statement
 from fedveil.privacy.statement import round_exactly
@@ -143,9 +143,17 @@ def _short(number: str) -> str:
     return re.sub(r"e([+-])0*", r"e\1", number) if "e" in number else number
 
 
+_WRITTEN: Final = {"auc": "AUC", "c_index": "C-index", "r2": "R²", "mae": "MAE", "rmse": "RMSE", "mcc": "MCC"}
+
+
 def words(name: str) -> str:
-    """Return the name of a metric with blanks instead of underscores."""
-    return name.replace("_", " ")
+    """Return the name of a metric as it is usually written, with blanks instead of underscores.
+
+    >>> words("auc[fever]"), words("balanced_accuracy")
+    ('AUC[fever]', 'balanced accuracy')
+    """
+    metric, bracket, rest = name.partition("[")
+    return f"{_WRITTEN.get(metric, metric.replace('_', ' '))}{bracket}{rest}"
 
 
 def line(

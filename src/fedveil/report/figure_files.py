@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -72,12 +73,17 @@ def plot_rows(plot: Plot) -> Iterator[tuple[str, ...]]:
 
 
 def _value(axis: Axis, value: float) -> str:
-    return as_spreadsheet_text(axis.categories[int(value)]) if axis.categories else repr(float(value))
+    """Return a position as text: a category by its name, a place between two by its number, a gap as nothing."""
+    if math.isnan(value):
+        return ""
+    if axis.categories and float(value).is_integer():
+        return as_spreadsheet_text(axis.categories[int(value)])
+    return repr(float(value))
 
 
 def _slug(title: str) -> str:
     """Return a file name of ASCII letters, digits and hyphens."""
-    plain = title.replace("ε", "epsilon").replace("σ", "sigma").lower()
+    plain = title.replace("ε", "epsilon").replace("σ", "sigma").replace("²", "2").lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:60] or "figure"
 
 

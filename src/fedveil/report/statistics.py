@@ -9,7 +9,9 @@ import numpy as np
 
 from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
+    EMPTY,
     Section,
+    collapsible,
     document,
     notice,
     parties,
@@ -20,6 +22,7 @@ from fedveil.report.document import (
 from fedveil.report.drawing import Axis, Plot, Series, line, ribbon, show
 from fedveil.report.run_data import RunData
 from fedveil.run.folder.documents import read_statement
+from fedveil.statistics.evaluation.binary import BY_BIN
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 from fedveil.statistics.figures import ALL, Row, curves, rows
 from fedveil.statistics.intervals import Interval
@@ -163,7 +166,11 @@ def evaluation_section(run: RunData) -> Section | None:
     found = run.evaluated
     if found is None:
         return None
-    rows = [row_cells(row) for row in found.rows]
+    by_bin = [row_cells(row) for row in found.rows if row.figure == BY_BIN]
+    rows = [row_cells(row) for row in found.rows if row.figure != BY_BIN]
+    bins = collapsible(
+        "The calibration as a table", table(HEAD, by_bin, caption="Shares by bin of the score")
+    )
     return Section(
         identifier="evaluation",
         title="Test metrics",
@@ -174,8 +181,9 @@ def evaluation_section(run: RunData) -> Section | None:
         ),
         plots=list(_evaluation_plots(found)),
         body=table(
-            HEAD, rows, caption="Every figure with its interval for the population these people come from"
-        ),
+            HEAD, rows, caption="Figures with their intervals for the population these people come from"
+        )
+        + (bins if by_bin else EMPTY),
     )
 
 

@@ -15,14 +15,15 @@ from fedveil.privacy.statement import show_epsilon
 from fedveil.run.setup import Prepared
 
 _DELTA_SHARE: Final = 10
-"""From delta = 1 / (this |U|) on a delta is worth a warning."""
+"""A delta of 1 / (10 |U|) or more gives a warning."""
 
 
 def people_warnings(prepared: Prepared) -> tuple[Warning, ...]:
-    """Return the warnings about a run; they read public numbers only.
+    """Return the warnings about a run, computed from public numbers only.
 
-    With rho the noise-to-travel ratio, noise is a large part of the model where rho > 1/4, and most of it where
-    rho > 1. Each of the three remedies alone gives rho = 1/4, because rho = sqrt(d) / (|U| mu).
+    Let rho = sqrt(d) / (|U| mu) be the noise-to-travel ratio, for d parameters and a run of Gaussian strength mu. Noise
+    is a large part of the model if rho > 1/4, and most of it if rho > 1. Each of the three remedies (more people, a
+    larger epsilon, a smaller model) gives rho = 1/4 by itself.
     """
     epsilon = prepared.epsilon_after(prepared.experiment.rounds)
     if not math.isfinite(epsilon):

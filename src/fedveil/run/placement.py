@@ -19,7 +19,10 @@ Machines: TypeAlias = Literal["this", "several"]
 
 
 def place_on_device(
-    wanted: Device, cohort_on: Callable[[torch.device], Cohort], trainer_of: Callable[[Cohort], AnyTrainer]
+    wanted: Device,
+    cohort_on: Callable[[torch.device], Cohort],
+    trainer_of: Callable[[Cohort], AnyTrainer],
+    has_cuda: bool | None = None,
 ) -> tuple[Cohort, AnyTrainer]:
     """Return the records on the chosen device, and their trainer.
 
@@ -32,12 +35,13 @@ def place_on_device(
         wanted: the experiment's ``trainer.device``.
         cohort_on: puts the records on a device.
         trainer_of: chooses the trainer of these records, from public facts only.
+        has_cuda: whether this machine has a CUDA device; None: ask PyTorch.
 
     Raises:
         ConfigError: a CUDA device is requested and none is available.
         ModelError: no trainer of the requested name can train the model on any candidate device.
     """
-    available = torch.cuda.is_available()
+    available = torch.cuda.is_available() if has_cuda is None else has_cuda
     if wanted == "cuda" and not available:
         raise ConfigError("trainer.device = cuda: no CUDA device is available here; use auto or cpu")
     devices = ["cuda", "cpu"] if wanted == "auto" and available else [wanted.replace("auto", "cpu")]

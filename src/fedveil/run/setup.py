@@ -23,7 +23,7 @@ from fedveil.methods.method import Method, contribution_weights, message_length
 from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
-from fedveil.privacy.noise.law import grid_gaussian
+from fedveil.privacy.noise import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -78,7 +78,7 @@ class Prepared:
 
     @property
     def secure(self) -> bool:
-        """Whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
+        """Return whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
         return self.experiment.privacy.insecure_seed is None
 
     def epsilon_after(self, rounds: int) -> float:

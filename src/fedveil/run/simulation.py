@@ -20,13 +20,12 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from fedveil.errors import SiloVanished
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.method import message_kinds, message_length
 from fedveil.methods.no_protection import open_sums
-from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
-from fedveil.protocols.errors import SiloVanished
+from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver, Transcript
 from fedveil.protocols.protocol import ProtocolSpec
-from fedveil.protocols.transcript import Transcript
 from fedveil.run.journal import Attempt
 from fedveil.run.loop import Played
 from fedveil.run.releases.release import noisy_sum

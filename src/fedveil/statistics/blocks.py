@@ -23,7 +23,7 @@ from fedveil.statistics.strategy import Kind, Strategy
 
 
 class Encoder(ABC):
-    """What a record is turned into, before groups and strategy.
+    """Base class: map a record to the numbers of a block, before grouping and strategy.
 
     Attributes:
         width: length of a record's vector.
@@ -48,13 +48,13 @@ class Encoder(ABC):
 
     @property
     def n_expected_cells(self) -> int:
-        """One, unless an encoder says so."""
+        """Return 1; encoders with longer vectors override this."""
         return 1
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record."""
+        """Return the names of the columns that are read."""
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def norm(self) -> float:
-        """The largest l2 norm of a record's vector."""
+        """Return the largest l2 norm of a record's vector."""
 
     @abstractmethod
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -94,7 +94,7 @@ class OneHot(Encoder):
 
     @property
     def n_expected_cells(self) -> int:
-        """The cells that are not there for what is missing."""
+        """Return the cells other than those for missing values."""
         return self.cells.n_expected_cells
 
     @property
@@ -133,7 +133,7 @@ class Powers(Encoder):
 
     @property
     def norm(self) -> float:
-        """The square root of the width, where all numbers are at a bound."""
+        """Return the square root of the width, where all numbers are at a bound."""
         return math.sqrt(self.width)
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -185,23 +185,23 @@ class Block:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """What is sent of every group; cells that are in no order are sent as they are."""
+        """Return the strategy matrix of every group; unordered cells are sent as they are."""
         ordered = 0 if self.kind == "flat" else self.encoder.ordered_cells
         return Strategy(self.kind, ordered, self.encoder.width - ordered)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record, its group included."""
+        """Return the names of the columns that are read, those of the groups included."""
         return tuple(name for name in (*self.encoder.columns, *self.groups.columns) if name != "silo")
 
     @property
     def length(self) -> int:
-        """How many numbers are sent."""
+        """Return the number of sent numbers."""
         return self.groups.size * self.strategy.n_sent
 
     @property
     def norm(self) -> float:
-        """The largest l2 norm of one person's vector.
+        """Return the largest l2 norm of one person's vector.
 
         Under a strategy other than flat a record is one-hot, so that its code is a column of the strategy.
         """

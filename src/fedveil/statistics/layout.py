@@ -44,7 +44,7 @@ class LayoutSlot:
 
     @property
     def place(self) -> slice:
-        """Where its numbers are."""
+        """Return the slice of the vector that holds the numbers."""
         return slice(self.start, self.start + self.block.length)
 
 
@@ -74,7 +74,7 @@ class Layout:
 
     @cached_property
     def slots(self) -> tuple[LayoutSlot, ...]:
-        """The blocks with their places and shares, in order."""
+        """Return the blocks with their places and shares, in order."""
         demand = [block.norm * math.sqrt(block.weight * block.length) for block in self.blocks]
         total, start, found = math.fsum(demand), 0, []
         for block, wanted in zip(self.blocks, demand, strict=True):
@@ -89,12 +89,12 @@ class Layout:
 
     @property
     def norm(self) -> float:
-        """The largest l2 norm of one person's vector: 1."""
+        """Return the largest l2 norm of one person's vector: 1."""
         return math.sqrt(math.fsum((slot.scale * slot.block.norm) ** 2 for slot in self.slots))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read, each once."""
+        """Return the columns that are read, each once."""
         return tuple(dict.fromkeys(name for block in self.blocks for name in block.columns))
 
     def slots_of(self, release: str) -> Sequence[LayoutSlot]:

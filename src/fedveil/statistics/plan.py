@@ -1,4 +1,4 @@
-"""What a release would show, before any record is read: predicted errors, and refusals from public numbers alone.
+"""Prediction of the errors of a release from public numbers, and refusal of a hopeless one, before a record is read.
 
 Predictions take all n_users people to have one record each, spread evenly over cells; numbers have a standard deviation
 of a third of half their declared range, so that the bounds are three away. What is true of the noise is exact.
@@ -27,7 +27,7 @@ _QUARTERS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is predicted of one block.
+    """Predicted errors of one block.
 
     Attributes:
         release, part: which.

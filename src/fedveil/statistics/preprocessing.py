@@ -1,4 +1,4 @@
-"""What is declared of tables and updates, refined by releases: bounds, medians, categories, and the clip.
+"""Refinement of declared bounds, medians, categories and of the clip by releases.
 
 =========  ================================================  =======================================================
 asked for  a record is                                       decoded to
@@ -55,7 +55,7 @@ _HALF_POWERS: Final = range(-8, 9)
 
 
 class PreprocessingRequest(DocumentTable):
-    """What a preprocessing is of: public, and fixed before a record is looked at.
+    """Request for preprocessing: public, and fixed before a record is read.
 
     Attributes:
         schema_: as declared.
@@ -79,17 +79,17 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def unit(self) -> float:
-        """What a person's vector weighs in the sum of one silo at most."""
+        """Return the largest weight of a person's vector in the sum of one silo."""
         return unit_of(self.silos, len(self.silo_names))
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The numbers that are looked at."""
+        """Return the numbers that are looked at."""
         return tuple(dict.fromkeys((*self.bounds, *self.impute)))
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """What is released, in the order of the releases: of columns, of lengths of updates; each where asked for.
+        """Return the layouts in the order of the releases: of columns, then of update lengths; each only if requested.
 
         Raises:
             ConfigError: as :attr:`layout`.
@@ -99,7 +99,7 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def layout(self) -> Layout:
-        """The blocks of the release that refines the schema, one a column.
+        """Return the blocks of the release that refines the schema, one a column.
 
         Raises:
             ConfigError: a column of another kind, or missing values that no rule allows.

@@ -1,4 +1,4 @@
-"""What was released: the noisy vector with all that its figures follow from, as ``statistics.json`` keeps it.
+"""Result of a release: the noisy vector and all inputs of its figures, as stored in ``statistics.json``.
 
 Every figure is a function of this file, so a figure that nobody asked for before costs nothing and reads no record.
 """
@@ -25,7 +25,7 @@ FILE: Final = "statistics.json"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedStatistics:
-    """A release.
+    """Result of one release.
 
     Attributes:
         name: of the run.
@@ -46,27 +46,27 @@ class ReleasedStatistics:
 
     @cached_property
     def layout(self) -> Layout:
-        """The blocks of the vector."""
+        """Return the blocks of the vector."""
         return compose(self.request, self.schema, self.silos).layout
 
     @property
     def unit(self) -> float:
-        """What one person, or one person-silo pair, adds to a sum."""
+        """Return what one counted unit (a person, or a (person, silo) pair) adds to a sum."""
         return unit_of(self.request.silos, len(self.silos))
 
     @property
     def people_per_unit(self) -> float:
-        """How many counted units one person may be."""
+        """Return the largest number of counted units of one person."""
         return 1 / self.unit
 
     @property
     def counted_unit(self) -> str:
-        """What is counted, in words."""
+        """Return the counted unit in words: people, or (person, silo) pairs."""
         return "people" if self.unit == 1 else "person-silo pairs"
 
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], Cells]:
-        """The cells of every block, by release and part."""
+        """Return the cells of every block, by release and part."""
         return decode(self.layout, self.made.vector, self.made.std, self.unit)
 
     def to_json(self) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from fedveil.files import check_schema_version, reading
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 2.0**53
-"""What no number of a sum exceeds: sums of people are exact up to 2^52 steps of a grid that is at most 1."""
+"""Largest number in a stored sum: sums are exact up to 2^52 steps of a grid of at most 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class NoisySum:
-    """What a release ended with.
+    """Noisy sum that ends a release.
 
     Attributes:
         vector: (d,) the sum of the silos' messages.
@@ -62,7 +62,7 @@ class NoisySum:
 
 
 NoisySums = tuple[NoisySum, ...]
-"""What was released so far, in its order."""
+"""Sums released so far, in order."""
 
 
 Numbers = tuple[float, Float64[np.ndarray, " d"]]

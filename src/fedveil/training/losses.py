@@ -77,12 +77,12 @@ class Loss(ABC):
 
     @property
     def in_closed_form(self) -> bool:
-        """Whether :meth:`slopes` is a formula of this class and does not need ``torch.func``."""
+        """Return whether :meth:`slopes` is a formula of this class and does not need ``torch.func``."""
         return type(self).slopes is not Loss.slopes
 
     @property
     def by_row(self) -> bool:
-        """Whether rows of several contributions may be passed in one call of :meth:`slopes`.
+        """Return whether rows of several contributions may be passed in one call of :meth:`slopes`.
 
         True only for the formulas of this module, which treat each row separately by inspection. A third-party
         function may look at other rows for a few values only, and so pass every trial.
@@ -569,7 +569,7 @@ class ClassWeighted(Loss):
 
     @property
     def by_row(self) -> bool:
-        """Whether the base loss treats each row separately; the weight depends on its own row alone."""
+        """Return whether the base loss treats each row separately; the weight depends on its own row alone."""
         return self._base.by_row
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:

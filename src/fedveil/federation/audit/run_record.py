@@ -38,15 +38,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import RunFolderError
+from fedveil.errors import CryptoError, ProtocolError, RunFolderError
 from fedveil.federation.exchange import Answers
 from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, writing
 from fedveil.line_log import LineLog, split_lines
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.session_messages import (
     Attestation,
     Declined,

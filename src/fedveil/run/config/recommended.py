@@ -57,7 +57,7 @@ class TableFacts:
         n_users: |U|.
         columns: number of declared columns; of a table without a schema the number of features.
         scaled: whether a schema scales the features to [-1, 1].
-        bounded: whether a number to predict has declared bounds.
+        bounded: whether a number to predict has declared bounds, or survival a declared horizon.
         epsilon: of the run.
     """
 
@@ -166,9 +166,15 @@ class Recommended:
     def table_model(self, facts: TableFacts) -> TableModel:
         """Return the model for a table by public facts; docs/which-model.md has the figures behind the rule."""
         linear = TableModel(model="linear", method=None, rounds=self.rounds, reason="")
+        newton = TableModel(model="whitened-linear", method="newton", rounds=12, reason="")
+        if facts.task == "survival" and facts.bounded:
+            return replace(
+                newton, model="whitened-hazards", reason="survival up to the horizon of the schema"
+            )
         if facts.task == "survival":
             return replace(
-                linear, reason="newton needs a declared horizon for survival, and there are no trees for it"
+                linear,
+                reason="survival without a declared horizon (target.horizon in the schema), which newton needs",
             )
         if facts.task not in ("classification", "regression"):
             return replace(linear, reason=f"{facts.task} has no Newton step and no tree here")
@@ -179,7 +185,6 @@ class Recommended:
         if (facts.classes or 2) > MOST_CLASSES:
             return replace(linear, reason=f"Newton steps were compared on up to {MOST_CLASSES} classes")
         evidence, needed = facts.n_users * facts.epsilon, max(TREES_FROM, TREES_FROM_A_COLUMN * facts.columns)
-        newton = TableModel(model="whitened-linear", method="newton", rounds=12, reason="")
         if facts.task == "regression":
             return replace(newton, reason="trees lost against it where a number was predicted")
         if not facts.scaled:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.data.schema import Amount, Amounts, Label, Labels, Schema, read_schema
+from fedveil.data.schema import Amount, Amounts, Label, Labels, Schema, Survival, Target, read_schema
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts, TableModel, subtable
 from fedveil.run.config.task_choice import BY_TASK
 
@@ -58,6 +58,13 @@ def complete_for_table(document: Mapping[str, Any], folder: Path) -> tuple[dict[
     return found, chosen
 
 
+def is_bounded(target: Target) -> bool:
+    """Return whether a number to predict has declared bounds, or survival a declared horizon."""
+    if isinstance(target, Survival):
+        return target.horizon is not None
+    return isinstance(target, Amount) and target.bounds is not None
+
+
 def _facts(schema: Schema, epsilon: float) -> TableFacts:
     """Return the public facts of a table, as its schema declares them."""
     target = schema.target
@@ -68,6 +75,6 @@ def _facts(schema: Schema, epsilon: float) -> TableFacts:
         n_users=schema.n_users,
         columns=len(schema.features),
         scaled=True,
-        bounded=isinstance(target, Amount) and target.bounds is not None,
+        bounded=is_bounded(target),
         epsilon=epsilon,
     )

@@ -112,7 +112,7 @@ class DocumentParts(RunParts[PartEnding]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every release is made."""
+        """Return whether every release is made."""
         return len(self.prepared.read(self.folder)) == self.prepared.count
 
     @property

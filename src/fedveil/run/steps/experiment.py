@@ -410,7 +410,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left to release."""
+        """Return whether nothing is left to release."""
         if self._training is None:
             return False
         if self.prepared.evaluation is not None:

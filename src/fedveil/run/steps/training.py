@@ -123,7 +123,7 @@ class TrainingPart:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last round is complete, or the budget allows no other."""
+        """Return whether the last round is complete, or the budget allows no other."""
         if self.step is None:
             return self.number > self.prepared.experiment.rounds
         return self.step.refusal() is not None

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from fedveil.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -30,12 +32,38 @@ class WrongServerKeyError(ssl.SSLCertVerificationError):
     """A server certificate of the federation's authority with another key than the membership names."""
 
 
-def proxy_for(host: str) -> str | None:
-    """Return the URL of the proxy that the environment names for a host (``HTTPS_PROXY``, ``NO_PROXY``), or None."""
-    if urllib.request.proxy_bypass(host):  # type: ignore[attr-defined, unused-ignore]
+def host_of_server(server: str) -> str:
+    """Return the host of ``HOST:PORT``, without the brackets of an IPv6 address."""
+    return server.rpartition(":")[0].strip("[]")
+
+
+def proxy_for(server: str) -> str | None:
+    """Return the URL of the proxy that the environment names for a server, or None.
+
+    The variables are ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``; ``HOST:PORT`` means ``http://HOST:PORT``.
+
+    Args:
+        server: host and port.
+
+    Raises:
+        ConfigError: not the URL of an HTTP proxy.
+    """
+    if urllib.request.proxy_bypass(host_of_server(server)):  # type: ignore[attr-defined, unused-ignore]
         return None
     proxies = urllib.request.getproxies()
-    return proxies.get("https") or proxies.get("all")
+    named = proxies.get("https") or proxies.get("all")
+    if not named:
+        return None
+    url = named if "://" in named else f"http://{named}"
+    try:
+        if httpx.Proxy(url).url.scheme in ("http", "https") and urlsplit(url).hostname:
+            return url
+    except (ValueError, httpx.InvalidURL):
+        pass
+    raise ConfigError(  # without what it is: it may have a password
+        "HTTPS_PROXY (or ALL_PROXY): must be an HTTP proxy, http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT; "
+        "other kinds, such as SOCKS, are not supported"
+    )
 
 
 _VERIFY_SENTENCES: Final = (

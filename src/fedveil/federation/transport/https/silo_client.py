@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -20,11 +21,13 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
 from fedveil.federation.transport.fault_log import FaultLog
@@ -38,7 +41,6 @@ from fedveil.federation.transport.https.connection_faults import (
 )
 from fedveil.federation.transport.https.key_digests import KeyDigests
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
-from fedveil.protocols.errors import ProtocolError
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
@@ -56,6 +58,7 @@ _FINAL_STATUSES: Final = (
 )
 """Of an answer that was brought: taken, answers no current message, too long. After any other it is brought again."""
 
+_TAG: Final = re.compile(r"[\x21-\x7e]{1,100}")
 _log = logging.getLogger("fedveil.silo")
 
 
@@ -148,7 +151,7 @@ class Contact:
 def _skew(date: str) -> float | None:
     try:
         return time.time() - parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -175,7 +178,7 @@ class SiloClient:
     ) -> None:
         self._server, self._answer, self._largest = server, answer, largest
         self._report, self._backoff = report, backoff
-        self._proxy = proxy_for(server.rpartition(":")[0].strip("[]"))
+        self._proxy = proxy_for(server)
         self._client = httpx.Client(
             base_url=f"https://{server}",
             verify=context,
@@ -184,6 +187,7 @@ class SiloClient:
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
             headers={"Accept-Encoding": "identity"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # what a server sets is not kept
         )
         self._faults = FaultLog(_log)
         self._failures, self._connected = 0, False
@@ -238,7 +242,10 @@ class SiloClient:
             self._backoff.sleep(_REPLACED_SECONDS)
         if status != HTTPStatus.OK:
             return False
-        self._tag = headers.get(TAG_HEADER, "")
+        tag = headers.get(TAG_HEADER, "")
+        if not _TAG.fullmatch(tag):
+            raise FaultError(Fault("tag", f"{self._server}: sent a message without a valid {TAG_HEADER}"))
+        self._tag = tag
         if "again" not in headers:
             self._message = body
         return True
