@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float64
 from lifelines import CoxPHFitter
 from lifelines.utils import concordance_index
@@ -160,6 +160,10 @@ def _public_outputs(table: Table, trained_on: Bool[np.ndarray, " n"]) -> Float64
         poisson = PoissonRegressor(alpha=1e-4, max_iter=1000).fit(features[trained_on], target)
         return np.asarray(poisson.predict(features))
     columns = [f"x{j}" for j in range(features.shape[1])]
-    frame = pd.DataFrame(features[trained_on], columns=columns).assign(event=target[:, 0], time=target[:, 1])
+    frame = (
+        import_module("pandas")
+        .DataFrame(features[trained_on], columns=columns)
+        .assign(event=target[:, 0], time=target[:, 1])
+    )
     cox = CoxPHFitter(penalizer=1e-3).fit(frame, "time", "event")
     return np.asarray(features @ cox.params_[columns].to_numpy())

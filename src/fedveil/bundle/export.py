@@ -43,9 +43,9 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         import_module("onnxscript")
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'fedveil[onnx]'") from None
-    if isinstance(bundle.model, BoostedTrees | WhitenedLinear):
-        written = _tree_ensemble if isinstance(bundle.model, BoostedTrees) else _linear_layer
-        nodes, outputs, tensors = written(bundle.model)
+    if isinstance(model := bundle.model, BoostedTrees | WhitenedLinear):
+        found = _tree_ensemble(model) if isinstance(model, BoostedTrees) else _linear_layer(model)
+        nodes, outputs, tensors = found
         with writing(path, BundleError):
             path.write_bytes(_onnx_model(nodes, bundle.manifest.input.shape, outputs, tensors))
         return path
@@ -109,14 +109,14 @@ def _linear_layer(model: WhitenedLinear) -> _Graph:
     ]
     constants = {"weight": weight, "bias": bias}
     if isinstance(model, WhitenedRates):
-        constants |= {"low": np.float32(-REACH), "high": np.float32(REACH)}
+        constants |= {"low": np.array(-REACH, np.float32), "high": np.array(REACH, np.float32)}
         nodes += [
             helper.make_node("Clip", ["linear", "low", "high"], ["cut"]),
             helper.make_node("Exp", ["cut"], ["outputs"]),
         ]
     else:
         nodes.append(helper.make_node("Identity", ["linear"], ["outputs"]))
-    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     return nodes, len(weight), tensors
 
 
