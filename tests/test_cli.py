@@ -360,6 +360,7 @@ def test_no_help_imports_a_numerical_library(tmp_path: Path) -> None:
     assert done.stdout.strip() == "True {0} []"
 
 
+@pytest.mark.slow
 def test_what_a_run_imports_leaves_out_what_only_some_accounting_needs(tmp_path: Path) -> None:
     slow = "{'scipy.stats', 'scipy.signal', 'dp_accounting', 'pandas', 'sklearn'}"
     code = (

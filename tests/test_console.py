@@ -191,6 +191,7 @@ def model(shape, outputs):
 """A model during whose second round somebody presses Ctrl-C."""
 
 
+@pytest.mark.parametrize("place", ["20"], indirect=True)
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
     assert "round 2/2" in output("resume", place / "runs" / NAME, "--code", "interrupted:model")
 
 
+@pytest.mark.parametrize("place", ["80"], indirect=True)
 def test_an_interruption_before_any_run_names_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "never_built.py").write_text("def model(*_):\n    raise KeyboardInterrupt\n")
     monkeypatch.syspath_prepend(place)

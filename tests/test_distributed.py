@@ -314,20 +314,33 @@ def torchrun(*arguments: str, ranks: int = 2, **variables: str) -> subprocess.Co
     )
 
 
+def same_under_torchrun(arguments: list[str], ranks: int, runs: int, folder: Path) -> None:
+    """Play a command in several ranks and in one process, and hold their models together bit for bit."""
+    done = torchrun("-m", "fedveil", *arguments, "--runs", str(folder / "several"), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    alone = [sys.executable, "-m", "fedveil", *arguments, "--runs", str(folder / "one")]
+    subprocess.run(alone, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    models = sorted((folder / "one").rglob("model.safetensors"))
+    assert len(models) == runs
+    for one in models:
+        several = folder / "several" / one.relative_to(folder / "one")
+        assert torch.equal(model(several.parent), model(one.parent))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["loop", "vmap"])
 def test_fedveil_run_under_torchrun_gives_the_models_of_one_process(trainer: str, tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(seeded(trainer).to_toml())
-    arguments = ["run", str(tmp_path / "one.toml"), "--seeds", "2", "--set", "rounds=2", "--runs"]
-    done = torchrun("-m", "fedveil", *arguments, str(tmp_path / "several"))
-    assert done.returncode == 0, done.stderr
-    alone = [sys.executable, "-m", "fedveil", *arguments, str(tmp_path / "one")]
-    subprocess.run(alone, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
-    models = sorted((tmp_path / "one").rglob("model.safetensors"))
-    assert len(models) == 2
-    for one in models:
-        several = tmp_path / "several" / one.relative_to(tmp_path / "one")
-        assert torch.equal(model(several.parent), model(one.parent))
+    arguments = ["run", str(tmp_path / "one.toml"), "--seeds", "2", "--set", "rounds=2"]
+    same_under_torchrun(arguments, 2, 2, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_ranks_play_a_variant_of_a_preset(tmp_path: Path) -> None:
+    keys = ("rounds=2", "privacy.insecure_seed=5", "trainer.name=loop", "trainer.device=cpu")
+    options = [word for key in keys for word in ("--set", key)]
+    arguments = ["run", "digits", "--variant", "uldp-naive", "--seeds", "2", *options]
+    same_under_torchrun(arguments, 3, 2, tmp_path)
 
 
 @pytest.mark.slow

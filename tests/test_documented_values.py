@@ -152,7 +152,7 @@ PLAYED = [one for one in cases() if not one.alone]
 @pytest.mark.parametrize(
     "case",
     [
-        *fast_every((one for one in PLAYED if not one.slow), 2),
+        *fast_every((one for one in PLAYED if not one.slow), 3),
         *slow_only(one for one in PLAYED if one.slow),
     ],
     ids=lambda case: case.name,

@@ -216,7 +216,7 @@ def test_no_silo_feels_those_it_takes_its_steps_beside(model):
 
 
 def test_silos_side_by_side_train_as_one_by_one():
-    task, cohort = task_of("mlp_groupnorm"), cohort_of([12, 40, 3, 0], n_silos=4)
+    task, cohort = task_of("mlp_groupnorm"), cohort_of([6, 12, 3, 0], n_silos=4)
     together = updates_of(task, cohort, [0, 1, 2, 3])
     one_by_one = updates_of(task, cohort, [0, 1, 2, 3], together=False)
     assert float(one_by_one[:3].norm(dim=1).min()) > 0.01

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
@@ -105,6 +106,14 @@ TABLE = Table(
 )
 
 
+def wait_for_port(port: int) -> None:
+    for _ in range(1200):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the scheduler did not start")
+
+
 @contextmanager
 def dask_cluster(port: int) -> Iterator[tuple[str, Callable[[], int]]]:
     """Start a scheduler; yield its address, and a function that starts a worker and returns its process id."""
@@ -125,6 +134,7 @@ def dask_cluster(port: int) -> Iterator[tuple[str, Callable[[], int]]]:
         return opened[-1].pid
 
     with started(*scheduler):
+        wait_for_port(port)
         try:
             yield address, start_worker
         finally:

@@ -125,7 +125,10 @@ class Record:
         pytest.param(
             SAMPLED,
             {"cipher": "rlwe"},
-            marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+            ],
         ),
     ],
     ids=["all", "sampled", "a gradient, squared", "rlwe"],

@@ -16,6 +16,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.statistics.inference.families import PiecewiseExponential
 from fedveil.training.losses import load_loss
 from fedveil.training.metrics import c_index
+from tests.slow_cases import slow_only
 
 FAMILY = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4, 0.6, entry="e")
 PLAIN = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4, 0.6)
@@ -244,7 +245,7 @@ def late_population(n: int = 400) -> fv.Population:
     )
 
 
-@pytest.mark.parametrize("model", ["linear", "whitened-hazards"])
+@pytest.mark.parametrize("model", ["whitened-hazards", *slow_only(["linear"])])
 def test_a_model_is_trained_from_records_that_entered_late(model: str, tmp_path: Path) -> None:
     people = late_population()
     assert people.train.targets.shape[1] == 3

@@ -781,3 +781,26 @@ def test_more_budget_gives_a_better_model(tmp_path: Path) -> None:
         right = trained.predict(test.train.features) == test.train.targets
         found.append(right.mean())
     assert all(one < other for one, other in pairwise(found))
+
+
+@pytest.mark.parametrize("method", ["uldp-avg-w", "newton"])
+def test_a_loss_that_compares_a_users_own_records_is_told(method: str) -> None:
+    """Cox's likelihood of one record is constant, so that a user with one record moves no model."""
+    rng = np.random.default_rng(0)
+    targets = np.stack([np.ones(60), rng.uniform(0.1, HORIZON, 60)], axis=1)
+    people = fv.population(
+        rng.uniform(-1, 1, (60, 2)),
+        targets,
+        user=np.arange(60),
+        silo=np.arange(60) % 2,
+        n_users=60,
+        task="survival",
+        silos=[0, 1],
+    )
+    model, own = ("whitened-hazards", fv.newton(horizon=HORIZON)) if method == "newton" else ("linear", None)
+    said = [
+        row
+        for row in fv.check(model, people, method=own, epsilon=5.0).rows[0]["warnings"]
+        if "compares" in row
+    ]
+    assert len(said) == (method != "newton")

@@ -415,7 +415,6 @@ TABLE = TableFacts(
         ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
         ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
-        ({"task": "survival", "classes": None, "bounded": False}, None, "without a declared horizon"),
         (
             {"task": "survival", "classes": None, "bounded": True},
             "newton",
@@ -432,6 +431,11 @@ def test_public_facts_choose_the_model_of_a_table(
     assert found.model == {"newton": newton, "boosted-trees": "boosted-trees", None: "linear"}[method]
     assert found.rounds == {"newton": 12, "boosted-trees": 31, None: 30}[method]
     assert reason in found.reason
+
+
+def test_survival_without_a_horizon_is_refused_with_what_would_do() -> None:
+    with pytest.raises(ConfigError, match=r"horizon in the schema's target \(horizon = 1825\)"):
+        RECOMMENDED.table_model(replace(TABLE, task="survival", classes=None))
 
 
 def table(folder: Path, n_users: int, seed: int = 0) -> Population:
@@ -473,7 +477,7 @@ def test_a_table_alone_is_trained_by_the_model_of_its_public_facts(
     assert chosen[1] == chosen[0]
 
 
-def test_arrays_alone_take_newton_steps_and_survival_the_recommended_settings(tmp_path: Path) -> None:
+def test_arrays_alone_take_newton_steps_and_survival_names_what_it_needs(tmp_path: Path) -> None:
     found = fv.train(people(400), epsilon=3, rounds=3, protection="none", folder=tmp_path)
     document = tomllib.loads(found.settings)
     assert (document["method"]["name"], document["protection"]["name"]) == ("newton", "none")
@@ -490,8 +494,8 @@ def test_arrays_alone_take_newton_steps_and_survival_the_recommended_settings(tm
         test_targets=tested,
         test_rows=None,
     )
-    survival = fv.train(lives, epsilon=3, rounds=1, folder=tmp_path)
-    assert tomllib.loads(survival.settings)["method"]["name"] == "uldp-avg-w"
+    with pytest.raises(ConfigError, match="target: survival needs the public time"):
+        fv.train(lives, epsilon=3, rounds=1, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

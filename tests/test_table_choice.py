@@ -69,7 +69,6 @@ def write_tables(folder: Path, users: int) -> None:
         ("unbounded", 400, "linear", None, None),
         ("labels", 400, "linear", None, None),
         ("numbers", 400, "linear", None, None),
-        ("survival", 400, "linear", None, None),
         ("followed", 400, "whitened-hazards", "newton", 12),
     ],
 )
@@ -108,6 +107,11 @@ def test_a_file_and_python_choose_the_same(tmp_path: Path, capsys: pytest.Captur
     checked = fv.check(people, epsilon=2)
     assert checked.rows[0]["parameters"] == prepare(from_file).task.dimension
     assert checked.rows[0]["epsilon"] == pytest.approx(result.statement.epsilon)
+
+
+def test_survival_without_a_horizon_is_refused_before_a_table_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="target: survival needs the public time"):
+        complete_for_table(document(tmp_path, TARGETS["survival"]), tmp_path)
 
 
 def test_survival_with_a_horizon_takes_newton_steps_in_a_file_and_in_python(tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ def test_a_document_that_decides_for_itself_stays_as_it_is(changes: dict[str, An
     assert complete_for_table(asked, tmp_path) == (asked, None)
 
 
-@pytest.mark.parametrize("target", ["two classes", "survival"])
+@pytest.mark.parametrize("target", ["two classes", "unbounded"])
 def test_institutions_name_their_file_of_main_silos_and_leave_the_rest_to_the_rule(
     target: str, tmp_path: Path
 ) -> None:

@@ -149,7 +149,13 @@ TRAINED = (
 UNEQUAL = ("group", "dp-fed-ls")
 """Cases that no trainer makes the same everywhere: DP-SGD trains by itself, a Fourier transform rounds."""
 WHOLE = tuple(name for name in CASES if name not in UNEQUAL)
-SLOW = ("weighted paillier", "weighted sampled", "weighted retry", "weighted sampled in private")
+SLOW = (
+    "weighted paillier",
+    "weighted rlwe",
+    "weighted sampled",
+    "weighted retry",
+    "weighted sampled in private",
+)
 TWINS = (("avg rounded", "masked"), ("avg-w sampled rounded", "masked avg-w sampled"))
 """Cases whose models are equal, because only the way to the sum differs."""
 

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Shaped
@@ -53,7 +53,7 @@ class GrowingColumn:
             with writing(f"{FOLDER_VARIABLE}: {folder}", ConfigError):
                 self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> GrowingColumn:
         return self
 
     def __exit__(self, *_: object) -> None:

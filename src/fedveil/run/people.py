@@ -1,9 +1,9 @@
-"""Warn before training, from public numbers, where a run has too few people for its model or its delta."""
+"""Warn before training, from public facts, where a run has too few people, or a loss that teaches it nothing."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 from fedveil.errors import LargeDeltaWarning, PrivacyError, TooFewPeopleWarning
 from fedveil.methods.guarantee import PublicFacts
@@ -28,7 +28,7 @@ def people_warnings(prepared: Prepared) -> tuple[Warning, ...]:
     epsilon = prepared.epsilon_after(prepared.experiment.rounds)
     if not math.isfinite(epsilon):
         return ()
-    found = [_few_people(prepared, epsilon), _large_delta(prepared)]
+    found = [_few_people(prepared, epsilon), _large_delta(prepared), _lone_records(prepared)]
     return tuple(one for one in found if one is not None)
 
 
@@ -39,6 +39,19 @@ def _large_delta(prepared: Prepared) -> Warning | None:
     return LargeDeltaWarning(
         f"delta = {delta:g} allows to publish the records of {delta * users:.2g} of {users} people in expectation; "
         f"take a delta below {1 / (_DELTA_SHARE * users):.2g}"
+    )
+
+
+def _lone_records(prepared: Prepared) -> Warning | None:
+    """Return a warning if a loss compares records, and a contribution holds those of one user in one silo."""
+    method: Any = prepared.method
+    loss = prepared.task.loss
+    if loss.separable or method.local.sums_records or method.contribution.per not in ("pair", "record"):
+        return None
+    return UserWarning(
+        f"the loss {loss.name} compares records with each other, and one contribution holds those of one user in one "
+        "silo: a user with a single record there moves nothing. The method newton with a horizon (target.horizon in "
+        "the schema, model whitened-hazards) compares no records"
     )
 
 

@@ -164,7 +164,11 @@ class Recommended:
         return found
 
     def table_model(self, facts: TableFacts) -> TableModel:
-        """Return the model for a table by public facts; docs/which-model.md has the figures behind the rule."""
+        """Return the model for a table by public facts; docs/which-model.md has the figures behind the rule.
+
+        Raises:
+            ConfigError: survival without a declared horizon.
+        """
         linear = TableModel(model="linear", method=None, rounds=self.rounds, reason="")
         newton = TableModel(model="whitened-linear", method="newton", rounds=12, reason="")
         if facts.task == "survival" and facts.bounded:
@@ -172,9 +176,11 @@ class Recommended:
                 newton, model="whitened-hazards", reason="survival up to the horizon of the schema"
             )
         if facts.task == "survival":
-            return replace(
-                linear,
-                reason="survival without a declared horizon (target.horizon in the schema), which newton needs",
+            raise ConfigError(
+                "target: survival needs the public time at which follow-up ends: horizon in the schema's target "
+                "(horizon = 1825), or in Python fedveil.train('whitened-hazards', people, "
+                "method=fedveil.newton(horizon=1825), rounds=12, epsilon=2); without it only models that compare a "
+                "user's own records are left, and users with one record each teach them nothing"
             )
         if facts.task not in ("classification", "regression"):
             return replace(linear, reason=f"{facts.task} has no Newton step and no tree here")
