@@ -1,7 +1,4 @@
-"""Writes docs/which-model.md of the results of three benchmarks: ``python -m benchmarks.tables_page``.
-
-They are ``tables``, ``counts_and_survival`` and ``choices``, in this order on the page.
-"""
+"""Writes docs/which-model.md of results/tables.json and results/choices.json: ``python -m benchmarks.tables_page``."""
 
 from __future__ import annotations
 
@@ -15,27 +12,19 @@ from reproduction.results import Results
 from benchmarks.choices import CELLS, SHARES, rule
 from benchmarks.choices import named as named_choice
 from benchmarks.choices import read as read_choices
-from benchmarks.counts_and_survival import PUBLIC as NO_PRIVACY
-from benchmarks.counts_and_survival import named as named_study
-from benchmarks.counts_and_survival import read as read_studies
 from benchmarks.table_data import RDATASETS, TABLES
 from benchmarks.tables import MODELS, PUBLIC, Cell, epsilons_of, named, read
 
 _PAGE: Final = Path("docs/which-model.md")
 _HEAD: Final = Path(__file__).with_name("tables_head.md")
-_STUDIES: Final = Path(__file__).with_name("counts_and_survival_head.md")
 _CHOICES: Final = Path(__file__).with_name("choices_head.md")
 
 
-def page(results: Results, studies: Results, choices: Results) -> str:
-    """Return the page of some results: models by table, by study, and private choices among them."""
-    parts = [
-        (_HEAD, _lines(results)),
-        (_STUDIES, _studies(studies)),
-        (_CHOICES, _choices(results, choices)),
-    ]
-    texts = [head.read_text(encoding="utf-8") + "\n" + "\n".join(lines) for head, lines in parts]
-    return "\n\n".join(texts) + "\n"
+def page(results: Results, choices: Results) -> str:
+    """Return the page of some results: models by table, and private choices among them."""
+    lines, chosen = "\n".join(_lines(results)), "\n".join(_choices(results, choices))
+    head, tail = (one.read_text(encoding="utf-8") for one in (_HEAD, _CHOICES))
+    return f"{head}\n{lines}\n\n{tail}\n{chosen}\n"
 
 
 def _lines(results: Results) -> Iterator[str]:
@@ -49,27 +38,6 @@ def _lines(results: Results) -> Iterator[str]:
             shown = [_shown(one, best) for one in found]
             plain = [f"{np.mean(_values((name, one, 0.0), results)):.3f}" for one in PUBLIC]
             yield f"| {name} | {epsilon:g} | {' | '.join((*shown, *plain))} |"
-
-
-def _studies(results: Results) -> Iterator[str]:
-    """Yield the rows of counts and survival: one a study and private model, beside no privacy."""
-    yield "| study | model | mean ± standard error | no privacy |"
-    yield "| --- | --- | --- | --- |"
-    cells = dict.fromkeys(run.cell for run in results.runs)
-    for name in dict.fromkeys(cell.split(": ")[0] for cell in cells):
-        plain = np.mean(_numbers(named_study(name, NO_PRIVACY), results))
-        found = {one: _numbers(one, results) for one in cells if one.startswith(f"{name}: ")}
-        del found[named_study(name, NO_PRIVACY)]
-        best = max(float(np.mean(one)) for one in found.values())
-        for cell, values in found.items():
-            model = cell.removeprefix(f"{name}: ").partition(", epsilon")[0]
-            yield f"| {name} | {model} | {_shown(values, best)} | {plain:.3f} |"
-
-
-def _numbers(cell: str, results: Results) -> list[float]:
-    """Return the values of a cell that has one value a run."""
-    found = [value for run in results.runs_of(cell) for value in run.values.values()]
-    return [one for one in found if one is not None]
 
 
 def _choices(results: Results, choices: Results) -> Iterator[str]:
@@ -92,7 +60,8 @@ def _choices(results: Results, choices: Results) -> Iterator[str]:
 
 
 def _values(cell: Cell, results: Results) -> list[float]:
-    return _numbers(named(cell), results)
+    found = [run.values["auc"] for run in results.runs_of(named(cell))]
+    return [one for one in found if one is not None]
 
 
 def _shown(values: list[float], best: float) -> str:
@@ -103,4 +72,4 @@ def _shown(values: list[float], best: float) -> str:
 
 
 if __name__ == "__main__":
-    _PAGE.write_text(page(read(), read_studies(), read_choices()), encoding="utf-8")
+    _PAGE.write_text(page(read(), read_choices()), encoding="utf-8")

@@ -129,7 +129,6 @@ def test_a_result_file_belongs_to_a_table():
         "first-run",
         "tables",
         "choices",
-        "counts-and-survival",
         "flamby",
         "ergonomics",
         "statistics",

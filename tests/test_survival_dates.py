@@ -14,6 +14,9 @@ from fedveil.data.raw_table import read_whole
 from fedveil.data.schema import Schema, Survival, parse_schema
 from fedveil.data.tables import read_tables
 from fedveil.errors import DataError
+from fedveil.run.config.declared_tables import declared_tables
+from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument
+from fedveil.run.releases.requests import request_scope
 
 DATED = """
 n_users = 400
@@ -143,3 +146,19 @@ def test_dates_that_are_no_follow_up_are_not_drafted_so(tmp_path: Path) -> None:
     dates = drawn(60)[0].rename(columns={"p": "patient", "last_seen": "birth", "registered": "visit"})
     dates.to_csv(tmp_path / "sample.csv", index=False)
     assert parsed(draft_schema(tmp_path / "sample.csv")).target.kind == "label"
+
+
+def test_a_scope_names_the_dates_that_a_release_reads_and_not_the_time_between_them(tmp_path: Path) -> None:
+    """A silo's policy lists columns: a schema must not read dates under the name of an allowed column."""
+    dated = re.sub("entry = .*", "", DATED)
+    (tmp_path / "schema.toml").write_text('silos = ["north"]' + dated)
+    table = {"schema_file": str(tmp_path / "schema.toml"), "files": [str(written(tmp_path, GOOD))]}
+    common = {"name": "a", "data": {"table": table}, "privacy": {"epsilon": 1.0}}
+    curve = {"silos": "uniform", "release": {"s": {"kind": "survival", "grid": [0, 1, 2]}}}
+    effects = {"family": "survival", "silos": "uniform", "features": ["x"], "grid": [0, 1, 2], "rate": 0.1}
+    for document in (
+        ReleaseDocument.model_validate(common | {"statistics": curve}),
+        InferenceDocument.model_validate(common | {"inference": effects}),
+    ):
+        columns = request_scope(document, declared_tables(document.data.table)).columns
+        assert columns - {"x"} == {"diagnosed", "last_seen", "died"}
