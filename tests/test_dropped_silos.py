@@ -28,9 +28,8 @@ from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt, Journal, Step, StepKey
 from fedveil.run.loop import Played, play_part
-from fedveil.run.rounds.next_model import next_model
 from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutRule, DropoutSimulation
-from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_context import RoundContext, next_model
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA

@@ -47,6 +47,7 @@ from fedveil.run.releases.evaluation import attach_scores, outputs_of
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import resume, run
+from fedveil.statistics.blocks import Layout
 from fedveil.statistics.cells import Everybody, Silos
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.binary import TwoClasses
@@ -59,7 +60,6 @@ from fedveil.statistics.evaluation.result import (
     read_evaluated,
 )
 from fedveil.statistics.intervals import Interval
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.training.metrics import c_index
 from tests.doc_examples import BLOCKS

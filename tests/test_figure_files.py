@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from fedveil.api.run_folders import compare
 from fedveil.errors import ConfigError
-from fedveil.report.drawing import Axis, Mark, Plot, Series
+from fedveil.report.drawing import Axis, Mark, Plot, Series, draw
 from fedveil.report.figure_files import write_figures
 from fedveil.report.page import run_plots
 from fedveil.report.run_data import load_run
-from fedveil.report.svg import draw
 from tests.commands import as_json
 from tests.report_folders import metric_rows, write_run
 

@@ -25,12 +25,12 @@ import pytest
 from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
-from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import ANSWER_PATH, MEMBERS_PATH, MESSAGE_PATH, MESSAGES_PATH
+from fedveil.federation.transport.https.connection_faults import FaultLog
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.silo_client import SiloClient
+from fedveil.federation.transport.interface import ANSWER_PATH, MEMBERS_PATH, MESSAGE_PATH, MESSAGES_PATH
 from tests.fuzz import Decoder, Requests, play
 from tests.mailboxes import Place, ServedMailbox, certify, make_place
 

@@ -165,7 +165,6 @@ NAMED: dict[str, dict[str, str]] = {
         "the label is missing": VALUE,
     },
     "data/records.py": {"": BY_HAND},
-    "data/salted_file.py": {"": SCHEMA},
     "data/table_file.py": {
         "a table is a .csv": FILE,
         "cannot be read": FILE,
@@ -176,8 +175,6 @@ NAMED: dict[str, dict[str, str]] = {
         "the sheet is empty": FILE,
         "and exactly one is needed": FILE,
         "has no column": FILE,
-    },
-    "data/csv_lines.py": {
         "an odd number of quotation marks": LINE,
         "and the header": LINE,
         "a cell goes on in the next line": LINE,

@@ -39,8 +39,15 @@ from fedveil.run.setup import prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.sklearn import CoxRegressor, Regressor
 from fedveil.training.losses import load_loss
-from fedveil.training.newton import CountFamily, HazardFamily, LinearFamily, LocalNewton, WhitenedLinear
-from fedveil.training.newton_steps import NewtonSteps, whitening
+from fedveil.training.newton import (
+    CountFamily,
+    HazardFamily,
+    LinearFamily,
+    LocalNewton,
+    NewtonSteps,
+    WhitenedLinear,
+    whitening,
+)
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.denoise import JamesStein
 from fedveil.training.server.optimizers import ServerSgd

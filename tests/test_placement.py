@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.run.placement import place_on_device
+from fedveil.run.executors import place_on_device
 
 
 def place(wanted: Any, **side_by_side: bool | None) -> str:

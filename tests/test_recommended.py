@@ -30,8 +30,8 @@ from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.uldp import uldp_avg
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
-from fedveil.run.people import noise_ratio_of, people_warnings
 from fedveil.run.populations import FixedPopulation
+from fedveil.run.remarks import noise_ratio_of, people_warnings
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.losses import LOSSES, ClassWeighted

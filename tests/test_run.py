@@ -18,8 +18,8 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.experiment import parse
 from fedveil.run.environment import environment
+from fedveil.run.executors import batching_caveats
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.placement import batching_caveats
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.steps import LocalSgd

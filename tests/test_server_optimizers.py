@@ -21,8 +21,7 @@ from fedveil.methods.statistic import ReleaseSum
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_context import RoundContext, next_model
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.server.averages import Ema, Last, Tail

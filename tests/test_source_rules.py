@@ -28,7 +28,7 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import read_entries
 from fedveil.registry import BUILTINS, is_own
-from fedveil.run.placement import batching_caveats
+from fedveil.run.executors import batching_caveats
 from fedveil.stage import Stage
 from fedveil.training import trainer_choice
 from fedveil.training.losses import load_loss

@@ -13,7 +13,7 @@ import fedveil as fv
 from fedveil.errors import ConfigError, DataError
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import load_study
-from fedveil.run.config.table_choice import complete_for_table
+from fedveil.run.config.task_choice import complete_for_table
 from fedveil.run.setup import prepare
 from tests.commands import output
 

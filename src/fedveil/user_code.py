@@ -8,17 +8,18 @@ depends on. ``tests/test_user_code.py``.
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from types import FrameType
-from typing import Final
+from typing import Final, cast
 
-from fedveil.errors import FedveilError, UserCodeError
+from fedveil.errors import ConfigError, FedveilError, UserCodeError, did_you_mean
 from fedveil.sanitize import quiet_log, sanitize
 
 _PACKAGE: Final = "fedveil"
@@ -112,3 +113,40 @@ def _plain(requirement: str) -> str:
     """Return the normalised name of a requirement (PEP 503)."""
     name = re.match(r"[\w.-]+", requirement)
     return re.sub(r"[-_.]+", "-", name[0] if name else "").lower()
+
+
+# --- objects named by an import path ---
+
+
+def check_name(name: str, what: str, known: Collection[str]) -> None:
+    """Check that a name is known or is an import path ``package.module:name``.
+
+    Raises:
+        ConfigError: it is neither; the error lists the known names.
+    """
+    module, _, attribute = name.partition(":")
+    if name not in known and not (module and attribute):
+        raise ConfigError(
+            f"no {what} named {name!r}; use one of {', '.join(known)}, or "
+            f"package.module:name{did_you_mean(name, known)}"
+        )
+
+
+def import_object(path: str, what: str, known: Collection[str] = ()) -> object:
+    """Return the object at an import path ``package.module:attribute``.
+
+    Raises:
+        ConfigError: the path has another form (the error lists the known names), or nothing can be imported from it.
+    """
+    check_name(path, what, known)
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # an import runs the module's code, which may raise anything
+        why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{what} {path}: module {module_name} cannot be imported ({sanitize(str(why))})"
+        ) from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{what} {path}: module {module_name} has no {attribute}")
+    return cast(object, getattr(module, attribute))

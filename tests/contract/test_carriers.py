@@ -21,9 +21,14 @@ from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import BRIDGE, PROXY, listen
 from fedveil.federation.transport.bridge.relay import Bridge, MailboxConnection, ask_key_process
 from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
-from fedveil.federation.transport.frames import ANSWER_PATH, MESSAGE_PATH
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError, Transport
+from fedveil.federation.transport.interface import (
+    ANSWER_PATH,
+    MESSAGE_PATH,
+    AnswerMessage,
+    NoAnswerError,
+    Transport,
+)
 from tests.bridges import flower_deployment, nvflare_simulator
 from tests.federation_world import World, asked, population
 from tests.mailboxes import Place, ServedMailbox, SiloThread, make_place

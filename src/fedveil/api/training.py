@@ -37,11 +37,10 @@ from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment, flatten_keys, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
-from fedveil.run.config.table_choice import is_bounded
-from fedveil.run.config.task_choice import defaults_of
+from fedveil.run.config.task_choice import defaults_of, is_bounded
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.people import people_warnings
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
+from fedveil.run.remarks import people_warnings
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.run.workers import check_carried

@@ -81,7 +81,7 @@ def sign_command(
     as_json: Json = False,
 ) -> None:
     """Sign a bundle that you made or have checked."""
-    from fedveil.bundle.signing import sign
+    from fedveil.bundle.manifest import sign
     from fedveil.crypto.keys import IdentityKey
 
     if new:

@@ -223,7 +223,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
-    from fedveil.cli.release_folders import RELEASES, kind_of
+    from fedveil.cli.results import kind_of, printer_of
     from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.submission import check_served, create_run, read_document
     from fedveil.run.folder.run_folder import RunFolder
@@ -245,7 +245,7 @@ def run_command(
         folder = create_run(coordinator, document)
     kind = kind_of(folder.path)
     if kind is not None:
-        _release(coordinator, folder, as_json, RELEASES[kind])
+        _release(coordinator, folder, as_json, printer_of(kind))
     else:
         _run(coordinator, folder, as_json)
 

@@ -109,9 +109,8 @@ def show_command(
 ) -> None:
     """Print released figures again, or figures that follow from them: free of charge, and no record is read."""
     from fedveil.cli.options import print_rows
-    from fedveil.statistics.derived import cross, quantiles
     from fedveil.statistics.evaluation.result import read_evaluated
-    from fedveil.statistics.figures import rows
+    from fedveil.statistics.figures import cross, quantiles, rows
     from fedveil.statistics.inference.result import FILE
     from fedveil.statistics.result import read_released
 

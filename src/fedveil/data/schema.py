@@ -439,7 +439,7 @@ class Schema(_Part):
     compared by value and dates by day.
 
     ``users`` is the SHA-256 of the list of ids that the institutions share among themselves
-    (:mod:`fedveil.data.salted_file`): one id per line, in the order of the users' numbers. A silo with another list,
+    (:mod:`fedveil.data.main_silos`): one id per line, in the order of the users' numbers. A silo with another list,
     or without one, takes no part. If ``users`` is left out, ids between institutions are the numbers from 0. In one
     process, ids are compared as text and no list is read.
 

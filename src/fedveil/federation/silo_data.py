@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedveil.data.columns import ColumnTable, read_own_columns
-from fedveil.data.main_silos import MainSilos, read_main_silos
+from fedveil.data.main_silos import MainSilos, read_main_silos, read_salted
 from fedveil.data.records import Population, Records
-from fedveil.data.salted_file import read_salted
 from fedveil.data.schema import FileFormat, Label, Schema, Survival
 from fedveil.data.tables import TASKS, held_out, read_own, read_test
 from fedveil.errors import DataError

@@ -32,8 +32,14 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.newton import MOMENT_ROUNDS, CountFamily, HazardFamily, LinearFamily, LocalNewton
-from fedveil.training.newton_steps import NewtonSteps
+from fedveil.training.newton import (
+    MOMENT_ROUNDS,
+    CountFamily,
+    HazardFamily,
+    LinearFamily,
+    LocalNewton,
+    NewtonSteps,
+)
 from fedveil.training.server.averages import Ema
 
 RecordLength = Annotated[

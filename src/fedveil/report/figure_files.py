@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
-from fedveil.report.drawing import PALETTE, Axis, Plot, Series
-from fedveil.report.svg import draw
+from fedveil.report.drawing import PALETTE, Axis, Plot, Series, draw
 from fedveil.sanitize import as_spreadsheet_text, one_line
 
 _MATPLOTLIB_DASH: Final = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}

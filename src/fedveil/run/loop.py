@@ -24,7 +24,7 @@ from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt, Journal, Step, Witness
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -33,7 +33,7 @@ from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.task_choice import beginning, task_of
 from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
-from fedveil.run.placement import AnyTrainer, batching_caveats, place_on_device
+from fedveil.run.executors import AnyTrainer, batching_caveats, place_on_device
 from fedveil.run.populations import PopulationCache
 from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing

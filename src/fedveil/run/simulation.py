@@ -31,9 +31,8 @@ from fedveil.run.loop import Played
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
-from fedveil.run.rounds.next_model import next_model
 from fedveil.run.rounds.retries import DropoutRule
-from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup, next_model
 from fedveil.run.steps.release import ReleasePart
 from fedveil.run.steps.training import TrainingPart
 from fedveil.training.server.optimizers import State

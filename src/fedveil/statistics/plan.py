@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block
+from fedveil.statistics.blocks import Block, Layout, LayoutSlot
 from fedveil.statistics.compose import COMPLETE, FIRSTS, SECONDS
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.layout import Layout, LayoutSlot
 from fedveil.statistics.request import Request
 
 _SPREAD: Final = 1 / 3

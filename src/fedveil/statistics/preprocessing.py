@@ -32,11 +32,10 @@ from pydantic import ConfigDict, Field
 
 from fedveil.data.schema import Category, Number, Schema
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import Bins, Categories
 from fedveil.statistics.decoding import Cells, decode, isotonic_regression
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.strategy import largest_leading
 from fedveil.validation import DocumentTable

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedveil.errors import ConfigError, DataError, ModelError
-from fedveil.training.import_path import import_object
+from fedveil.user_code import import_object
 
 TaskKind: TypeAlias = Literal["classification", "multi-label", "regression", "multi-output", "survival"]
 RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]

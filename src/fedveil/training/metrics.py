@@ -47,8 +47,8 @@ from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.sanitize import sanitize
-from fedveil.training.import_path import import_object
 from fedveil.training.losses import Loss, Metric, TaskKind
+from fedveil.user_code import import_object
 
 
 def accuracy(

@@ -23,8 +23,8 @@ from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.copying import copy_module, is_compiled
 from fedveil.training.dropout import with_seeded_dropout
-from fedveil.training.frozen_norm import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.losses import Loss, TaskKind
+from fedveil.training.pretrained import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.shapes import single_threaded
 from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
 from fedveil.user_code import failed_at

@@ -33,8 +33,7 @@ from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
-from fedveil.run.config.table_choice import complete_for_table
-from fedveil.run.config.task_choice import beginning
+from fedveil.run.config.task_choice import beginning, complete_for_table
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
 from fedveil.run.loop import EndingT, Part, RunParts

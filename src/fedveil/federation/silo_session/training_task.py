@@ -37,8 +37,7 @@ from fedveil.privacy.events import Event
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
-from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.round_context import SumHistory
+from fedveil.run.rounds.round_context import SumHistory, next_model
 from fedveil.run.setup import Prepared
 from fedveil.training.server.optimizers import State, matching
 

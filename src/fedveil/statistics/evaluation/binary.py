@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.counts import (
@@ -51,7 +51,6 @@ from fedveil.statistics.evaluation.evaluator import (
     places,
 )
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.layout import Layout
 
 THRESHOLD: Final = 0.0
 """Log-odds above which class 1 is predicted."""

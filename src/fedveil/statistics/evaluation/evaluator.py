@@ -24,10 +24,9 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from fedveil.data.columns import Column, Numbers, Places, State
-from fedveil.statistics.blocks import Block
+from fedveil.statistics.blocks import Block, Layout
 from fedveil.statistics.cells import Partition
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.layout import Layout
 
 SCORE: Final = "the score"
 TARGET: Final = "the target"

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.binary import EXTREME, MOST_TIED, STEEPEST, tilted_ties
@@ -46,7 +46,6 @@ from fedveil.statistics.evaluation.evaluator import (
     places,
 )
 from fedveil.statistics.intervals import Estimate, normal
-from fedveil.statistics.layout import Layout
 
 BINS: Final = 8
 """Default number of score bins; the corrected binning error is about 0.001."""

@@ -20,7 +20,7 @@ from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.data.schema import Amount, Label, Schema, Survival, refuse_late_entry
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import UNREADABLE, Everybody, Partition, Silos, declared_groups
 from fedveil.statistics.decoding import decode
 from fedveil.statistics.evaluation.amounts import Amounts
@@ -40,9 +40,8 @@ from fedveil.statistics.evaluation.evaluator import (
 from fedveil.statistics.evaluation.lifetimes import BINS, Lifetimes
 from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.request import LEAST_BINS, SiloWeights, unit_of
-from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 from fedveil.validation import DocumentTable
 
 # --- confusion matrix ---------------------------------------------------------------------------------------

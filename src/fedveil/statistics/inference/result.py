@@ -33,7 +33,7 @@ from fedveil.statistics.inference.newton import (
 )
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.scores import Shares
-from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 # --- schedule -----------------------------------------------------------------------------------------------
 # How the budget is split: three releases, each gradient and curvature, the last one with the spread of the scores.

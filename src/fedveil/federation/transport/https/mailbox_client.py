@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.federation.transport.bridge.relay import MailboxConnection
-from fedveil.federation.transport.frames import (
+from fedveil.federation.transport.https.mailbox import Members
+from fedveil.federation.transport.interface import (
     ANSWERS_PATH,
     MAILBOX_HEADER,
     MEMBERS_PATH,
     MESSAGES_PATH,
+    Received,
     frames_length,
     pack_frames,
     unpack_frames,
 )
-from fedveil.federation.transport.https.mailbox import Members
-from fedveil.federation.transport.interface import Received
 
 _SECONDS: Final = 90.0
 _BEYOND_BYTES: Final = 2 << 20

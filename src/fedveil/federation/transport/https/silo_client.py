@@ -30,17 +30,23 @@ import httpx
 from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
-from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import ANSWER_PATH, MESSAGE_PATH, TAG_HEADER, split
 from fedveil.federation.transport.https.connection_faults import (
     Fault,
+    FaultLog,
     WrongServerKeyError,
     fault_of_error,
     fault_of_status,
     proxy_for,
 )
 from fedveil.federation.transport.https.key_digests import KeyDigests
-from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
+from fedveil.federation.transport.interface import (
+    ANSWER_PATH,
+    MESSAGE_PATH,
+    TAG_HEADER,
+    AnswerMessage,
+    NoAnswerError,
+    split,
+)
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
