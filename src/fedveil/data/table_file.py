@@ -420,10 +420,12 @@ def _parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator
         own = list(read.values())
         schema = pa.schema([present.field(name) for name in own])
         yield _completed(schema.empty_table().rename_columns(list(read)), columns)
-        for piece in file.iter_batches(columns=own):
-            records += piece.num_rows
-            table = pa.Table.from_batches([piece.select(own)], schema)
-            yield _completed(table.rename_columns(list(read)), columns)
+        # Group by group: an iterator over all groups keeps the whole file in memory.
+        for group in range(file.num_row_groups):
+            for piece in file.iter_batches(row_groups=[group], columns=own):
+                records += piece.num_rows
+                table = pa.Table.from_batches([piece.select(own)], schema)
+                yield _completed(table.rename_columns(list(read)), columns)
         if records != file.metadata.num_rows:
             raise DataError(
                 f"{path}: is damaged: it has {records} rows and announces {file.metadata.num_rows}"
