@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.harness import Row, cpu_seconds
 from fedveil.data.records import Affine, Records
 from fedveil.privacy.bounds import Clip
-from fedveil.privacy.noise.law import grid_gaussian
+from fedveil.privacy.noise import grid_gaussian
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.training.dpsgd import DpSgdTrainer
 from fedveil.training.losses import load_loss

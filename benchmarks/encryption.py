@@ -21,7 +21,7 @@ from benchmarks.harness import Row, at_most, cpu_seconds
 from fedveil.crypto.ckks import CkksKey, CkksParameters, CkksSum
 from fedveil.crypto.seal_format import MemoryFile
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.partial_encryption.ballots import decode_bitmap, encode_bitmap, largest, secret_order
+from fedveil.protocols.partial_encryption.plan import decode_bitmap, encode_bitmap, largest, secret_order
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.study import Selection, load_study
 from fedveil.run.populations import PopulationCache

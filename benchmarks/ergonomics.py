@@ -1,8 +1,9 @@
-"""How many lines four jobs take: own table, own module, own method, a bound in a Flower app; beside three peers.
+"""Five jobs in four libraries: lines, names to learn, and seconds; and a bound in a Flower app.
 
-The programs are in ``benchmarks/programs``, one for every job and library. Counted are lines with code; each program is
-also run, in a folder with its data. ``ours`` and ``peer`` are lines; a row says so where a program was not run, because
-its library is not installed here. ``quick`` runs none but fedveil's.
+The programs are in ``benchmarks/programs``, one for every job and library. Counted are lines with code and the names of
+the library and PyTorch that a program uses. Each program is also run, in a folder with its data. ``ours`` is fedveil's
+figure and ``peer`` the other library's; a row says so where a program was not run, because its library is not installed
+here. ``quick`` runs only fedveil's.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import tokenize
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -27,34 +30,44 @@ import pyarrow.csv as pa_csv
 from benchmarks.harness import Row
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
-_SECONDS: Final = 1800
-_NEEDS: Final = {"fedveil": ("fedveil",), "opacus": ("opacus",), "pfl": ("pfl",), "flower": ("flwr", "ray")}
-_TARGETS: Final = {"own module": 12, "own method": 15, "bound in a Flower app": 4}
-_RUN: Final = {
-    "own table": "table_{0}",
-    "own module": "module_{0}",
-    "own method": "method_{0}_use",
-    "bound in a Flower app": "flower_{0}",
+LIBRARIES: Final = ("fedveil", "opacus", "flower", "sklearn")
+JOBS: Final = {
+    "own table": "table",
+    "own module": "module",
+    "cross-validation": "validate",
+    "saved model, new records": "predict",
+    "own method": "method",
 }
+_APP: Final = "bound in a Flower app"
+_SECONDS: Final = 1800
+_NEEDS: Final = {
+    "fedveil": ("fedveil",),
+    "opacus": ("opacus",),
+    "flower": ("flwr", "ray"),
+    "sklearn": ("sklearn", "joblib"),
+}
+_TARGETS: Final = {"own module": 12, "own method": 15, _APP: 4}
+_KNOWN: Final = frozenset({*dir(import_module("pandas").DataFrame), *dir(np.ndarray), *dir(str), *dir(list)})
+"""Methods that a Python programmer knows; a method of the same name counts as known."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Count every program and run it; ``quick`` runs ours alone."""
+    """Count and run every program; ``quick`` runs fedveil's alone."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder)
-        for job, lines in counts().items():
-            app = job.endswith("Flower app")  # all three are Flower's
-            if app and not quick:
-                ran("flower_plain", "flower", folder)
-            for library in lines:
-                program = _RUN[job].format("own" if app and library == "flower" else library)
-                ours = library == "fedveil" and not app
-                noted = "" if quick and not ours else ran(program, "flower" if app else library, folder)
-                if library != "fedveil":
-                    yield _row(
-                        f"{job}, {library}{noted}", lines["fedveil"], lines[library], _TARGETS.get(job)
-                    )
+        for job, found in programs().items():
+            timed = {
+                library: None if quick and library != "fedveil" else ran(paths[-1].stem, library, folder)
+                for library, paths in found.items()
+            }
+            for library in found.keys() - {"fedveil"}:
+                seconds = timed["fedveil"], timed[library]
+                yield from _rows_of(job, library, seconds)
+        if not quick:
+            for program in ("flower_plain", "flower_fedveil", "flower_own"):
+                ran(program, "flower", folder)
+        yield _app_row()
 
 
 def smallest() -> Iterator[Row]:
@@ -62,25 +75,69 @@ def smallest() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder)
-        ran(_RUN["own module"].format("fedveil"), "fedveil", folder)
-    for job, lines in counts().items():
-        for library in lines.keys() - {"fedveil"}:
-            yield _row(f"{job}, {library}", lines["fedveil"], lines[library], _TARGETS.get(job))
+        seconds = ran("module_fedveil", "fedveil", folder)
+    for job, found in programs().items():
+        for library in found.keys() - {"fedveil"}:
+            yield from _rows_of(job, library, (seconds, None))
+    yield _app_row()
 
 
-def counts() -> dict[str, dict[str, int]]:
-    """Return the lines of every job, by library; of the last one those that differ from an app without a bound."""
-    found = {
+def programs() -> dict[str, dict[str, list[Path]]]:
+    """Return the files of every job, by library; the last one is run."""
+    return {
         job: {
-            one: len(code_lines(PROGRAMS / f"{stem}_{one}.py"))
-            for one in ("fedveil", "opacus", "flower", "pfl")
+            library: sorted(PROGRAMS.glob(f"{stem}_{library}*.py"))
+            for library in LIBRARIES
+            if (PROGRAMS / f"{stem}_{library}.py").exists()
         }
-        for job, stem in (("own table", "table"), ("own module", "module"))
+        for job, stem in JOBS.items()
     }
-    found["own method"] = {one: own_method(one) for one in ("fedveil", "flower", "pfl")}
-    apps = {"fedveil": "flower_fedveil", "flower": "flower_own"}
-    found["bound in a Flower app"] = {one: changed("flower_plain", app) for one, app in apps.items()}
-    return found
+
+
+def counts() -> dict[str, dict[str, tuple[int, int]]]:
+    """Return lines with code and names to learn of every job, by library.
+
+    Of a method of one's own, lines are those of the method and those of its use that differ from the module's program.
+    """
+    return {
+        job: {
+            library: (
+                own_method(library) if job == "own method" else len(code_lines(paths[-1])),
+                len(set[str]().union(*map(library_names, paths))),
+            )
+            for library, paths in found.items()
+        }
+        for job, found in programs().items()
+    }
+
+
+def library_names(path: Path) -> set[str]:
+    """Return the names of third-party packages but numpy and pandas that a program uses, with their methods.
+
+    A method counts unless a data frame, an array, a text or a list has one of that name.
+    """
+    usual = {*sys.stdlib_module_names, "numpy", "pandas"}
+    own = {one.stem for one in PROGRAMS.glob("*.py")}
+    whole, found, roots = ast.parse(path.read_text(encoding="utf-8")), set[str](), dict[str, str]()
+    for node in ast.walk(whole):
+        if isinstance(node, ast.Import):
+            roots |= {one.asname or one.name.split(".")[0]: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            roots |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+            found |= {f"{node.module}.{one.name}" for one in node.names}
+    inner = {id(node.value) for node in ast.walk(whole) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(whole):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            names: list[str] = []
+            at: ast.expr = node
+            while isinstance(at, ast.Attribute):
+                names.insert(0, at.attr)
+                at = at.value
+            if isinstance(at, ast.Name) and at.id in roots:
+                found.add(".".join((roots[at.id], *names)))
+            else:
+                found |= {f".{one}" for one in names if one not in _KNOWN}
+    return {one for one in found if one.split(".")[0] not in usual | own}
 
 
 def code_lines(path: Path) -> list[str]:
@@ -114,17 +171,17 @@ def own_method(library: str) -> int:
     return sum(len(code_lines(path)) for path in own) + changed(f"module_{library}", f"method_{library}_use")
 
 
-def ran(program: str, library: str, folder: Path) -> str:
-    """Run a program; return "" , or that it was not run, and why.
+def ran(program: str, library: str, folder: Path) -> float | None:
+    """Run a program; return its seconds, or None if its library is not installed.
 
     Raises:
         RuntimeError: it failed.
     """
-    missing = [name for name in _NEEDS[library] if find_spec(name) is None]
-    if missing:
-        return f" (not run: {missing[0]} is not installed)"
+    if any(find_spec(name) is None for name in _NEEDS[library]):
+        return None
     _make_known(folder)
     path = os.pathsep.join((str(PROGRAMS), str(folder), *sys.path))
+    begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROGRAMS / f"{program}.py")],
         cwd=folder,
@@ -135,7 +192,7 @@ def ran(program: str, library: str, folder: Path) -> str:
     )
     if done.returncode or "accuracy" not in done.stdout:
         raise RuntimeError(f"{program} failed: {done.stderr[-2000:]}")
-    return ""
+    return round(time.monotonic() - begun, 1)
 
 
 def write_data(folder: Path) -> None:
@@ -162,9 +219,24 @@ def _make_known(folder: Path) -> None:
     (made / "entry_points.txt").write_text("[fedveil.methods]\nby-records = method_fedveil:by_records\n")
 
 
-def _row(case: str, ours: int, peer: int, target: int | None) -> Row:
-    """Return a row whose target is of our own lines."""
+def _rows_of(job: str, library: str, seconds: tuple[float | None, float | None]) -> Iterator[Row]:
+    """Return the rows of a job beside one library; lines carry the target."""
+    (lines, names), (peer_lines, peer_names) = (counts()[job][one] for one in ("fedveil", library))
+    yield _row(f"{job}, {library}", "lines", lines, peer_lines, _TARGETS.get(job))
+    yield _row(f"{job}, {library}", "names", names, peer_names)
+    ours, peer = seconds
+    if ours is not None and peer is not None:
+        yield _row(f"{job}, {library}", "s", ours, peer)
+
+
+def _app_row() -> Row:
+    """Return the row of a bound in a Flower app: lines that differ from an app without one."""
+    ours, peer = (changed("flower_plain", app) for app in ("flower_fedveil", "flower_own"))
+    return _row(f"{_APP}, flower", "lines", ours, peer, _TARGETS[_APP])
+
+
+def _row(case: str, unit: str, ours: float, peer: float, target: int | None = None) -> Row:
+    """Return a row whose target is of our own figure."""
     met = None if target is None else ours <= target
-    return Row(
-        case=case, unit="lines", ours=ours, peer=peer, ratio=round(peer / ours, 2), target=target, met=met
-    )
+    ratio = round(peer / ours, 2)
+    return Row(case=case, unit=unit, ours=ours, peer=peer, ratio=ratio, target=target, met=met)

@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.harness import Row
 from fedveil.data.columns import ColumnTable
+from fedveil.statistics.blocks import Layout
 from fedveil.statistics.cells import Everybody
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.counts import FINE
@@ -17,7 +18,6 @@ from fedveil.statistics.evaluation.evaluator import Evaluator, Group, ScoreBins,
 from fedveil.statistics.evaluation.lifetimes import Lifetimes
 from fedveil.statistics.evaluation.result import Classes
 from fedveil.statistics.intervals import Interval
-from fedveil.statistics.layout import Layout
 
 _MULTIPLIERS: Final = {1.0: 3.73, 3.0: 1.39}
 """Noise multipliers of one Gaussian release at delta 1e-5, by epsilon."""

@@ -79,7 +79,7 @@ def _watch(run: RunFolder, coordinator: int) -> _Found:
     while not (run / END).exists():
         if time.monotonic() - begin > _LONGEST_SECONDS:
             raise TimeoutError(f"{run.path}: the run does not end")
-        tree = _tree(coordinator)
+        tree = tree_of(coordinator)
         most = max(most, sum(megabytes_of(process) for process in tree))
         spent |= {process: cpu_seconds_of(process) for process in tree}
         time.sleep(0.5)
@@ -96,7 +96,7 @@ def _watch(run: RunFolder, coordinator: int) -> _Found:
     )
 
 
-def _tree(root: int) -> list[int]:
+def tree_of(root: int) -> list[int]:
     """Return a process and all below it."""
     found, waiting = [], [root]
     while waiting:

@@ -64,11 +64,13 @@ BENCHMARKS: Final = Page(
         "DP-SGD in silos": "dpsgd",
         "Client-level simulation": "simulation",
         "Large models, many users, noise": "scale",
+        "Boosted trees of a large table": "tree-speed",
         "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",
         "Messages and rounds of a federation": "federation",
         "The transport": "exchanges",
+        "Words of masked messages": "words",
     },
 )
 

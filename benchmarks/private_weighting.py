@@ -31,11 +31,10 @@ from benchmarks.weighting_silo import (
     plan_of,
     timed,
 )
+from fedveil.errors import ProtocolError
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.weighting.paillier_weights import PaillierKeyHolder, choose_layout
-from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.weighting.plan import CipherSizes, WeightedInputs, WeightingPlan
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 

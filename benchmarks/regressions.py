@@ -14,7 +14,7 @@ from fedveil.data.schema import Schema
 from fedveil.methods.weights import Weights
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.result import FittedRegression
-from fedveil.statistics.stored import NoisySum
+from fedveil.statistics.result import NoisySum
 
 SILOS = ("a", "b", "c", "d", "e")
 THETA = np.array([-0.5, 0.8, -0.6, 0.4, 0, 0, 0.3, -0.2])

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.enrollment.demonstration import Demonstration
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.transport.https.silo_client import Backoff, SiloClient, client_context
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
-from fedveil.protocols.errors import ProtocolError
 
 
 def client_of(folder: SiloFolder, answer: AnswerMessage, backoff: Backoff = Backoff()) -> SiloClient:  # noqa: B008

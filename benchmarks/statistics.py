@@ -27,10 +27,9 @@ from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.randomness import PrivacyRandomness
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import Bins
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.strategy import Kind, Strategy
 from fedveil.statistics.survival import curve

@@ -15,8 +15,7 @@ import numpy as np
 
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
-from fedveil.protocols.weighting.plan import WeightingPlan
-from fedveil.protocols.weighting.private_weighting import Evaluator, KeyHolder
+from fedveil.protocols.weighting.plan import Evaluator, KeyHolder, WeightingPlan
 
 _T = TypeVar("_T")
 UNIT: Final = 10**10

@@ -6,8 +6,12 @@ import multiprocessing
 import sys
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from types import SimpleNamespace
+
+import pytest
 
 from fedveil.data.catalogue.digits import read_digits
+from fedveil.run import workers
 
 
 def forking() -> ForkServerContext:
@@ -15,6 +19,12 @@ def forking() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedveil.cli.training", "tests.test_run"])
     return context
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run fork its processes from one that has all imported, where it starts interpreters otherwise."""
+    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
 
 
 def tell_modules(to: Connection) -> None:

@@ -18,6 +18,7 @@ import pytest
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.data.records import Population, Records
+from fedveil.errors import ProtocolError
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
@@ -34,12 +35,11 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
 from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.plaintext_sums import PlaintextVector
 from fedveil.protocols.sealed_sums import SealedMessage, SealedServer
 from fedveil.protocols.session_messages import Hello, ProtocolMessage, Ready, RoundTask, SessionMessage, Terms
-from fedveil.protocols.weighting import ciphers
+from fedveil.protocols.weighting import protocol_spec as weighting_spec
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator
 from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
@@ -146,7 +146,7 @@ def small_keys(monkeypatch: pytest.MonkeyPatch, bits: int = 512) -> None:
     """Have private weighting use Paillier keys that protect nobody, so that a test may make many of them."""
     monkeypatch.setattr(PaillierPrivateKey, "generate", lambda _: PaillierPrivateKey.generate_insecure(bits))
     small = partial(PaillierEvaluator, bits=bits)
-    monkeypatch.setattr(ciphers, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
+    monkeypatch.setattr(weighting_spec, "PaillierEvaluator", lambda plan, public, **_: small(plan, public))
 
 
 class Killed(BaseException):
@@ -255,7 +255,12 @@ def _letter(
 
 
 def next_session(
-    run: RunParts[Any], record: RunRecord, heads: SeenHeads, *, again: bool = False
+    run: RunParts[Any],
+    record: RunRecord,
+    heads: SeenHeads,
+    *,
+    again: bool = False,
+    party: type[CoordinatorParty[Any]] = CoordinatorParty,
 ) -> CoordinatorParty[Any]:
     """The coordinator's session of the next part of a run."""
     try:
@@ -263,7 +268,7 @@ def next_session(
     except BaseException:
         run.close()
         raise
-    return open_session(run, part, record, heads)
+    return open_session(run, part, record, heads, party)
 
 
 class World:
@@ -275,6 +280,7 @@ class World:
         held: the records of all; each silo gets its own.
         policy: of every silo.
         clock: of every silo.
+        party: class of the coordinator.
     """
 
     def __init__(
@@ -284,8 +290,9 @@ class World:
         held: Population,
         policy: Policy = TESTING,
         clock: Callable[[], float] = time.monotonic,
+        party: type[CoordinatorParty[Any]] = CoordinatorParty,
     ) -> None:
-        self.clock = clock
+        self.clock, self.coordinator_class = clock, party
         self.folder, self.experiment, self.held, self.policy = folder, experiment, held, policy
         self.keys = [IdentityKey.generate() for _ in held.silo_names]
         self.key = IdentityKey.generate()
@@ -376,7 +383,9 @@ class World:
             prepare=lambda refined: prepare(refined, public, trains=False),
             witness=record,
         )
-        return next_session(run, record, SeenHeads(self.folder / HEADS, bytes(32)))
+        return next_session(
+            run, record, SeenHeads(self.folder / HEADS, bytes(32)), party=self.coordinator_class
+        )
 
     def note(self, number: int, data: bytes) -> None:
         """Remember what left a silo in the open, by round of its answers."""

@@ -66,6 +66,8 @@ class Disk:
             return opened(path, flags, *rest, **named)
 
         def file(path: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+            if mode == "w":
+                self.ask()
             if mode not in ("wb", "ab") or not self._acts:
                 return make(path, mode, *rest, **named)
             return io.BufferedWriter(_Raw(self, path, mode))

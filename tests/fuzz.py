@@ -43,14 +43,14 @@ from fedveil.federation.charter import Charter
 from fedveil.federation.membership import Membership
 from fedveil.federation.membership_delivery import open_delivery, pack_delivery
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.federation.transport.frames import pack_frames, unpack_frames
 from fedveil.federation.transport.https.endpoints import SiloEndpoint, by_silo_name
 from fedveil.federation.transport.https.http_server import ClosedByPeerError, Connection, Limits
 from fedveil.federation.transport.https.mailbox import Mailbox, Members
+from fedveil.federation.transport.interface import pack_frames, unpack_frames
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.protocols.messages import SERVER, Envelope
-from fedveil.protocols.partial_encryption.inputs import PartialInputs
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.partial_encryption.messages import PartialInputs
+from fedveil.protocols.weighting.plan import WeightedInputs
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked
 from tests.test_coder_fuzz import LENGTH, STREAMS, decode_any

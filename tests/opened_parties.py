@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.partial_encryption.inputs import PartialInputs, PartialResult
+from fedveil.protocols.driver import LocalDriver, Transcript
+from fedveil.protocols.partial_encryption.messages import PartialInputs, PartialResult
 from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.protocol import ClientContext, ProtocolSpec
-from fedveil.protocols.transcript import Transcript
-from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.weighting.plan import CipherSizes, WeightedInputs, WeightingPlan
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.setup import Prepared

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.torch import load_file
 
 from fedveil.privacy.ledger import read_entries
+from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.observer import NullObserver
 
@@ -25,6 +27,20 @@ class Silent(NullObserver):
         self.rows.append(row)
         if row["round"] == self.interrupt_after:
             raise KeyboardInterrupt
+
+
+class DrawnStreams:
+    """Paths of all streams of privacy randomness that are drawn from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[tuple[Any, ...]] = []
+        stream = PrivacyRandomness.stream
+
+        def listed(randomness: PrivacyRandomness, *path: Any) -> Any:
+            self.paths.append(path)
+            return stream(randomness, *path)
+
+        monkeypatch.setattr(PrivacyRandomness, "stream", listed)
 
 
 def experiment(**changes: Any) -> Experiment:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedveil as fv
 from fedveil.errors import ConfigError
+from tests.test_recommended import people
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,11 @@ from fedveil.errors import ConfigError
 def test_a_call_that_does_not_fit_is_explained(function: Any, args: Any, given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         function(*args, **given)
+
+
+def test_a_run_is_resumed_with_the_model_and_loss_that_its_folder_names(tmp_path: Path) -> None:
+    """The rule takes one logit for two classes, which is not the loss of a call without one."""
+    result = fv.train(people(400), epsilon=3, rounds=2, folder=tmp_path)
+    assert fv.resume(result.folder, people(400)).rounds == 2
+    with pytest.raises(ConfigError, match="people: the population is needed"):
+        fv.resume(result.folder, "whitened-linear")

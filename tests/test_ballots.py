@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.partial_encryption.ballots import decode_bitmap, encode_bitmap, largest, secret_order
+from fedveil.errors import ProtocolError
+from fedveil.protocols.partial_encryption.plan import decode_bitmap, encode_bitmap, largest, secret_order
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 255, 256, 257, 10_000])

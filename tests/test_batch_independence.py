@@ -93,8 +93,8 @@ def of(model: str, shape: tuple[int, ...], loss: str, outputs: int) -> Task:
 WILD = {"learning_rate": 3.0, "epochs": 8}
 CASES = [
     (VmapTrainer, "mlp", "cross_entropy", 3, WILD),
-    (VmapTrainer, "mlp", "binary_cross_entropy", 1, WILD | {"batch_size": 5, "momentum": 0.9}),
     (VmapTrainer, "mlp_groupnorm", "cross_entropy", 3, WILD | {"batch_size": 4, "weight_decay": 0.01}),
+    (VmapTrainer, "mlp", "binary_cross_entropy", 1, WILD | {"batch_size": 5, "momentum": 0.9}),
     (VmapTrainer, "linear", "cross_entropy", 3, WILD | {"batch_size": 10, "projection": 2.0}),
     (GramTrainer, "linear", "cross_entropy", 3, WILD),
     (GramTrainer, "linear", "binary_cross_entropy", 1, WILD | {"momentum": 0.5, "weight_decay": 0.01}),

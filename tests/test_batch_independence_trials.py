@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.data.records import Affine, Records
 from fedveil.errors import ModelError
-from fedveil.privacy.bounds import Clip
+from fedveil.privacy.bounds import Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training import trainer_choice
 from fedveil.training.batch_independence import (
@@ -31,6 +32,7 @@ from fedveil.training.trainer import Cohort, TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, can_vectorise_records, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
 from tests.slow_cases import slow_only
+from tests.test_batch_independence import RoundingProducts
 from tests.training import cohort_of, task_of
 
 LAWS: dict[str, Any] = {
@@ -81,6 +83,37 @@ def test_a_kernel_that_rounds_by_the_number_of_slots_is_found() -> None:
     with RoundsBySlot("long", 1):
         assert not is_gradient_batch_independent(task, cohort, {1: 64})
         assert is_gradient_batch_independent(task, cohort, {1: 32})
+
+
+@pytest.mark.parametrize(("model", "shape"), [("mlp", (6,)), *slow_only([("cnn", (1, 16, 16))])])
+def test_kernels_that_are_chosen_by_the_number_of_slots_round_nothing_where_it_is_fixed(
+    model: str, shape: tuple[int, ...]
+) -> None:
+    """As on a CUDA device: contributions that leave, or have no records left, change no shape."""
+    task, sizes = task_of(model, shape), [9, 1, 6, 2, 3, 5, 7, 4] * 3
+    cohort, local = cohort_of(sizes, shape), LocalSgd(learning_rate=0.1, epochs=2, batch_size=2)
+    trained = {}
+    with RoundingProducts():
+        for slots in (None, 32):
+            trainer = VmapTrainer(task=task, local=local, slots=slots)
+            shapes, fixed = trainer.batch_shapes(cohort), trainer.has_fixed_slots(cohort)
+            assert is_gradient_batch_independent(task, cohort, shapes, fixed=fixed) == fixed
+            whole, fewer = (updates(trainer, task, cohort, gone) for gone in ({}, {0, 3, 8, *range(16, 24)}))
+            trained[slots] = all(torch.equal(whole[member], row) for member, row in fewer.items())
+    assert trained == {None: False, 32: True}
+
+
+def updates(
+    trainer: VmapTrainer, task: Task, cohort: Cohort, gone: Collection[int]
+) -> dict[int, torch.Tensor]:
+    """Return the update of every contribution that has not left."""
+    left = [member for member in range(len(cohort.groups)) if member not in gone]
+    weights = torch.ones(len(left), dtype=torch.float64)
+    members = torch.tensor(left)
+    job = TrainJob(
+        task.initial(), cohort, members, weights, Unbounded(), ExperimentRandomness(0), ("round", 1)
+    )
+    return dict(zip(left, trainer.sums(job.per_contribution()).total, strict=True))
 
 
 def test_every_slot_that_a_contribution_can_have_is_tried_at_every_width() -> None:
@@ -230,6 +263,7 @@ print(rounds_by_place())
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="another library computes products here")
+@pytest.mark.slow
 def test_a_product_before_the_import_is_noticed() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     assert child(AFTER_A_PRODUCT, environment).stdout == "True\n"

@@ -14,11 +14,12 @@ from benchmarks import harness, training
 
 from tests.commands import ended
 from tests.processes import SECONDS
+from tests.slow_cases import fast_every, slow_only
 from tests.synthetic import serve_hospitals
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = ("ergonomics", "federation_nodes", "rounds")
-"""Benchmarks whose smallest cases begin processes, which takes seconds each."""
+SLOW = ("control_variates", "ergonomics", "federation_nodes", "flamby", "private_weighting", "rounds")
+"""Benchmarks whose smallest cases take a second or more: some begin processes."""
 
 
 def named() -> list[str]:
@@ -33,7 +34,10 @@ def named() -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.slow) if one in PROCESSES else one for one in named()],
+    [
+        *fast_every((one for one in named() if one not in SLOW), 2),
+        *slow_only(one for one in named() if one in SLOW),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # those of the peers
 def test_a_benchmark_plays_its_smallest_cases(

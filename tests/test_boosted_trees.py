@@ -32,8 +32,17 @@ from fedveil.training.newton import LinearFamily
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob
-from fedveil.training.tree_steps import TreeSteps, quantile_cuts
-from fedveil.training.trees import CELLS, CUTS, DEPTH, LEAVES, TREES, BoostedTrees, LocalTrees
+from fedveil.training.trees import (
+    CELLS,
+    CUTS,
+    DEPTH,
+    LEAVES,
+    TREES,
+    BoostedTrees,
+    LocalTrees,
+    TreeSteps,
+    quantile_cuts,
+)
 from tests.federation_world import TESTING, World, asked, in_one_process, population
 from tests.runs import files, same_model
 

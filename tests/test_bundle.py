@@ -28,8 +28,7 @@ from fedveil.bundle.archive import SUMS, BundleError, read_files, sums, write_fi
 from fedveil.bundle.bundle import write_table
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.export import export_onnx, export_torch
-from fedveil.bundle.manifest import Manifest
-from fedveil.bundle.signing import sign
+from fedveil.bundle.manifest import Manifest, sign
 from fedveil.bundle.verification import NOT_CHECKABLE, verify_bundle
 from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey

@@ -28,10 +28,9 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.cli.passphrase import PromptedPassphrase
-from fedveil.crypto import key_files
-from fedveil.crypto.errors import CryptoError
+from fedveil.crypto import keys as key_files
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, FedveilError, IntegrityError
+from fedveil.errors import ConfigError, CryptoError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
 from fedveil.federation.charter import Charter
 from fedveil.federation.enrollment.certificates import Authority, days_left, node_key_digest, node_public
@@ -148,14 +147,7 @@ def test_a_full_disk_is_one_error_at_every_moment_and_loses_no_key(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Settings, policies and memberships were not: Python's traceback answered."""
-    disk, write_text = Disk(monkeypatch), Path.write_text
-
-    def text(path: Path, *given: Any, **named: Any) -> int:
-        disk.ask()
-        return write_text(path, *given, **named)
-
-    monkeypatch.setattr(Path, "write_text", text)
-
+    disk = Disk(monkeypatch)
     said = list[str]()
 
     def at_every_moment(act: Callable[[Path], Any], least: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import CompositionError, PrivacyError
+from fedveil.errors import CompositionError, PrivacyError, ProtocolError
 from fedveil.methods.channels import Channel
 from fedveil.methods.derive import compute_claims, compute_sensitivity, derive
 from fedveil.methods.dp_fed_ls import dp_fed
@@ -53,7 +53,6 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import KINDS
 from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
 from fedveil.protocols.session_messages import PARTS, SampledUsers

@@ -261,20 +261,27 @@ def test_more_seeds_than_anybody_runs_are_refused_by_name() -> None:
     assert "1<=x<=10000" in said
 
 
-def test_what_does_not_fit_into_memory_is_one_line(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = mock.Mock(side_effect=MemoryError("Unable to allocate an array with shape (4711,)"))
-    monkeypatch.setattr("fedveil.run.setup.prepare", full)
-    said = ended("check", str(toml)).mistake
-    assert "more memory is needed than there is" in said
-    assert "4711" not in said
-
-
-def test_a_full_disk_is_one_line_wherever_it_is_met(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"))
-    monkeypatch.setattr("fedveil.run.setup.prepare", full)
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (MemoryError("shape (4711,)"), 2, "more memory is needed than there is"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"),
+            74,
+            "/media/usb/model cannot be written: No space left on device",
+        ),
+    ],
+    ids=["memory", "disk"],
+)
+def test_a_full_memory_or_disk_is_one_line_wherever_it_is_met(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
+) -> None:
+    monkeypatch.setattr("fedveil.run.setup.prepare", mock.Mock(side_effect=error))
     found = ended("check", str(toml))
-    assert found.code == 74
-    assert found.err.strip().endswith("/media/usb/model cannot be written: No space left on device")
+    assert found.code == code
+    assert said in found.err
+    assert "4711" not in found.err
+    assert found.err.count("\n") == 1
 
 
 def test_check_shows_every_seed_and_a_study_loads_each_population_once(
@@ -353,6 +360,7 @@ def test_no_help_imports_a_numerical_library(tmp_path: Path) -> None:
     assert done.stdout.strip() == "True {0} []"
 
 
+@pytest.mark.slow
 def test_what_a_run_imports_leaves_out_what_only_some_accounting_needs(tmp_path: Path) -> None:
     slow = "{'scipy.stats', 'scipy.signal', 'dp_accounting', 'pandas', 'sklearn'}"
     code = (

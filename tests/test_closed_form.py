@@ -18,7 +18,6 @@ from fedveil.privacy.events import (
     SampledWithoutReplacementEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.fixed_size import fixed_size_rdp
 from fedveil.privacy.published_bounds import (
     remark_1_noise,
     round_rdp,
@@ -27,6 +26,7 @@ from fedveil.privacy.published_bounds import (
     theorem_rounds,
 )
 from fedveil.privacy.renyi import RdpAccountant, sampled_gaussian_rdp
+from fedveil.privacy.sampling import fixed_size_rdp
 
 CLIENTS = {"uniform": 1000, "poisson": 500}
 ADJACENCY = {"uniform": Adjacency.REPLACE_ONE, "poisson": Adjacency.ADD_OR_REMOVE_ONE}

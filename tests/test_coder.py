@@ -30,8 +30,7 @@ from fedveil.quantization import (
     lattice,
     update_key,
 )
-from fedveil.quantization.models import Contexts, tables
-from fedveil.quantization.symbols import SymbolReader, SymbolWriter
+from fedveil.quantization.symbols import Contexts, SymbolReader, SymbolWriter, tables
 from fedveil.quantization.wire import unseal
 from tests.test_coder_fuzz import decode_any
 

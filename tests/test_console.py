@@ -6,8 +6,6 @@ import ast
 import io
 import json
 import tomllib
-from collections.abc import Iterator
-from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +24,6 @@ from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names
 from fedveil.report.plan import _table
-from fedveil.run import simulation as run_module
 from fedveil.run.config.choice import own_keys
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.folder.run_folder import RunFolder
@@ -100,9 +97,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return folder
 
 
-def test_paths_and_names_are_whole_in_what_training_commands_print(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_and_names_are_whole_in_what_training_commands_print(place: Path) -> None:
     runs = place / "runs"
     text = output("run", "long.toml", "--runs", runs)
     assert f"{NAME}: from round 0 of 1, kept in {runs / NAME}\n" in text
@@ -119,18 +114,9 @@ def test_paths_and_names_are_whole_in_what_training_commands_print(
     assert f"comparison: {page}\n" in output("compare", runs, "--page", page)
     against = ("--against", "method.clip")
     assert f"comparison: {page}\n" in output("compare", runs, "--page", page, *against)
-    row = {"run": NAME, "test": {"accuracy": 0.5}, "seconds": 1.0, "stopped": "the budget is spent"}
-    monkeypatch.setattr("fedveil.run.sweep.sweep", lambda *_, **__: iter([row]))
-    monkeypatch.setattr("fedveil.report.tradeoff.write_tradeoff", lambda _, key, path, **__: path)
-    monkeypatch.setattr("fedveil.run.sweep.joint_cost_of_points", lambda *_: {"told": "together"})
-    text = output("sweep", "long.toml", "--over", "seed=0", "--over", "method.clip=0.5", "--runs", runs)
-    assert f"{NAME}: stopped: the budget is spent\n" in text
-    assert f"\n{runs / 'seed.html'}\n{runs / 'method.clip.html'}\n" in text
 
 
-def test_paths_and_names_are_whole_in_what_the_other_commands_print(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_and_names_are_whole_in_what_the_other_commands_print(place: Path) -> None:
     page, schema = place / "plan.html", place / "schema.toml"
     text = output("plan", "--rounds", 5, "--group", 2, "--page", page)
     assert f"table and plot over the rounds: {page}\n" in text
@@ -150,17 +136,6 @@ def test_paths_and_names_are_whole_in_what_the_other_commands_print(
     assert f"hand out: {charter}\n" in text
     text = output("silo", "join", silo, "--name", "north", "--charter", charter, "--no-passphrase")
     assert f"send to the founder: {silo / 'north.request'}\n" in text
-    monkeypatch.setattr("fedveil.federation.hosts.folders.SiloFolder", lambda *_: None)
-    monkeypatch.setattr(
-        "fedveil.federation.hosts.inspection.inspect_silo", lambda _: {"table": place / "north.csv"}
-    )
-    assert f"│ {place / 'north.csv'} │" in output("federation", "check", silo, "--offline")
-
-
-def test_a_benchmarks_table_is_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = {"rows": [{"case": NAME, "epsilon": 1.0}], "machine": {"processor": "some"}}
-    monkeypatch.setattr("fedveil.cli.benchmarks.run_benchmark", lambda *_, **__: document)
-    assert f"│ {NAME} │" in output("bench", "made-up")
 
 
 def test_an_error_is_one_line_with_its_path_whole(place: Path) -> None:
@@ -196,31 +171,50 @@ def test_what_looks_like_markup_is_printed_as_it_stands(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "kept in [/x] :smile: [bold]a[/bold]\n"
 
 
+INTERRUPTED = """
+from pathlib import Path
+
+import torch
+
+
+class Model(torch.nn.Linear):
+    def forward(self, features):
+        for path in Path("runs").rglob("metrics.jsonl"):
+            if path.read_text().count("\\n") == 2 and not Path("continued").exists():
+                raise KeyboardInterrupt
+        return super().forward(features)
+
+
+def model(shape, outputs):
+    return Model(torch.Size(shape).numel(), outputs)
+"""
+"""A model during whose second round somebody presses Ctrl-C."""
+
+
+@pytest.mark.parametrize("place", ["20"], indirect=True)
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, played = run_module.play_attempt, []
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        played.append(arguments)
-        if len(played) == 2:
-            raise KeyboardInterrupt
-        return play(*arguments, **options)
-
-    monkeypatch.setattr(run_module, "play_attempt", interrupted)
-    code, _, err = ended("run", "long.toml", "--set", "rounds=2", "--runs", place / "runs")
+    (place / "interrupted.py").write_text(INTERRUPTED)
+    monkeypatch.syspath_prepend(place)
+    own = ("--set", "model.name=interrupted:model")
+    code, _, err = ended("run", "long.toml", *own, "--set", "rounds=2", "--runs", place / "runs")
     assert code == 130
     assert f"`fedveil resume '{place / 'runs' / NAME}'` goes on from the last complete round" in err
     assert "Traceback" not in err
-    assert "round 2/2" in output("resume", place / "runs" / NAME)
+    (place / "continued").touch()
+    assert "round 2/2" in output("resume", place / "runs" / NAME, "--code", "interrupted:model")
 
 
+@pytest.mark.parametrize("place", ["80"], indirect=True)
 def test_an_interruption_before_any_run_names_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> Iterator[object]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedveil.run.config.study.load_study", interrupted)
-    assert ended("check", "long.toml") == (130, "", "fedveil: interrupted\n")
+    (place / "never_built.py").write_text("def model(*_):\n    raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(place)
+    assert ended("check", "long.toml", "--set", "model.name=never_built:model") == (
+        130,
+        "",
+        "fedveil: interrupted\n",
+    )
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -255,22 +249,16 @@ def test_a_run_refused_before_its_first_round_fails(tmp_path: Path, monkeypatch:
     assert "refused before the first round" in err
 
 
-def test_a_run_between_institutions_refused_before_its_first_round_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_between_institutions_refused_before_its_first_round_fails(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, experiment())
-    submitted = nullcontext(SimpleNamespace(before=0))
-    monkeypatch.setattr("fedveil.federation.hosts.submission.Submission", lambda *_: submitted)
-    monkeypatch.setattr("fedveil.report.page.write_report", lambda *_: tmp_path)
     home: Any = SimpleNamespace(path=tmp_path)
     for silent, error, told in (
         (("north",), SilentSiloError, "north did not answer; go on once it does: `fedveil"),
         ((), RefusedRunError, "refused before the first round: silo north refuses: budget"),
     ):
         end = RunOutcome(error=None, stopped="silo north refuses: budget", silent=silent)
-        monkeypatch.setattr("fedveil.federation.hosts.submission.watch", lambda *_, end=end: end)
         with pytest.raises(error, match=told):
-            federation_commands._run(home, folder, as_json=bool(silent))
+            federation_commands.check_end(home, folder, end)
 
 
 @pytest.mark.parametrize(

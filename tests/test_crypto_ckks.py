@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("tenseal")
 
 from fedveil.crypto.ckks import LARGEST_MODULUS_BITS, CkksKey, CkksParameters, CkksSum, coefficients, values
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.seal_format import SEED_BYTES
+from fedveil.errors import CryptoError
 
 PARAMETERS = CkksParameters(silos=3)
 DEGREE = PARAMETERS.degree

@@ -14,12 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.aead import OVERHEAD_BYTES, seal, unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey, derive
+from fedveil.crypto.key_agreement import (
+    OVERHEAD_BYTES,
+    AgreementKey,
+    RoundId,
+    SignedKey,
+    derive,
+    seal,
+    unseal,
+)
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.masks import UniformIntegers, apply_masks_
 from fedveil.crypto.shamir import PRIME, Share, combine, consistent, odd_one_out, split
+from fedveil.errors import CryptoError
 
 MOMENT = RoundId(run=bytes(range(16)), round=3, attempt=1)
 FALSE_ALARM = 1e-6

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.crypto import paillier
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.multiexp import FixedPowers, SimultaneousPowers, fixed_window, straus_cost
 from fedveil.crypto.oblivious_transfer import TransferReceiver, TransferSender, check_point, group_modulus
-from fedveil.crypto.paillier import KEY_BITS, PaillierPrivateKey, PaillierPublicKey, Rerandomizer
+from fedveil.crypto.paillier import (
+    KEY_BITS,
+    FixedPowers,
+    PaillierPrivateKey,
+    PaillierPublicKey,
+    Rerandomizer,
+    SimultaneousPowers,
+    fixed_window,
+    straus_cost,
+)
+from fedveil.errors import CryptoError
 from fedveil.protocols.weighting.paillier_weights import in_threads
 from tests.slow_cases import slow_only
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.residues import (
+from fedveil.crypto.rlwe import (
     from_limbs,
     keyed_residues,
     mixed_radix,
@@ -21,6 +20,7 @@ from fedveil.crypto.residues import (
     times_small,
     to_signed,
 )
+from fedveil.errors import CryptoError
 from fedveil.randomness import KeyedStream
 
 FALSE_ALARM = 1e-6

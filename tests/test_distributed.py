@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ from fedveil.training.losses import load_loss
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob, partition_by_key
-from tests.children import forking, tell_modules
+from tests.children import forked, forking, tell_modules  # noqa: F401
 from tests.test_dp_fed_ls import experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
@@ -55,12 +55,6 @@ def model(folder: Path) -> torch.Tensor:
 def seeded(trainer: str, processes: int = 1) -> Experiment:
     options = {"name": trainer, "device": "cpu", "processes": processes}
     return experiment(trainer=options, privacy={"insecure_seed": 5})
-
-
-@pytest.fixture
-def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run fork its processes from one that has all imported, where it starts interpreters otherwise."""
-    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +72,7 @@ def test_processes_that_are_started_give_the_model_of_one(
     several_give_the_model_of_one("loop", 2, 0.0, alone("loop"), tmp_path)
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_processes_that_are_forked_give_the_model_of_one(
     alone: Callable[[str], Outcome], tmp_path: Path
 ) -> None:
@@ -95,7 +89,7 @@ def several_give_the_model_of_one(
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> None:
     """Every client's update goes through the channel by itself, so it is a row of the sums of its own."""
     models = []
@@ -114,7 +108,7 @@ def test_messages_of_clients_come_from_several_processes_too(tmp_path: Path) -> 
     assert torch.equal(models[0], models[1])
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_what_is_bounded_by_parts_is_bounded_once_in_every_process() -> None:
     """Clients are dealt out by their work: were some clipped as a whole first, one's leaving would change all."""
     prepared = prepare(
@@ -148,7 +142,7 @@ def test_what_is_bounded_by_parts_is_bounded_once_in_every_process() -> None:
     assert torch.equal(together.total, setting.trainer.sums(job).total)
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_a_clip_that_moves_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Every job says where the clip stands: shares that were clipped elsewhere would not add up to the same bits."""
     found = []
@@ -202,7 +196,7 @@ def train_own(folder: Path, model: nn.Module, processes: int, **changes: Any) ->
     return fv.train(model, people, processes=processes, **given | changes)
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_objects_of_ones_own_train_in_several_processes_bit_for_bit(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -244,7 +238,7 @@ def test_what_no_other_process_can_import_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_a_worker_that_cannot_import_the_model_ends_the_run_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +294,7 @@ class Interrupted(NullObserver):
         raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("_forked")
+@pytest.mark.usefixtures("forked")
 def test_an_interrupted_run_leaves_no_process_behind_and_goes_on_over_several(
     alone: Callable[[str], Outcome], tmp_path: Path
 ) -> None:
@@ -320,20 +314,33 @@ def torchrun(*arguments: str, ranks: int = 2, **variables: str) -> subprocess.Co
     )
 
 
+def same_under_torchrun(arguments: list[str], ranks: int, runs: int, folder: Path) -> None:
+    """Play a command in several ranks and in one process, and hold their models together bit for bit."""
+    done = torchrun("-m", "fedveil", *arguments, "--runs", str(folder / "several"), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    alone = [sys.executable, "-m", "fedveil", *arguments, "--runs", str(folder / "one")]
+    subprocess.run(alone, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    models = sorted((folder / "one").rglob("model.safetensors"))
+    assert len(models) == runs
+    for one in models:
+        several = folder / "several" / one.relative_to(folder / "one")
+        assert torch.equal(model(several.parent), model(one.parent))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["loop", "vmap"])
 def test_fedveil_run_under_torchrun_gives_the_models_of_one_process(trainer: str, tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(seeded(trainer).to_toml())
-    arguments = ["run", str(tmp_path / "one.toml"), "--seeds", "2", "--set", "rounds=2", "--runs"]
-    done = torchrun("-m", "fedveil", *arguments, str(tmp_path / "several"))
-    assert done.returncode == 0, done.stderr
-    alone = [sys.executable, "-m", "fedveil", *arguments, str(tmp_path / "one")]
-    subprocess.run(alone, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
-    models = sorted((tmp_path / "one").rglob("model.safetensors"))
-    assert len(models) == 2
-    for one in models:
-        several = tmp_path / "several" / one.relative_to(tmp_path / "one")
-        assert torch.equal(model(several.parent), model(one.parent))
+    arguments = ["run", str(tmp_path / "one.toml"), "--seeds", "2", "--set", "rounds=2"]
+    same_under_torchrun(arguments, 2, 2, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_ranks_play_a_variant_of_a_preset(tmp_path: Path) -> None:
+    keys = ("rounds=2", "privacy.insecure_seed=5", "trainer.name=loop", "trainer.device=cpu")
+    options = [word for key in keys for word in ("--set", key)]
+    arguments = ["run", "digits", "--variant", "uldp-naive", "--seeds", "2", *options]
+    same_under_torchrun(arguments, 3, 2, tmp_path)
 
 
 @pytest.mark.slow

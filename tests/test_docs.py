@@ -113,7 +113,7 @@ def test_every_shipped_model_loss_and_metric_is_in_the_reference(key: str, known
 
 
 def test_every_method_is_in_the_reference_and_every_data_set() -> None:
-    for kind, name in (("methods", "reference/methods.md"), ("data_sets", "reference/data-sets.md")):
+    for kind, name in (("methods", "reference/stages.md"), ("data_sets", "reference/data-sets.md")):
         text = page(name)
         assert [one for one in names(kind) if f"| `{one}` |" not in text] == []
 

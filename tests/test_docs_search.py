@@ -14,6 +14,7 @@ from lunr import lunr
 from lunr.index import Index
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow  # the whole site is built and indexed
 PHRASES = {
     "choose epsilon": "how-to/choose-epsilon",
     "choose clip": "how-to/choose-clip",

@@ -30,6 +30,7 @@ from tests.documented_values import Value, documented
 from tests.federation_world import small_keys
 from tests.processes import FEDVEIL, SECONDS
 from tests.runs import Silent
+from tests.slow_cases import fast_every, slow_only
 from tests.synthetic import serve, write_hospitals, write_images, write_patients, write_play
 
 ROOT = Path(__file__).parents[1]
@@ -145,9 +146,15 @@ def test_every_documented_value_has_a_case() -> None:
     assert all((ROOT / file).is_file() for file in ELSEWHERE.values())
 
 
+PLAYED = [one for one in cases() if not one.alone]
+
+
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(one, marks=pytest.mark.slow) if one.slow else one for one in cases() if not one.alone],
+    [
+        *fast_every((one for one in PLAYED if not one.slow), 3),
+        *slow_only(one for one in PLAYED if one.slow),
+    ],
     ids=lambda case: case.name,
 )
 def test_a_documented_value_is_played_to_the_end(

@@ -27,11 +27,13 @@ def no_noise(dimension, std, grid, source):
     raise AssertionError("noise was drawn although the multiplier is 0")
 
 
-def trainer_of(task, noise_multiplier=0.0, noise=no_noise, batch_size=4, epochs=1, learning_rate=0.5):
+def trainer_of(
+    task, noise_multiplier=0.0, noise=no_noise, batch_size=4, epochs=1, learning_rate=0.5, **options
+):
     local = LocalDpSgd(
         learning_rate=learning_rate, epochs=epochs, batch_size=batch_size, noise_multiplier=noise_multiplier
     )
-    return DpSgdTrainer(task=task, local=local, noise=noise, privacy=PrivacyRandomness.insecure(0))
+    return DpSgdTrainer(task=task, local=local, noise=noise, privacy=PrivacyRandomness.insecure(0), **options)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -182,10 +184,10 @@ def test_each_record_of_a_batch_has_the_mask_of_its_own_seed():
     assert not torch.equal(gradient_sum(records, task.initial(), batch, seeds.flip(0)), alone)
 
 
-def updates_of(task, cohort, members, noise_multiplier=0.0):
+def updates_of(task, cohort, members, noise_multiplier=0.0, progress=None, **options):
     """Return the silos' updates, of 4 epochs in batches of 4 by words that are the same in every call."""
     noise = load_noise if noise_multiplier else no_noise
-    trainer = trainer_of(task, noise_multiplier=noise_multiplier, noise=noise, epochs=4)
+    trainer = trainer_of(task, noise_multiplier=noise_multiplier, noise=noise, epochs=4, **options)
     job = TrainJob(
         task.initial(),
         cohort,
@@ -195,7 +197,7 @@ def updates_of(task, cohort, members, noise_multiplier=0.0):
         ExperimentRandomness(0),
         ("round", 1),
     )
-    return trainer.sums(job).total
+    return trainer.sums(job, progress).total
 
 
 def load_noise(dimension, std, grid, source):
@@ -213,32 +215,31 @@ def test_no_silo_feels_those_it_takes_its_steps_beside(model):
     assert all(torch.equal(poisoned[silo], alone[silo]) for silo in (0, 2, 3))
 
 
-def test_silos_side_by_side_train_as_one_by_one(monkeypatch):
-    task, cohort = task_of("mlp_groupnorm"), cohort_of([12, 40, 3, 0], n_silos=4)
+def test_silos_side_by_side_train_as_one_by_one():
+    task, cohort = task_of("mlp_groupnorm"), cohort_of([6, 12, 3, 0], n_silos=4)
     together = updates_of(task, cohort, [0, 1, 2, 3])
-    monkeypatch.setattr(dpsgd, "_SMALL", 0)
-    one_by_one = updates_of(task, cohort, [0, 1, 2, 3])
+    one_by_one = updates_of(task, cohort, [0, 1, 2, 3], together=False)
     assert float(one_by_one[:3].norm(dim=1).min()) > 0.01
     torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-5)
 
 
-def test_no_more_silos_take_their_steps_at_once_than_memory_is_for(monkeypatch):
+def test_no_more_silos_take_their_steps_at_once_than_memory_is_for():
     task, cohort = task_of("linear"), cohort_of([12, 40, 3, 0, 7], n_silos=5)
-    everybody, groups = updates_of(task, cohort, [0, 1, 2, 3, 4], 1.0), []
-    of_some = DpSgdTrainer._updates
-    monkeypatch.setattr(
-        DpSgdTrainer,
-        "_updates",
-        lambda self, runs, *rest: groups.append(len(runs)) or of_some(self, runs, *rest),
-    )
-    monkeypatch.setattr(dpsgd, "_SILOS", 2)
-    assert torch.equal(updates_of(task, cohort, [0, 1, 2, 3, 4], 1.0), everybody)
-    assert groups == [2, 2, 1]
+    done = {5: [0], 2: [0]}  # steps after each batch of steps
+    found = [
+        updates_of(
+            task, cohort, [0, 1, 2, 3, 4], 1.0, lambda now, _, at=at: done[at].append(now), silos_at_once=at
+        )
+        for at in done
+    ]
+    assert torch.equal(*found)
+    assert [int(np.diff(done[at]).max()) for at in done] == [5, 2]
+    assert done[5][-1] == done[2][-1]
 
 
 def test_what_is_drawn_at_once_leaves_out_no_step():
     for steps, numbers in ((0, 5), (1, 5), (7, 10**6), (40_000, 3), (65_536, 1), (65_537, 1), (3, 0)):
-        blocks = list(dpsgd._blocks(steps, numbers))
+        blocks = list(dpsgd._blocks(steps, numbers, 2**16))
         assert [step for first, some in blocks for step in range(first, first + some)] == list(range(steps))
         assert all(some * numbers <= 2**16 or some == 1 for _, some in blocks)
 
@@ -271,8 +272,7 @@ def test_noise_has_its_scale_and_the_divisor_is_the_expected_batch():
 
 
 @pytest.mark.parametrize("at_once", [1, 2**16])
-def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own(at_once, monkeypatch):
-    monkeypatch.setattr(dpsgd, "_DRAWN", at_once)
+def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own(at_once):
     task, cohort = task_of("mlp"), cohort_of([12, 12], n_silos=2)
     drawn = []
 
@@ -281,7 +281,8 @@ def test_every_step_of_every_silo_has_noise_and_a_batch_of_its_own(at_once, monk
         drawn.extend(step.tobytes() for step in noise.reshape(-1, task.dimension))
         return noise
 
-    trainer = trainer_of(task, noise_multiplier=2.0, noise=recording, batch_size=6, epochs=3)
+    options = {"noise": recording, "numbers_at_once": at_once}
+    trainer = trainer_of(task, noise_multiplier=2.0, batch_size=6, epochs=3, **options)
     members, weights = everyone(cohort)
     for number in (1, 2):
         trainer.sums(

@@ -11,17 +11,16 @@ import torch
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.protocols.driver import Dropouts, LocalDriver
-from fedveil.protocols.errors import ProtocolError, SiloVanished
+from fedveil.errors import ProtocolError, SiloVanished
+from fedveil.protocols.driver import Dropouts, LocalDriver, Transcript
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER, Envelope
-from fedveil.protocols.partial_encryption.inputs import PartialInputs, PartialResult
+from fedveil.protocols.partial_encryption.messages import PartialInputs, PartialResult
 from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.plaintext_sums import PlaintextClient, PlaintextServer, PlaintextSums, PlaintextVector
 from fedveil.protocols.protocol import ClientContext
 from fedveil.protocols.sealed_sums import SealedMessage, SealedSums
-from fedveil.protocols.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.rounds.client_inputs import CohortInputs, PerClientInputs
 from fedveil.run.rounds.round_context import RoundContext
@@ -215,9 +214,8 @@ def test_clients_are_trained_in_blocks_whose_size_changes_no_bit(
     )
 
     def played(block: int, attempt: int = 0) -> tuple[np.ndarray, list[int]]:
-        monkeypatch.setattr("fedveil.run.rounds.client_inputs._BLOCK_ELEMENTS", block * length)
         parties = SimulatedParties.in_the_open(setting)
-        work, held = PerClientInputs(turn, parties.protocol_spec), []
+        work, held = PerClientInputs(turn, parties.protocol_spec, block_elements=block * length), []
         drawn = work.begin(attempt)
 
         def give(number: int) -> Any:

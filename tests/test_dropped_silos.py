@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, ProtocolError, SiloVanished
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import Sender
@@ -23,19 +23,17 @@ from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
-from fedveil.protocols.errors import ProtocolError, SiloVanished
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt, Journal, Step, StepKey
 from fedveil.run.loop import Played, play_part
-from fedveil.run.rounds.next_model import next_model
 from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutRule, DropoutSimulation
-from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_context import RoundContext, next_model
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from tests.contract.test_methods import CLIP, LOCAL, SIGMA
-from tests.runs import Silent, files, json_lines, same_model
+from tests.runs import DrawnStreams, Silent, files, json_lines, same_model
 from tests.synthetic import serve_hospitals
 from tests.test_protected_run import asked
 from tests.test_weighted_run import asked as weighted
@@ -209,13 +207,7 @@ def test_a_resumed_round_goes_on_counting_its_attempts(
         Scripted(folder, ((2,), True), on_dropout="end").all()
     assert [number for number, *_ in Scripted(folder, ((2,), True)).all()] == [1, 2]
 
-    asked_of, stream = list[tuple[Any, ...]](), PrivacyRandomness.stream
-
-    def watch(self: PrivacyRandomness, *path: Any) -> Any:
-        asked_of.append(path)
-        return stream(self, *path)
-
-    monkeypatch.setattr(PrivacyRandomness, "stream", watch)
+    asked_of = DrawnStreams(monkeypatch).paths
     scripted(monkeypatch, {(1, 0): LATE})
     with pytest.raises(SiloVanished):
         run(prepare(secure()()), tmp_path, Silent())

@@ -50,7 +50,7 @@ from fedveil.statistics.evaluation.counts import (
 from fedveil.statistics.evaluation.evaluator import ScoreBins
 from fedveil.statistics.evaluation.result import FILE, ReleasedEvaluation, read_evaluated
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 from fedveil.statistics.strategy import Strategy
 from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, prepared_run, write_tables

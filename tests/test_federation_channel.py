@@ -12,6 +12,7 @@ import pytest
 
 from fedveil.crypto.key_agreement import AgreementKey, RoundId
 from fedveil.data.records import Population
+from fedveil.errors import ProtocolError
 from fedveil.federation.audit.run_record import round_attestation
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo_ledger import LEDGER
@@ -19,7 +20,6 @@ from fedveil.federation.store import RecordStore
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import Envelope
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.sealed_sums import SealedClient, SealedMessage, SealedServer, SealedSums

@@ -33,7 +33,7 @@ from fedveil.run.config.experiment import Experiment
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.rounds.round_context import RoundContext, SumHistory
 from fedveil.run.setup import prepare
-from tests.federation_world import RUN, World, asked, population
+from tests.federation_world import RUN, Killed, Moments, World, asked, population
 
 PERIOD, ROUNDS = 3, 7
 
@@ -96,11 +96,9 @@ def test_a_round_whose_answer_was_lost_in_a_crash_is_paid_as_another_row(
     """Some user's first part is in round 2: another draw of its noise costs what a whole round does, not c_1^2."""
     world = world_of(tmp_path)
     played(world, 1)
-    write = RecordStore.write
-    monkeypatch.setattr(RecordStore, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        world.tell(*task(2, 0.25), number=2)
-    monkeypatch.setattr(RecordStore, "write", write)
+    moments = Moments(monkeypatch)
+    with pytest.raises(Killed):  # after the charge was written and flushed
+        moments.during(2, lambda: world.tell(*task(2, 0.25), number=2))
     world.restart()
     world.tell(world.terms(), session=2)
     answer, _ = world.tell(*task(2, 0.25), session=2, number=1)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from fedveil.crypto.ckks import CkksParameters, coefficients
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
@@ -29,13 +29,17 @@ from fedveil.federation.store import RoundRecord
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope, RoundStart
 from fedveil.protocols.partial_encryption import server as partial_server
 from fedveil.protocols.partial_encryption import silo as partial_encryption
-from fedveil.protocols.partial_encryption.ballots import largest
-from fedveil.protocols.partial_encryption.inputs import PartialInputs, SplitUpdate
-from fedveil.protocols.partial_encryption.messages import Ballot, PartialSum, PartialUpdate
+from fedveil.protocols.partial_encryption.messages import (
+    Ballot,
+    PartialInputs,
+    PartialSum,
+    PartialUpdate,
+    SplitUpdate,
+)
+from fedveil.protocols.partial_encryption.plan import largest
 from fedveil.protocols.partial_encryption.protocol_spec import PartialClient
 from fedveil.protocols.partial_encryption.server import PartialServer
 from fedveil.protocols.refusals import Code, Refusal

@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
+from fedveil.federation import cpu_quota
 from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, SIGNS, Grammar
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.exchanges import ExchangeStep, Kind, message_shape
 from fedveil.protocols.messages import KINDS, SERVER, Envelope
 from fedveil.protocols.plaintext_sums import PlaintextVector
+from fedveil.protocols.protocol import ExchangeStep, Kind, message_shape
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (
     PARTS,
@@ -353,7 +354,9 @@ def _content(value: Any, seen: dict[int, int], add: Callable[[bytes], None]) -> 
 
 
 def on_disk(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """All files of a folder but the quota's, which counts the processor time of refused messages too."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != cpu_quota.FILE)
+    return {str(path): path.read_bytes() for path in paths}
 
 
 def state_of(world: World, silo: int) -> tuple[str, dict[str, bytes]]:

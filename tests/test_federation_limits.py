@@ -16,21 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.errors import ConfigError, RunFolderError
-from fedveil.federation import coordinator as coordinating
-from fedveil.federation import exchange
+from fedveil.errors import ConfigError, ProtocolError, RunFolderError
 from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.cpu_quota import CpuQuota, Deadline
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.exchange import ReplyKind
+from fedveil.federation.exchange import ReplyKind, check_lengths
 from fedveil.federation.ledger_heads import NONE
 from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import Note, read_entries, read_lines
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (
     Attestation,
@@ -138,12 +135,12 @@ def test_a_message_is_judged_by_its_beginning(world: World) -> None:
     coordinator.close()
 
 
-def test_a_run_whose_opening_nobody_would_read_is_not_begun(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "LARGEST_OPENING", (1 << 16) + 100)
+def test_a_run_whose_opening_nobody_would_read_is_not_begun(world: World) -> None:
+    coordinator = world.coordinate()
+    agreement, plan = coordinator._agreement, coordinator._plan
+    coordinator.close()
     with pytest.raises(ProtocolError, match="a message that begins this run would have"):
-        world.coordinate()
+        check_lengths(agreement, plan, " " * LARGEST_OPENING)
 
 
 def numbers(document: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -324,15 +321,17 @@ def test_a_refusal_while_the_next_message_is_made_ends_the_run_and_no_process(tm
     world.close()
 
 
+class Impatient(CoordinatorParty[Any]):
+    """A coordinator that stops after few sessions."""
+
+    most_left = 8
+
+
 @pytest.mark.parametrize("recovers", [False, True])
-def test_a_silo_that_leaves_every_session_does_not_hold_the_run(
-    recovers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most = 8
-    monkeypatch.setattr(exchange, "MOST_LEFT", most)
-    monkeypatch.setattr(coordinating, "MOST_LEFT", most)
+def test_a_silo_that_leaves_every_session_does_not_hold_the_run(recovers: bool, tmp_path: Path) -> None:
+    most = Impatient.most_left
     protection = MASKED | ({"on_dropout": "recover", "max_dropouts": 1} if recovers else {})
-    world = World(tmp_path, asked(rounds=2, protection=protection), population())
+    world = World(tmp_path, asked(rounds=2, protection=protection), population(), party=Impatient)
     coordinator = world.coordinate()
     here = Ready(nonce=bytes(16), busy=0)
 

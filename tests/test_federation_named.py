@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fedveil.crypto.key_agreement import SignedKey
+from fedveil.errors import ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import check_models_agree
 from fedveil.federation.ledger_heads import sign_heads
 from fedveil.federation.transcript_binding import exchange_context, sign_request
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.masking.recoverable_aggregation import ShareBundle, SignedSurvivors
 from fedveil.protocols.messages import Announcement, Envelope, Message
 from fedveil.protocols.partial_encryption.messages import SealedKeys

@@ -17,14 +17,14 @@ from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.sampling import DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
-from fedveil.protocols.driver import NOBODY, Dropouts
-from fedveil.protocols.masking.recovery_server import RecoverableServer
-from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.driver import Dropouts
+from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.session_messages import GlobalModel, RoundTask
 from fedveil.run.config.experiment import Experiment
-from fedveil.run.rounds.retries import MOST_ATTEMPTS, DropoutSimulation
+from fedveil.run.rounds.retries import MOST_ATTEMPTS
 from tests.federation_world import MOVING, TESTING, Chaos, Moments, World, asked, in_one_process, population
 from tests.runs import files, same_model
+from tests.test_dropped_silos import scripted
 
 SILOS = 5
 RECOVER: dict[str, Any] = {"name": "secure-aggregation", "on_dropout": "recover", "max_dropouts": 2}
@@ -120,9 +120,7 @@ def test_the_model_is_that_of_the_run_in_one_process_where_the_same_silos_vanish
     moving = {"clip": MOVING}
     world = world_of(tmp_path, recovering(rounds=8, method=moving))
     play(world, lambda *now: there.get(now, ()))
-    monkeypatch.setattr(
-        DropoutSimulation, "draw_dropouts", lambda self, number, attempt, cohort: here.get(number, NOBODY)
-    )
+    scripted(monkeypatch, {(number, 0): dropouts for number, dropouts in here.items()})
     simulated = recovering(rounds=8, method=moving, protection={"dropout_rate": 0.5})
     _, model, rows = files(in_one_process(simulated, world.held, tmp_path / "here"))
     assert [row["summed"] for row in rows[1:]] == summed(world) == [5, 3, 5, 5, 4, 5, 3, 5]

@@ -13,15 +13,13 @@ from unittest.mock import Mock
 import pytest
 
 from fedveil.errors import IntegrityError, RunFolderError
-from fedveil.federation import silo, silo_state
+from fedveil.federation import silo_state
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.errors import to_refusal
 from fedveil.federation.replay_guard import KEPT, ReplayMark, ReplayMarks
-from fedveil.federation.silo_state import SiloState
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger
-from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Declined, ProtocolMessage
 from tests.federation_world import RUN, World, small_keys
 from tests.slow_cases import fast_every
@@ -99,16 +97,6 @@ def test_a_ledger_that_went_back_with_the_answers_draws_no_second_sum(world: Wor
     assert charged(world) == [1]
 
 
-def test_without_the_marks_two_sums_of_one_round_go_out(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the marks are for: the other silos' vectors would be in both sums, and their users charged for one."""
-    monkeypatch.setattr(SiloState, "mark", lambda *_: None)
-    sent, answer = put_back(world, lost=False)
-    assert (vector(answer) != sent).any()
-    assert charged(world) == [1, 2, 2]
-
-
 @pytest.mark.parametrize("name", fast_every(IDS, 3))
 def test_under_every_protection_the_run_is_refused_before_a_charge(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,18 +109,11 @@ def test_under_every_protection_the_run_is_refused_before_a_charge(
     coordinator.close()
     world.restart()
     before = charged(world)
-    codes: list[Code] = []
-    monkeypatch.setattr(silo, "to_refusal", lambda error: noted(codes, error))
     world.play()
-    assert Code.REPLACED in codes
+    assert world.coordinator is not None
+    assert world.coordinator.refused is Code.REPLACED
     assert charged(world) == before
     world.close()
-
-
-def noted(codes: list[Code], error: Exception) -> Refusal:
-    why = to_refusal(error)
-    codes.append(why.code)
-    return why
 
 
 def answered_twice(world: World, coordinator: CoordinatorParty) -> None:

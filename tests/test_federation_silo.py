@@ -17,10 +17,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import CompositionError, ConfigError, RunFolderError
+from fedveil.errors import CompositionError, ConfigError, CryptoError, ProtocolError, RunFolderError
 from fedveil.federation.audit.run_record import round_attestation
 from fedveil.federation.ledger_heads import NONE
 from fedveil.federation.limits import LARGEST_MESSAGE
@@ -31,7 +30,7 @@ from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import split_grid_loss
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.field_codecs import Writer
 from fedveil.protocols.messages import SERVER, Envelope, RoundStart
 from fedveil.protocols.plaintext_sums import PlaintextVector
 from fedveil.protocols.refusals import Code, Refusal
@@ -62,7 +61,6 @@ from fedveil.protocols.session_messages import (
     UserCounts,
     UserTotals,
 )
-from fedveil.protocols.wire import Writer
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.rounds.client_inputs import CohortInputs
 from fedveil.run.setup import prepare

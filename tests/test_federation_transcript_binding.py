@@ -13,8 +13,9 @@ import pytest
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
-from fedveil.federation import coordinator, transcript_binding
+from fedveil.federation import transcript_binding
 from fedveil.federation.audit.run_record import RunRecord
+from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.transcript_binding import (
     check_request_signatures,
@@ -112,6 +113,13 @@ def lying(world: World, kind: type[SessionMessage], lie: Lie, silos: tuple[int, 
     return told
 
 
+class Silent(CoordinatorParty[Any]):
+    """A coordinator that does not say which silo was told something else."""
+
+    def check_requests(self, context: bytes, signatures: Any) -> None:
+        """Take every signature."""
+
+
 class Left:
     """What left the silos, by kind of message."""
 
@@ -151,9 +159,8 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
     name: str, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch)
-    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())  # it does not say what it knows
     monkeypatch.setattr(AdaptiveClip, "possible", lambda *_: True)  # round 1 has its own lock
-    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL, party=Silent)
     left = Left(world)
     told = lying(world, *LIES[lie], silos=(1,))
     world.play()
@@ -213,8 +220,7 @@ def test_a_lie_to_half_of_the_silos_or_to_one_after_another_opens_no_sum(
 ) -> None:
     """The run is begun again after every refusal, and another silo is lied to: all charges stand, and nothing opens."""
     small_keys(monkeypatch)
-    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
-    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL, party=Silent)
     left = Left(world)
     kind = {"masked, by records": UserTotals, "blind": SamplingCommitment}.get(name, SampledUsers)
     (lie,) = (one for part, one in LIES.values() if part is kind)
@@ -243,8 +249,7 @@ def test_another_round_or_cohort_for_one_silo_opens_no_sum(
     name: str, kind: type[SessionMessage], lie: Lie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch)
-    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
-    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL)
+    world = World(tmp_path, asked(rounds=2, **PROTECTIONS[name]), population(), ALL, party=Silent)
     left = Left(world)
     told = lying(world, kind, lie, silos=(1,))
     world.play()
@@ -264,11 +269,10 @@ def test_without_signatures_masks_do_not_cancel(
     Words of 64 bits show it by a sum that is out of range. In 16 bits, most sums of uniform words are in range: the
     run goes on with a useless sum, which tells as little.
     """
-    monkeypatch.setattr(coordinator, "inconsistent_silos", lambda *_: ())
     monkeypatch.setattr(transcript_binding, "inconsistent_silos", lambda *_: ())
     monkeypatch.setattr(RunRecord, "_check", lambda *_: None)
     wide = {"channel": {"name": "additive", "word_bits": 64}}
-    world = World(tmp_path, asked(rounds=2, **wide, **PROTECTIONS["masked"]), population(), ALL)
+    world = World(tmp_path, asked(rounds=2, **wide, **PROTECTIONS["masked"]), population(), ALL, party=Silent)
     lying(world, GlobalModel, bit, silos=silos)
     world.play()
     assert world.coordinator is not None

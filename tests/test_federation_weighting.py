@@ -12,12 +12,12 @@ import pytest
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population, Records
+from fedveil.errors import ProtocolError
 from fedveil.federation import exchange
 from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
@@ -30,7 +30,7 @@ from fedveil.protocols.session_messages import (
     UserCounts,
     UserTotals,
 )
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.weighting.plan import WeightedInputs
 from fedveil.protocols.weighting.server import WeightingServer
 from fedveil.protocols.weighting.silo import WeightingSilo
 from fedveil.randomness import ExperimentRandomness
@@ -125,7 +125,10 @@ class Record:
         pytest.param(
             SAMPLED,
             {"cipher": "rlwe"},
-            marks=pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(find_spec("tenseal") is None, reason="needs the extra rlwe"),
+            ],
         ),
     ],
     ids=["all", "sampled", "a gradient, squared", "rlwe"],

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from fedveil.api.run_folders import compare
 from fedveil.errors import ConfigError
-from fedveil.report.drawing import Axis, Mark, Plot, Series
+from fedveil.report.drawing import Axis, Mark, Plot, Series, draw
 from fedveil.report.figure_files import write_figures
 from fedveil.report.page import run_plots
 from fedveil.report.run_data import load_run
-from fedveil.report.svg import draw
 from tests.commands import as_json
 from tests.report_folders import metric_rows, write_run
 
@@ -55,6 +54,16 @@ def test_every_mark_is_written_in_every_format(tmp_path: Path, log: bool) -> Non
     before = pdf.read_bytes()
     write_figures([plot(log=log)], tmp_path)
     assert pdf.read_bytes() == before
+
+
+def test_gaps_and_places_between_categories_are_written_as_such(tmp_path: Path) -> None:
+    """A line that is interrupted by NaN, over categories, as the picture of a tree has it."""
+    gap = Series(name="no", mark="line", x=(0.0, 0.5, float("nan")), y=(0.0, 1.0, float("nan")))
+    axes = {"x": Axis(title="leaf", categories=("+1", "-1")), "y": Axis(title="", categories=("a?", "b?"))}
+    (table,) = write_figures(
+        [Plot(title="tree", alt="a", caption="c", series=(gap,), **axes)], tmp_path, ["csv"]
+    )
+    assert table.read_text().splitlines()[1:] == ["no,'+1,a?,,,", "no,0.5,b?,,,", "no,,,,,"]
 
 
 VALUES = st.floats(allow_nan=True, allow_infinity=True)

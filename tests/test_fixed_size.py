@@ -26,16 +26,18 @@ from fedveil.privacy.events import (
     atoms,
     event_from_json,
 )
-from fedveil.privacy.fixed_size import (
+from fedveil.privacy.loss_distributions import PldAccountant
+from fedveil.privacy.renyi import RdpAccountant
+from fedveil.privacy.sampling import (
+    Everyone,
+    PoissonUsers,
+    UniformClients,
     _log_moment,
     fixed_size_deltas,
     fixed_size_distribution,
     fixed_size_rdp,
     published_epsilon,
 )
-from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.privacy.renyi import RdpAccountant
-from fedveil.privacy.sampling import Everyone, PoissonUsers, UniformClients
 from fedveil.randomness import PrivacyRandomness
 from tests.dp_events import dp_event_of
 

@@ -15,12 +15,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.errors import ModelError
+from fedveil.errors import MessageError, ModelError, ProtocolError
 from fedveil.federation.transport.flower.mods import QUANTISED, clip, quantise
 from fedveil.federation.transport.flower.strategies import Dequantised, Smoothed
 from fedveil.federation.transport.flower.updates import update_of
-from fedveil.protocols.errors import ProtocolError
-from fedveil.quantization.errors import MessageError
 from fedveil.training.server.denoise import smooth
 
 SECRET = bytes(range(32))

@@ -14,8 +14,8 @@ import fedveil as fv
 from fedveil.data.records import Population
 from fedveil.errors import ModelError
 from fedveil.training.dropout import with_seeded_dropout
-from fedveil.training.frozen_norm import FrozenNorm, with_frozen_norms
 from fedveil.training.losses import load_loss
+from fedveil.training.pretrained import FrozenNorm, with_frozen_norms
 from fedveil.training.task import Task
 from fedveil.training.validation import validate_layers
 

@@ -14,15 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BusyError, ConfigError, DataError, IntegrityError
+from fedveil.errors import BusyError, ConfigError, CryptoError, DataError, IntegrityError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.certificates import (
     Authority,
@@ -35,6 +35,7 @@ from fedveil.federation.enrollment.certificates import (
 from fedveil.federation.enrollment.demonstration import HOSPITALS, Demonstration, write_demonstration
 from fedveil.federation.enrollment.provisioning import provision
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
@@ -53,7 +54,6 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
 from fedveil.federation.transport.interface import Received
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows
 from fedveil.statistics.result import read_released
@@ -92,12 +92,14 @@ def guards(made: Demonstration) -> Iterator[list[Path]]:
 
 
 @contextmanager
-def serving(made: Demonstration, **settings: Any) -> Iterator[list[Path]]:
+def serving(
+    made: Demonstration, around: Callable[[SiloParty, int], Any] = lambda party, _: party, **settings: Any
+) -> Iterator[list[Path]]:
     served, paths = [], []
     folder = Path(tempfile.mkdtemp(prefix="fedveil-"))
     for number, path in enumerate(made.provisioned.silos):
         paths.append(folder / str(number))
-        guard = KeyProcess(open_silo(SiloFolder(path)), paths[-1], **settings)
+        guard = KeyProcess(around(open_silo(SiloFolder(path)), number), paths[-1], **settings)
         threading.Thread(target=guard.serve, daemon=True).start()
         served.append(guard)
     yield paths
@@ -238,22 +240,13 @@ def test_a_certificate_is_valid_for_a_while_and_of_one_authority(tmp_path: Path)
         issue(authority, tmp_path, "127.0.0.1")
 
 
-def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.federation.enrollment.certificates.datetime", Yesterday)
+def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     authority = Authority.create("one")
     authority.save(tmp_path, None)
-    issue(authority, tmp_path, "127.0.0.1", days=0)
-    monkeypatch.undo()
-    with pytest.raises(ConfigError, match="this clock says"):
-        days_left(tmp_path / "server.crt", tmp_path / "ca.crt")
-
-
-class Yesterday:
-    @staticmethod
-    def now(zone: Any) -> Any:
-        from datetime import datetime, timedelta
-
-        return datetime.now(zone) - timedelta(days=1)
+    issue(authority, tmp_path, "127.0.0.1", days=1)
+    for clock in (datetime.now(UTC) - timedelta(days=2), datetime.now(UTC) + timedelta(days=2)):
+        with pytest.raises(ConfigError, match="this clock says"):
+            days_left(tmp_path / "server.crt", tmp_path / "ca.crt", now=clock)
 
 
 def test_the_guard_answers_messages_and_refuses_all_else(guards: list[Path]) -> None:
@@ -497,6 +490,39 @@ def test_patience_ends_with_the_model_and_the_run_goes_on_later(
     assert (again.outcome.rounds, again.outcome.stopped) == (2, None)
 
 
+def test_a_late_answer_does_not_keep_the_coordinator_busy() -> None:
+    """Of a silo without a current message: it is not asked again, and nothing is due after five seconds."""
+    now, waits = [0.0], list[float]()
+
+    class Party:
+        is_finished, awaited_silos, farewells = False, (1,), dict[int, bytes]()
+
+        def messages(self) -> dict[int, bytes]:
+            return {1: b"current"}
+
+        def receive(self, silo: int, message: bytes) -> ReplyKind:
+            return ReplyKind.NOTHING
+
+        def drop_missing(self, silos: tuple[int, ...]) -> tuple[str, ...]:
+            return ()
+
+        def stop(self, reason: str) -> None:
+            self.is_finished = True
+
+    class Late(Loop):
+        def collect(self, seconds: float) -> list[Received]:
+            assert len(waits) < 100
+            waits.append(seconds)
+            now[0] += seconds
+            return [] if len(waits) > 1 else [Received(0, b"late")]
+
+    patience = Patience(give_up_after=30.0, clock=lambda: now[0])
+    party: Any = Party()
+    silos = ("north", "south")
+    assert exchange_messages(Late({}), party, silos, patience, Meter(silos)) == ("south",)
+    assert set(waits) == {1.0}
+
+
 def test_a_run_ends_where_its_process_is_to_end_and_can_be_resumed(
     made: Demonstration, guards: list[Path]
 ) -> None:
@@ -528,9 +554,7 @@ def test_what_a_killed_link_left_goes_with_its_coordinator(again: bool, made: De
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "served again"])
-def test_a_child_whose_parent_is_gone_removes_what_it_left(
-    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_whose_parent_is_gone_removes_what_it_left(again: bool, tmp_path: Path) -> None:
     """A process that is killed removes nothing; what another one that serves the party has made meanwhile stays."""
     (tmp_path / "run").mkdir()
     serving_again = RunningFolder(tmp_path) if again else None
@@ -539,8 +563,7 @@ def test_a_child_whose_parent_is_gone_removes_what_it_left(
     os.write(writing, json.dumps({"party": str(tmp_path)}).encode() + b"\n")
     ended = threading.Event()
     with open(reading, "rb", buffering=0) as told:
-        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=told))
-        assert settings_of_parent(ended.set) == {"party": str(tmp_path)}
+        assert settings_of_parent(ended.set, told) == {"party": str(tmp_path)}
         assert not ended.wait(0.05)
         assert (tmp_path / "run" / "guard").exists()
         os.close(writing)
@@ -592,15 +615,17 @@ def test_a_guard_at_work_says_so_and_reads_each_message_once(tmp_path: Path) -> 
     guard.close()
 
 
-def test_a_carrier_that_reads_no_answer_keeps_no_guard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Verbose(Slow):
+    """A silo whose answers fill the buffers of a socket."""
+
+    def receive(self, message: bytes) -> bytes:
+        return message * (1 << 22)
+
+
+def test_a_carrier_that_reads_no_answer_keeps_no_guard(tmp_path: Path) -> None:
     """What speaks with the network could leave an answer in the socket, and the guard waited for it without end."""
-    monkeypatch.setattr("fedveil.federation.hosts.key_process._QUESTION_SECONDS", 0.2)
-    silo, path = Slow(), tmp_path / "guard"
-    silo.let.set()
-    monkeypatch.setattr(silo, "receive", lambda message: message * (1 << 22))
-    guard = KeyProcess(silo, path)  # type: ignore[arg-type]
+    path = tmp_path / "guard"
+    guard = KeyProcess(Verbose(), path, question_seconds=0.2)  # type: ignore[arg-type]
     threading.Thread(target=guard.serve, daemon=True).start()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(path))
@@ -627,29 +652,32 @@ def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while() -> None
     assert silence.silent_for(0.0) == ()
 
 
-def test_a_run_ends_though_silos_work_for_longer_than_patience(
-    made: Demonstration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_though_silos_work_for_longer_than_patience(made: Demonstration) -> None:
     """A silent silo is given up after a second; this one works for longer, says so, and pays once."""
-    receive, signs = SiloParty.receive, [0]
+    signs = [0]
 
-    def slowly(silo: SiloParty, data: bytes) -> bytes:
-        read[silo._number] += 1
-        time.sleep(2.2 if silo._number == 1 and read[1] == 3 else 0.0)
-        return receive(silo, data)
+    class Slowly:
+        """A silo of which silo 1 takes 2.2 s for its third message."""
 
-    def noted(*words: Any) -> bytes:
-        signs[0] += 1
-        return working(*words)
+        def __init__(self, party: SiloParty, number: int) -> None:
+            self._party, self._number, self._read = party, number, 0
 
-    read = Counter[int]()
-    working = SiloParty.in_progress_message
-    monkeypatch.setattr(SiloParty, "receive", slowly)
-    monkeypatch.setattr(SiloParty, "in_progress_message", noted)
+        def receive(self, data: bytes) -> bytes:
+            self._read += 1
+            time.sleep(2.2 if self._number == 1 and self._read == 3 else 0.0)
+            return self._party.receive(data)
+
+        def in_progress_message(self, *words: Any) -> bytes:
+            signs[0] += 1
+            return self._party.in_progress_message(*words)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._party, name)
+
     home = CoordinatorFolder(made.provisioned.coordinator)
     folder = create_run(home, read_document(made.experiment, home))
     (party,) = due_parts(home, folder.path)
-    with serving(made, sign_of_life=0.1) as paths:
+    with serving(made, Slowly, sign_of_life=0.1) as paths:
         exchange(home, party, Loop(dict(enumerate(paths))), give_up_after=1.6)
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.certificates import Authority, certificate_key_digest, new_server_key
 from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
@@ -108,8 +110,14 @@ def test_a_clock_that_differs_from_the_coordinators_is_noticed(place: Place) -> 
         assert abs(skew - ahead) < 30
         assert describe_skew(float(ahead)).startswith(said)
     assert describe_skew(-59.0) == "within 60 s of the coordinator's"
-    with serving(place, lambda request: answer("409 Conflict", b"", "Date: today")) as server:
-        assert describe_skew(client_of(place, server).ping().skew) == "the coordinator does not tell its time"
+    for date in ("today", "Mon, 01 Jan 2024 00:00:00 +99999999999999"):
+        with serving(
+            place, lambda request, date=date: answer("409 Conflict", b"", f"Date: {date}")
+        ) as server:  # type: ignore[misc]
+            assert (
+                describe_skew(client_of(place, server).ping().skew)
+                == "the coordinator does not tell its time"
+            )
 
 
 @pytest.mark.parametrize("announced", [1 << 40, None])
@@ -127,6 +135,41 @@ def test_endless_headers_end(place: Place) -> None:
     lines = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(4000))
     with serving(place, lambda request: b"HTTP/1.1 409 Conflict\r\n" + lines) as server:
         assert fault_of(client_of(place, server)).code == "disconnected"
+
+
+def test_nothing_that_a_server_sets_is_kept(place: Place) -> None:
+    """Cookies would grow without end, and go out with every request."""
+    requests: list[bytes] = []
+
+    def set_more(request: bytes) -> bytes:
+        requests.append(request)
+        return answer("409 Conflict", b"", f"Set-Cookie: c{len(requests)}=x; Path=/")
+
+    with serving(place, set_more) as server:
+        client = client_of(place, server, backoff=Backoff(sleep=lambda seconds: None))
+        client.serve(lambda: len(requests) > 3)
+    assert not any(b"cookie" in one.lower() for one in requests)
+
+
+@pytest.mark.parametrize("tag", ["", "ETag: \u00e9", "ETag: " + "a" * 101])
+def test_a_message_without_a_valid_tag_is_not_answered(place: Place, tag: str) -> None:
+    reports: list[str] = []
+
+    def given(request: bytes) -> bytes:
+        return (
+            answer("409 Conflict")
+            if request.startswith(b"POST")
+            else answer("200 OK", b"message", tag or "X: y")
+        )
+
+    with serving(place, given) as server:
+        client_of(
+            place,
+            server,
+            report=lambda fault: reports.append("" if fault is None else fault.code),
+            backoff=Backoff(sleep=lambda seconds: None),
+        ).serve(lambda: len(reports) > 3)
+    assert set(reports) == {"", "tag"}
 
 
 def test_no_redirect_is_followed(place: Place) -> None:
@@ -203,6 +246,22 @@ def test_a_server_of_tls_1_2_or_of_none_is_told(place: Place) -> None:
         thread.start()
         assert fault_of(client_of(place, f"127.0.0.1:{listening.getsockname()[1]}")).code == "tls"
         thread.join(10)
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 503 Busy\r\n\r\n"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_no_socket_is_left_open_where_tls_does_not_begin(place: Place, sent: bytes, reset: bool) -> None:
+    """A server that is restarted, or a firewall, closes or resets a connection between its start and TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        opened = socket.create_connection(listening.getsockname())
+        descriptor = opened.fileno()
+        with listening.accept()[0] as accepted:
+            accepted.sendall(sent)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        with pytest.raises(OSError, match=r"TLS|SSL|EOF"):
+            place.context(0).wrap_socket(opened, server_hostname="127.0.0.1")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_silo_whose_certificate_is_not_accepted_is_told(place: Place, tmp_path: Path) -> None:
@@ -296,9 +355,12 @@ def test_a_silo_goes_through_the_proxy_of_its_environment(
             client_of(place, place.server).ping()
             assert asked[0].startswith(f"CONNECT {place.server} HTTP/1.1\r\n".encode())
             assert b"proxy-authorization: basic" in asked[0].lower()
+            monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{port}")  # as curl takes it
+            client_of(place, place.server).ping()
+            assert len(asked) == 2
             monkeypatch.setenv("NO_PROXY", "127.0.0.1")
             client_of(place, place.server).ping()
-            assert len(asked) == 1
+            assert len(asked) == 2
     finally:
         coordinator.close()
         served.stop()
@@ -315,6 +377,18 @@ def test_a_proxy_that_is_dead_or_refuses_is_told_without_its_password(
             found.append(fault_of(client_of(place, place.server)))
     assert [one.code for one in found] == ["proxy-unreachable", "proxy-authentication", "proxy-refused"]
     assert all("HTTPS_PROXY" in one.sentence and "secret" not in one.sentence for one in found)
+
+
+@pytest.mark.parametrize(
+    "named", ["socks5://n:secret@a:1", "ftp://a:1", "http://n:secret@a:port", "http://", "http://[::1"]
+)
+def test_what_is_no_http_proxy_is_refused_without_its_password(
+    place: Place, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", named)
+    with pytest.raises(ConfigError, match=r"^HTTPS_PROXY \(or ALL_PROXY\): must be an HTTP proxy") as refused:
+        client_of(place, place.server)
+    assert "secret" not in str(refused.value)
 
 
 def test_it_reports_the_connection_and_comes_back_with_growing_jittered_waits(

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
+from http.client import parse_headers
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ import pytest
 
 from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
-from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port
-from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import ANSWER_PATH, MESSAGE_PATH
+from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
+from fedveil.federation.transport.https.connection_faults import FaultLog
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.silo_client import SiloClient
+from fedveil.federation.transport.interface import ANSWER_PATH, MEMBERS_PATH, MESSAGE_PATH, MESSAGES_PATH
 from tests.fuzz import Decoder, Requests, play
 from tests.mailboxes import Place, ServedMailbox, certify, make_place
 
@@ -318,6 +319,8 @@ SLOW: dict[str, tuple[str | None, bytes, float]] = {
     "TLS, then nothing": ("silo-0", b"", 0.0),
     "half a header": ("silo-0", _HEAD, 0.0),
     "a header, byte by byte": ("silo-0", _HEAD + b"X: ", 0.1),
+    "content of a GET that does not come": ("silo-0", _HEAD + b"Content-Length: 5\r\n\r\n", 0.0),
+    "the same of no member": ("no member", _HEAD + b"Content-Length: 5\r\n\r\n", 0.0),
     "a body that stops": ("silo-0", b"", 0.0),
     "a body, byte by byte": ("silo-0", b"", 0.1),
     "garbage in TCP": (None, os.urandom(3000), 0.0),
@@ -476,6 +479,53 @@ def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
     with contextlib.closing(Requests()) as read:
         decoder = Decoder(name="requests to a mailbox", read=read, good=Requests.good)
         assert play((decoder,), 2000).inputs == 2000
+
+
+# --- a link that is broken into -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nMailbox: other\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 13\r\n\r\n" + bytes(12) + b"x",
+        b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 20000\r\n\r\n" + b"[" * 20000,
+        b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: x\r\n\r\n[1, 2, true]",
+        b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 1000000000000\r\n\r\n" + bytes(1 << 22),
+        b"HTTP/1.1 500 Error\r\nMailbox: one\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"",
+    ],
+)
+def test_a_link_that_sends_anything_stops_no_coordinator(place: Place, tmp_path: Path, reply: bytes) -> None:
+    """It counts as a mailbox that is gone; no more of its answer is read than the longest message takes."""
+    right = b"HTTP/1.1 204 No Content\r\nMailbox: one\r\n\r\n"
+    asked = list[bytes]()
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = listening.accept()[0]
+                with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
+                    while line := stream.readline().split():
+                        asked.append(line[1])
+                        length = int(parse_headers(stream)["Content-Length"] or 0)
+                        stream.read(length)
+                        connection.sendall(right if line[0] == b"PUT" else reply)
+                        if line[0] == b"GET":
+                            break
+
+    with listen(tmp_path / "link") as listening:
+        serving = threading.Thread(target=serve, args=(listening,), daemon=True)
+        serving.start()
+        with contextlib.closing(MailboxClient(tmp_path / "link", place.members, longest=1000)) as client:
+            client.offer({0: b"message"})
+            assert client.collect(0.01) == []
+            assert client.last_contacts() is None
+        listening.shutdown(socket.SHUT_RDWR)
+        serving.join(10)
+    assert {MEMBERS_PATH.encode(), MESSAGES_PATH.encode()} <= set(asked)
 
 
 # --- behind nginx ---------------------------------------------------------------------------------------------------

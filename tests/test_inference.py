@@ -20,7 +20,6 @@ from scipy.stats import t as student
 from fedveil.data.columns import ColumnTable, Numbers, Places
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
-from fedveil.statistics.inference import equation
 from fedveil.statistics.inference.equation import Sums
 from fedveil.statistics.inference.families import Linear, Logistic, PiecewiseExponential, Poisson
 from fedveil.statistics.inference.newton import (
@@ -87,12 +86,11 @@ def people(family: str, records: list[Any]) -> ColumnTable:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, LATE])
-def test_nobodys_vector_is_rounded_by_others(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, also beside somebody with so many records that others are computed one by one."""
-    monkeypatch.setattr(equation, "_CHUNK_ELEMENTS", 1 << 12)
+def test_nobodys_vector_is_rounded_by_others(family: str) -> None:
+    """Bit for bit, also beside somebody with so many records that others are computed in blocks of few."""
     rng, step = np.random.default_rng(3), equation_of(family, [0.37, -0.81, 0.29])
     own = [(n % 9, n % 3, rng.normal(size=4).tolist(), int(rng.integers(0, 5))) for n in range(300)]
-    many = [(9, 2, rng.normal(size=4).tolist(), 1)] * 1000
+    many = [(9, 2, rng.normal(size=4).tolist(), 1)] * 10_000
 
     def vectors(records: list[Any]) -> np.ndarray:
         numbered = [(place if user < 9 else 999, *rest) for place, (user, *rest) in enumerate(records)]

@@ -14,6 +14,9 @@ from fedveil.data.schema import Schema, parse_schema
 from fedveil.data.tables import read_tables
 from fedveil.errors import ConfigError, DataError
 from fedveil.statistics.inference.families import PiecewiseExponential
+from fedveil.training.losses import load_loss
+from fedveil.training.metrics import c_index
+from tests.slow_cases import slow_only
 
 FAMILY = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4, 0.6, entry="e")
 PLAIN = PiecewiseExponential("t", "y", (0.0, 1.0, 3.0), 0.4, 0.6)
@@ -163,20 +166,108 @@ def test_an_entry_that_cannot_be_is_named(tmp_path: Path, row: str, message: str
         read_tables(parse_schema(SCHEMA.encode(), "schema"), [path], test_share=0.5)
 
 
-def test_late_entry_is_refused_where_nothing_reads_it(tmp_path: Path) -> None:
+def looped_cox(scores: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    """Return the term of every record: the risk set as a plain condition on every other record."""
+    terms = []
+    for i, (event, time, _) in enumerate(targets.tolist()):
+        at_risk = [scores[i]]
+        for j, (_, other, entry) in enumerate(targets.tolist()):
+            before = other > time or (other == time and j < i)
+            if j != i and before and entry < time:
+                at_risk.append(scores[j])
+        terms.append(event * (torch.logsumexp(torch.stack(at_risk), 0) - scores[i]))
+    return terms
+
+
+def entered(n: int, seed: int, tied: bool = True) -> torch.Tensor:
+    """Return (event, time, entry) of n records, with ties between times and between entries and times."""
+    rng = np.random.default_rng(seed)
+    time = rng.integers(1, 6, n) if tied else rng.random(n) + 0.1
+    entry = rng.integers(0, time) if tied else rng.random(n) * time
+    return torch.from_numpy(np.stack((rng.integers(0, 2, n), time, entry), axis=1).astype(np.float64))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_cox_takes_nobody_into_a_risk_set_before_the_entry(tied: bool) -> None:
+    loss = load_loss("cox")
+    targets = torch.stack([entered(9, seed, tied) for seed in range(4)])
+    scores = torch.randn((4, 9), generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+    scores.requires_grad_()
+    present = torch.ones((4, 9), dtype=torch.bool)
+    present[1, 6:] = False  # rows that pad a batch
+    wanted = [
+        looped_cox(scores[g, : int(m.sum())], targets[g, : int(m.sum())]) for g, m in enumerate(present)
+    ]
+    found = [loss.records(scores[g, :, None], targets[g], present[g]) for g in range(4)]
+    for terms, oracle in zip(found, wanted, strict=True):
+        torch.testing.assert_close(terms[: len(oracle)], torch.stack(oracle))
+        assert not terms[len(oracle) :].any()
+    (slopes,) = torch.autograd.grad(sum(torch.stack(one).sum() for one in wanted), scores)
+    torch.testing.assert_close(loss.slopes(scores.detach()[:, None], targets, present)[:, 0], slopes)
+
+
+def test_cox_with_entries_at_zero_is_cox_without_entries() -> None:
+    loss, targets, mask = load_loss("cox"), entered(12, 3), torch.ones(12)
+    targets[:, 2] = 0
+    scores = torch.linspace(-2, 2, 12, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(
+        loss.records(scores, targets, mask), loss.records(scores, targets[:, :2], mask)
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_concordance_index_compares_with_those_who_had_entered(seed: int) -> None:
+    targets, rng = entered(25, seed, tied=seed % 2 == 0), np.random.default_rng(seed)
+    scores, weights = rng.integers(0, 5, 25).astype(float), rng.integers(0, 3, 25).astype(float)
+    pairs = agreed = 0.0
+    for (i, (event, time, _)), (j, (other, later, entry)) in itertools.product(
+        enumerate(targets.tolist()), repeat=2
+    ):
+        if i != j and event and entry < time and (later > time or (later == time and not other)):
+            both = weights[i] * weights[j]
+            pairs, agreed = (
+                pairs + both,
+                agreed + both * (1.0, 0.5, 0.0)[1 - int(np.sign(scores[i] - scores[j]))],
+            )
+    found = c_index(torch.from_numpy(scores)[:, None], targets, torch.from_numpy(weights))
+    assert found == pytest.approx(agreed / pairs, abs=1e-12)
+
+
+def late_population(n: int = 400) -> fv.Population:
+    x, target = drawn(n, 5, beta=1.0)
+    return fv.population(
+        np.clip(x, -3, 3) / 3,
+        targets=target[:, [1, 0, 2]],
+        task="survival",
+        user=np.arange(len(x)) % 60,
+        silo=[("north", "south")[at % 2] for at in range(len(x))],
+        n_users=60,
+    )
+
+
+@pytest.mark.parametrize("model", ["whitened-hazards", *slow_only(["linear"])])
+def test_a_model_is_trained_from_records_that_entered_late(model: str, tmp_path: Path) -> None:
+    people = late_population()
+    assert people.train.targets.shape[1] == 3
+    how = {} if model == "linear" else {"method": fv.newton(horizon=3.0), "rounds": 12}
+    result = fv.train(model, people, epsilon=50, metrics=["c_index"], folder=tmp_path, **how)
+    assert result.metrics["c_index"] > 0.6
+
+
+def test_a_survival_target_has_no_entry_after_its_time() -> None:
+    late = [[1, 2, 0], [1, 2, 2]]
+    with pytest.raises(DataError, match="the entry from 0 to below the time"):
+        fv.population([[0.0], [1.0]], targets=late, task="survival", user=[0, 1], silo=[0, 0], n_users=2)
+
+
+def test_an_entry_is_refused_where_nothing_reads_it(tmp_path: Path) -> None:
     path = write(tmp_path, [f"p{at},{at + 2},{at % 2},1,0.5" for at in range(20)])
     people = fv.tables(tmp_path / "schema.toml", [path], test_share=0.5)
+    evaluation = {"evaluation": {"horizons": [3.0]}}
     with pytest.raises(
-        ConfigError, match=r"target\.entry: training takes all records as observed from time 0"
+        ConfigError, match=r"target\.entry: the noisy evaluation .* takes all records as observed"
     ):
-        fv.train(
-            torch.nn.Linear(1, 1),
-            people,
-            method=fv.uldp_avg_w(clip=0.5),
-            rounds=2,
-            epsilon=5,
-            folder=tmp_path / "runs",
-        )
+        fv.train("linear", people, epsilon=5, folder=tmp_path / "runs", settings=evaluation)
     assert not (tmp_path / "runs").exists()  # nothing was charged
     asked = {"silos": "uniform", "release": {"s": {"kind": "survival", "grid": [1, 2]}}}
     with pytest.raises(ConfigError, match=r"target\.entry: a survival curve takes all"):

@@ -1,8 +1,8 @@
 """The ledger under crashes, edits, a full disk and rivals: budget may be wasted, never hidden."""
 
-import errno
 import hashlib
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
+    Event,
     GaussianEvent,
     PoissonSampledEvent,
     SelfComposedEvent,
@@ -33,6 +34,7 @@ from fedveil.privacy.ledger import (
 )
 from fedveil.privacy.renyi import RdpAccountant
 from tests.children import forking
+from tests.full_disks import Disk, for_a_moment
 
 EVENT = PoissonSampledEvent(rate=0.25, event=GaussianEvent(noise_multiplier=5.0))
 
@@ -133,22 +135,10 @@ def test_every_line_is_json_with_a_version(three: Path) -> None:
         assert json.loads(line)["schema_version"] == 2
 
 
-def test_a_charge_is_on_disk_when_charge_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda f: (synced.append(os.fstat(f).st_size), fsync(f))[1])
-    with Ledger(path, unit="user") as ledger:
-        charge(ledger, 1)
-        assert synced[-1] == path.stat().st_size > 0
-
-
 # --- crashes ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_cut_at_any_byte_keeps_every_completed_charge(
-    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # durability is not what this test is about
+def test_a_file_cut_at_any_byte_keeps_every_completed_charge(three: Path, tmp_path: Path) -> None:
     content = three.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     cut = tmp_path / "cut.jsonl"
@@ -254,22 +244,19 @@ def test_two_writers_are_refused(path: Path) -> None:
     Ledger(path, unit="user").close()
 
 
-@pytest.mark.parametrize("step", ["write", "fsync"])
+@pytest.mark.parametrize("step", [0, 1], ids=["write", "fsync"])
 def test_a_full_disk_is_a_typed_error_and_the_charge_is_not_made(
-    three: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    three: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    ledger = Ledger(three, unit="user")
-    write = os.write
-
-    def full(descriptor: int, *data: bytes) -> int:
-        if step == "write" and len(data[0]) > 40:
-            return write(descriptor, bytes(data[0])[:40])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, step, full)
-    with pytest.raises(RunFolderError, match=r"round 4 could not be charged \(No space left"):
+    """Half of the line is on disk, or all of it and not flushed: the call returns only once the charge is durable."""
+    ledger, disk = Ledger(three, unit="user"), Disk(monkeypatch)
+    disk.fill(for_a_moment(step))
+    with (
+        disk.acting(True),
+        pytest.raises(RunFolderError, match=r"round 4 could not be charged \(No space left"),
+    ):
         charge(ledger, 4)
-    monkeypatch.undo()
+    assert disk.refused == 1
     with pytest.raises(RunFolderError, match="closed"):
         charge(ledger, 4)
     with Ledger(three, unit="user") as again:
@@ -285,11 +272,13 @@ def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
         read_entries(tmp_path / "ledger.jsonl")
 
 
-def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.privacy.ledger.SCHEMA_VERSION", 3)
+def test_another_version_is_refused(path: Path) -> None:
     with Ledger(path, unit="user") as ledger:
         charge(ledger, 1)
-    monkeypatch.undo()
+    line = json.loads(path.read_text()) | {"schema_version": 3}
+    del line["digest"]
+    body = json.dumps(line)
+    path.write_text(f'{body[:-1]}, "digest": "{hashlib.sha256(body.encode()).hexdigest()}"}}\n')
     with pytest.raises(RunFolderError, match="line 1: schema version 3; this fedveil reads versions 1 and 2"):
         Ledger(path, unit="user")
 
@@ -352,10 +341,16 @@ def test_a_budget_is_spent_to_its_last_and_not_beyond(path: Path) -> None:
         assert len(ledger.entries) == len(read_entries(path)) == 1
 
 
-def test_what_has_no_number_exceeds_every_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Failing(RdpAccountant):
+    """An accountant that finds no number."""
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        return math.nan
+
+
+def test_what_has_no_number_exceeds_every_budget(path: Path) -> None:
     """NaN is not above anything: an accountant that fails so must not open the budget."""
-    budget = budget_of(1e6)
-    monkeypatch.setattr(type(budget.accountant), "epsilon", lambda *_: float("nan"))
+    budget = Budget(epsilon=1e6, delta=1e-5, accountant=Failing())
     with Ledger(path, unit="user") as ledger, pytest.raises(BudgetError, match="would spend more"):
         ledger.charge(run="run", round=1, attempt=0, event=EVENT, budget=budget)
     assert not read_entries(path)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -11,11 +14,17 @@ from pathlib import Path
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError, IntegrityError, ProtocolError
 from fedveil.federation.charter import Charter
+from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.enrollment.founder import revoke, seal
-from fedveil.federation.hosts.folders import SiloFolder
+from fedveil.federation.hosts.coordinator_service import CoordinatorService
+from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
+from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.served_silo import ServedSilo
+from fedveil.federation.hosts.silo_service import SiloService
+from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.submission import Submission, create_run, read_document
 from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.membership_delivery import (
@@ -26,7 +35,8 @@ from fedveil.federation.membership_delivery import (
     pack_delivery,
 )
 from fedveil.federation.transport.interface import Received
-from fedveil.protocols.errors import ProtocolError
+from fedveil.privacy.ledger import read_entries
+from tests.commands import output
 from tests.test_renewed_membership import Federation, after_a_round, federation  # noqa: F401 (a fixture)
 
 SILOS = ("north", "south")
@@ -198,6 +208,65 @@ def test_deliveries_without_end_use_up_the_allowance(federation: Federation) -> 
 
         with pytest.raises(ProtocolError, match="uncharged_cpu_seconds"):
             deliver_for_ever()
+
+
+def test_a_silo_is_added_without_a_command_at_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All parties are served, over HTTPS; two commands at the new silo, two at the founder, one at the coordinator."""
+    caplog.set_level(logging.INFO, "fedveil")
+    made = write_demonstration(
+        tmp_path / "demo", rounds=2, port=free_port(), hospitals={"north": 30, "south": 30}
+    )
+    founder, home = made.provisioned.authority, CoordinatorFolder(made.provisioned.coordinator)
+    north, south = made.provisioned.silos
+    for silo in (north, south):
+        with (silo / "policy.toml").open("a") as policy:
+            policy.write("accept_added_silos = true\n")
+    west, sealed = north.with_name("west"), founder / "sealed" / "membership.toml"
+    commands = list[str]()
+
+    def command(*words: object) -> str:
+        commands.append(" ".join(map(str, words[:2])))
+        return output(*words)
+
+    with ExitStack() as served:
+        coordinator = CoordinatorService(home)
+        served.callback(coordinator.stop)
+        for silo in (north, south):
+            served.callback(SiloService(SiloFolder(silo)).stop)
+        given = {path: path.read_bytes() for silo in (north, south) for path in silo.glob("*.toml")}
+        joined = command(
+            *("silo", "join", west, "--name", "west", "--charter", founder / "charter.toml"),
+            *("--table", made.experiment.parent / "south.csv", "--no-passphrase"),
+        )
+        shutil.copy(south / "policy.toml", west / "policy.toml")  # its operator's choice
+        asked = joined.strip().rpartition(": ")[2]
+        command("federation", "admit", founder, west / "west.request", "--fingerprint", asked)
+        fingerprint = command("federation", "seal", founder).strip().rpartition(": ")[2]
+        command("coordinator", "accept", home.path, sealed, "--fingerprint", fingerprint)
+        command("silo", "accept", west, sealed, "--fingerprint", fingerprint)
+        served.callback(SiloService(SiloFolder(west)).stop)  # `silo serve west --accept` does both
+        run = create_run(home.again(), read_document(made.experiment, home.again()))
+        with Submission(home, run.path) as submitted:
+            until = time.monotonic() + 120
+            while submitted.lasts(0.5):
+                assert time.monotonic() < until
+            end = submitted.end()
+    assert end == RunOutcome(None, None, ())
+    changed = {path for path, before in given.items() if path.read_bytes() != before}
+    assert changed == {silo / "membership.toml" for silo in (north, south)}
+    for silo in (north, south, west):
+        assert Membership.read(silo / "membership.toml") == Membership.read(sealed)
+        assert len(read_entries(silo / "state" / "ledger.jsonl")) == 2
+    assert caplog.text.count("(accept_added_silos); added: west") == 2
+    assert Counter(commands) == {
+        "silo join": 1,
+        "federation admit": 1,
+        "federation seal": 1,
+        "coordinator accept": 1,
+        "silo accept": 1,
+    }
 
 
 class _Carrier:

@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.data.records import empty_groups
-from fedveil.errors import CompositionError, ConfigError, PrivacyError
+from fedveil.errors import (
+    ChannelError,
+    CompositionError,
+    ConfigError,
+    MessageError,
+    PrivacyError,
+    ProtocolError,
+)
 from fedveil.methods.client_messages import ClientMessages, Numbers, Rounded
 from fedveil.methods.derive import derive
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -29,7 +36,7 @@ from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.claims import Role
-from fedveil.privacy.noise.rounding import (
+from fedveil.privacy.rounding import (
     LEAST_STEPS,
     coarse_step,
     round_to_grid,
@@ -37,11 +44,9 @@ from fedveil.privacy.noise.rounding import (
     sum_bound,
 )
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import MaskedVector
-from fedveil.quantization.errors import ChannelError, MessageError
-from fedveil.quantization.integers import decode_integers, encode_integers
+from fedveil.quantization.codec import decode_integers, encode_integers
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.setup import Prepared, prepare

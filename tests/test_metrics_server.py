@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.federation.hosts import metrics_server as pages
 from fedveil.federation.hosts.metrics import Meter
 from fedveil.federation.hosts.metrics_server import AT_ONCE, SOCKET, MetricsServer, ask_party, local_port
 from fedveil.federation.hosts.sockets import RunningFolder, address
@@ -85,13 +84,11 @@ def test_what_is_no_short_question_is_answered_so(running: RunningFolder, questi
         assert answer_of(connect(running), question[:8192]).startswith(b"HTTP/1.1 400 ")
 
 
-def test_slow_senders_hold_a_door_for_seconds_and_nothing_else(
-    running: RunningFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_senders_hold_a_connection_for_seconds_and_nothing_else(running: RunningFolder) -> None:
     """The deadline is of a whole question: who sends a byte now and then holds no thread; others wait that long."""
-    monkeypatch.setattr(pages, "_SECONDS", 0.3)
     before = threading.active_count()
-    with closing(MetricsServer(running, None, str, str)), ExitStack() as slow:
+    server = MetricsServer(running, None, str, str, question_seconds=0.3)
+    with closing(server), ExitStack() as slow:
         senders = [slow.enter_context(connect(running)) for _ in range(AT_ONCE)]
         sent = 0
         with suppress(OSError):
@@ -105,9 +102,7 @@ def test_slow_senders_hold_a_door_for_seconds_and_nothing_else(
         assert threading.active_count() <= before + AT_ONCE
 
 
-def test_figures_are_computed_once_a_second(
-    running: RunningFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_are_computed_once_a_second(running: RunningFolder, caplog: pytest.LogCaptureFixture) -> None:
     times: list[int] = []
 
     def figures() -> str:
@@ -116,10 +111,10 @@ def test_figures_are_computed_once_a_second(
             raise RunFolderError("a private place")
         return "here\n"
 
-    with closing(MetricsServer(running, None, str, figures)):
+    with closing(MetricsServer(running, None, str, figures)) as server:
         assert {asked(running, "/metrics") for _ in range(5)} == {(200, "here\n")}
         assert len(times) == 1
-        monkeypatch.setattr(pages, "_FRESH_SECONDS", 0.0)
+        server.fresh_seconds = 0.0
         time.sleep(1.0)
         with caplog.at_level(logging.WARNING):
             asked(running, "/metrics")

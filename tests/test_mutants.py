@@ -162,7 +162,7 @@ def test_a_change_is_played_and_noticed_and_another_is_not() -> None:
     assert result.failed.startswith("tests/test_crypto_keys.py::")
     harmless = Mutant(
         name="none",
-        source="crypto/aead.py",
+        source="crypto/key_agreement.py",
         pattern='"a sealed message does not authenticate: wrong key or altered"',
         replacement='"altered"',
         tests=(),

@@ -74,6 +74,7 @@ NAMED: dict[str, dict[str, str]] = {
         "the target is not finite": BY_HAND,
         "the event is neither 0 nor 1": BY_HAND,
         "the time is not finite": BY_HAND,
+        "the entry is not before the time": BY_HAND,
         "cross_entropy needs one int64": ARGUMENT,
         "binary_cross_entropy needs one label": ARGUMENT,
         "focal needs one int64": ARGUMENT,
@@ -164,7 +165,6 @@ NAMED: dict[str, dict[str, str]] = {
         "the label is missing": VALUE,
     },
     "data/records.py": {"": BY_HAND},
-    "data/salted_file.py": {"": SCHEMA},
     "data/table_file.py": {
         "a table is a .csv": FILE,
         "cannot be read": FILE,
@@ -175,8 +175,6 @@ NAMED: dict[str, dict[str, str]] = {
         "the sheet is empty": FILE,
         "and exactly one is needed": FILE,
         "has no column": FILE,
-    },
-    "data/csv_lines.py": {
         "an odd number of quotation marks": LINE,
         "and the header": LINE,
         "a cell goes on in the next line": LINE,

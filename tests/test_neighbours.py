@@ -31,7 +31,7 @@ from fedveil.run.rounds.round_context import draw_users
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
 from tests.federation_world import TESTING, World, small_keys
-from tests.runs import Silent, json_lines
+from tests.runs import DrawnStreams, Silent, json_lines
 from tests.slow_cases import fast_every
 
 SILOS = 4
@@ -134,20 +134,6 @@ def goes_together(method: str, setting: str) -> Prepared | None:
         return None
 
 
-class Noise:
-    """Which streams of noise were drawn, by round and sender."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.drawn: list[tuple[Any, ...]] = []
-        stream = PrivacyRandomness.stream
-
-        def listed(self_: PrivacyRandomness, *path: Any) -> Any:
-            self.drawn.append(path)
-            return stream(self_, *path)
-
-        monkeypatch.setattr(PrivacyRandomness, "stream", listed)
-
-
 PRIVATE_FIELDS = {
     "test",
     "norms",
@@ -179,9 +165,9 @@ def agreed_numbers(prepared: Prepared) -> Any:
     }
 
 
-def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) -> dict[str, Any]:
+def seen(held: Population, asked: dict[str, Any], folder: Path, noise: DrawnStreams) -> dict[str, Any]:
     """What everybody may see of a run but the models: choices, refusals, charges, the statement, noise, messages."""
-    noise.drawn.clear()
+    noise.paths.clear()
     try:
         prepared = prepare(parse(asked, "test"), FixedPopulation(held))
         outcome = run(prepared, folder, Silent(), transcript=True)
@@ -194,7 +180,7 @@ def seen(held: Population, asked: dict[str, Any], folder: Path, noise: Noise) ->
         "refused": None,
         "charges": [(entry.round, entry.event) for entry in read_entries(outcome.folder / "ledger.jsonl")],
         "statement": json.loads((outcome.folder / "privacy.json").read_text()),
-        "noise": sorted(noise.drawn, key=repr),
+        "noise": sorted(noise.paths, key=repr),
         "messages": lines,
         "resolved": (outcome.folder / "experiment.toml").read_text(),  # names the trainer and every choice
         "environment": json.loads((outcome.folder / "environment.json").read_text()),
@@ -257,7 +243,7 @@ def test_a_run_is_the_same_without_the_only_records_of_a_silo(
     method: str, settings: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch, 1024)
-    noise = Noise(monkeypatch)
+    noise = DrawnStreams(monkeypatch)
     for setting in settings_of(method, settings):
         asked = document(method, setting, privacy={"insecure_seed": 11})
         full, *neighbours = (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 import fedveil as fv
-from fedveil.bundle.export import export_torch
+from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.data.records import Affine, Population, Records
 from fedveil.data.schema import Schema
 from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
@@ -39,8 +39,15 @@ from fedveil.run.setup import prepare
 from fedveil.run.training_run import continue_run, run
 from fedveil.sklearn import CoxRegressor, Regressor
 from fedveil.training.losses import load_loss
-from fedveil.training.newton import CountFamily, HazardFamily, LinearFamily, LocalNewton, WhitenedLinear
-from fedveil.training.newton_steps import NewtonSteps, whitening
+from fedveil.training.newton import (
+    CountFamily,
+    HazardFamily,
+    LinearFamily,
+    LocalNewton,
+    NewtonSteps,
+    WhitenedLinear,
+    whitening,
+)
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.denoise import JamesStein
 from fedveil.training.server.optimizers import ServerSgd
@@ -489,6 +496,35 @@ def test_a_number_to_predict_needs_a_public_bound(tmp_path: Path) -> None:
     assert found.predict(np.zeros((1, 3), dtype=np.float32))[0] == pytest.approx(4.0, abs=1.0)
 
 
+def test_a_mean_far_from_the_middle_of_the_range_is_reached(tmp_path: Path) -> None:
+    """The models of the first three rounds, still near the middle, would keep 8 % of their weight in the average."""
+    random = np.random.default_rng(0)
+    inputs, n_users = random.uniform(-1, 1, (1000, 3)), 1000
+    counts = np.minimum(random.poisson(2.0, n_users), 20).astype(float)
+    ids = [f"u{number}" for number in range(n_users)]
+    people = fv.population(
+        inputs,
+        counts,
+        user=ids,
+        silo=["a", "b"] * (n_users // 2),
+        n_users=n_users,
+        task="regression",
+        target_range=(0.0, 20.0),
+        test=(inputs + 1e-3, counts),
+    )
+    result = fv.train(
+        "whitened-linear",
+        people,
+        method=fv.newton(),
+        rounds=12,
+        epsilon=8,
+        metrics=["mae"],
+        folder=tmp_path,
+    )
+    predicted = result.model(torch.from_numpy(inputs).float()).detach().numpy()
+    assert abs(float(predicted.mean()) - float(counts.mean())) < 0.3
+
+
 def test_the_length_of_a_record_follows_from_the_schema() -> None:
     schema = Schema.model_validate(
         {
@@ -660,12 +696,18 @@ def test_a_model_of_counts_or_survival_is_resumed_saved_and_verified(kind: str, 
     assert np.ptp(read.predict(new)) > 0.01
     stored = torch.load(export_torch(read, tmp_path / "model.pt"), weights_only=True)
     assert all(torch.equal(stored[name], value) for name, value in read.model.state_dict().items())
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(export_onnx(read, tmp_path / "model.onnx")))
+    for count in (1, 7):
+        (shown,) = session.run(None, {"features": new[:count]})
+        assert shown == pytest.approx(read.predictor.outputs(new[:count]), abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"task": "survival", "classes": None}, "survival needs method.horizon"),
+        ({"task": "survival", "classes": None}, "survival needs the public time"),
         ({"cap": 5}, "method.cap is for counts"),
         ({"horizon": 5.0}, "method.horizon is for survival"),
         ({"rate": 5.0}, "method.rate is for counts"),
@@ -746,3 +788,26 @@ def test_more_budget_gives_a_better_model(tmp_path: Path) -> None:
         right = trained.predict(test.train.features) == test.train.targets
         found.append(right.mean())
     assert all(one < other for one, other in pairwise(found))
+
+
+@pytest.mark.parametrize("method", ["uldp-avg-w", "newton"])
+def test_a_loss_that_compares_a_users_own_records_is_told(method: str) -> None:
+    """Cox's likelihood of one record is constant, so that a user with one record moves no model."""
+    rng = np.random.default_rng(0)
+    targets = np.stack([np.ones(60), rng.uniform(0.1, HORIZON, 60)], axis=1)
+    people = fv.population(
+        rng.uniform(-1, 1, (60, 2)),
+        targets,
+        user=np.arange(60),
+        silo=np.arange(60) % 2,
+        n_users=60,
+        task="survival",
+        silos=[0, 1],
+    )
+    model, own = ("whitened-hazards", fv.newton(horizon=HORIZON)) if method == "newton" else ("linear", None)
+    said = [
+        row
+        for row in fv.check(model, people, method=own, epsilon=5.0).rows[0]["warnings"]
+        if "compares" in row
+    ]
+    assert len(said) == (method != "newton")

@@ -63,6 +63,7 @@ class Site:
     ) -> None:
         self.folder = folder / "north"
         self.folder.mkdir(exist_ok=True)
+        (self.folder / LEDGER).touch()
         self._filter = SiloPrivacyFilter(str(folder / "{site}"), clip, noise_multiplier, epsilon, DELTA)
 
     def context(self, job: str) -> FLContext:
@@ -190,6 +191,21 @@ def test_what_cannot_be_charged_does_not_leave(tmp_path: Path) -> None:
     assert site.sent(other(), task_of(model())) == make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
 
 
+def test_no_errors_text_reaches_nvflares_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a model that torch does not read, of a result that is none, or of the numbers in one."""
+    site, sparse = Site(tmp_path), torch.eye(3).to_sparse() * 41.5
+    result: Any = {"accuracy 41.5": 41.5}
+    for sent, task in (
+        (other(), DXO(DataKind.WEIGHTS, data={"w": torch.empty(3, device="meta")}).to_shareable()),
+        (DXO(DataKind.WEIGHTS, data={"w": sparse}).to_shareable(), task_of({"w": np.zeros((3, 3))})),
+        (result, task_of(model())),
+    ):
+        assert site.sent(sent, task) == make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+    assert "does not leave" in caplog.text
+    assert "41.5" not in caplog.text
+    assert site.charges() == 0
+
+
 EXECUTOR = """
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.executor import Executor
@@ -290,6 +306,7 @@ def test_a_fedavg_job_is_noised_and_ends_at_the_budget(tmp_path: Path) -> None:
     write_job(tmp_path / "job", tmp_path / "models", sites, filters)
     for site in sites:
         (tmp_path / site).mkdir()
+        (tmp_path / site / LEDGER).touch()
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", tmp_path / "job"]
     command += ["-w", tmp_path / "work", "-c", ",".join(sites), "-t", "2"]
     environment = os.environ | {"HOME": str(tmp_path)}
@@ -311,6 +328,7 @@ def test_a_sites_own_policy_filters_a_job_that_has_no_filter(tmp_path: Path) -> 
 
     deployment = Deployment(tmp_path / "nvflare", tmp_path)
     (tmp_path / "account").mkdir()
+    (tmp_path / "account" / LEDGER).touch()
     release = releasing(tmp_path / "account", 2)
     scope = {"name": "default", "task_data_filters": [RECEIVE], "task_result_filters": [release]}
     policy = deployment.folder_of("site-1") / "local" / "privacy.json"

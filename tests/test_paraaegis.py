@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ pytest.importorskip("tenseal")
 
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import BudgetError, CompositionError, ConfigError, PrivacyError
+from fedveil.errors import BudgetError, CompositionError, ConfigError, PrivacyError, ProtocolError
 from fedveil.methods.capabilities import count_senders
 from fedveil.methods.derive import compute_sensitivity, derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
@@ -37,13 +36,10 @@ from fedveil.privacy.events import (
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.renyi import RdpAccountant
-from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.messages import Envelope, RoundStart
-from fedveil.protocols.partial_encryption import protocol_spec as workers
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.transcript import Transcript
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.rounds.client_inputs import make_round_inputs
@@ -51,7 +47,7 @@ from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import play_round
 from fedveil.run.training_run import resume, run
-from tests.children import forking
+from tests.children import forked  # noqa: F401
 from tests.contract.test_methods import CLIP, LOCAL, METHOD_CASES
 from tests.opened_parties import parties_of
 from tests.runs import Silent, json_lines
@@ -153,8 +149,8 @@ def test_the_encrypted_sum_of_unbounded_updates_is_exact_to_1e_7_up_to_64_and_cu
     assert np.abs(aggregate(prepared, sent) - exact).max() / CLIENTS < 1e-7
 
 
-def test_worker_processes_encrypt_to_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
+@pytest.mark.usefixtures("forked")
+def test_worker_processes_encrypt_to_the_same_sum() -> None:
     prepared = asked({"name": "ckks-fedavg"}, {"ratio": 1.0, "processes": 2})
     sent = updates(prepared)
     assert np.array_equal(aggregate(prepared, sent), aggregate(asked({"name": "ckks-fedavg"}), sent))

@@ -10,9 +10,8 @@ pytest.importorskip("tenseal")
 
 from fedveil.crypto.ckks import CkksKey, CkksParameters
 from fedveil.crypto.key_agreement import RoundId
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope, MaskedVector
-from fedveil.protocols.partial_encryption.ballots import decode_bitmap, encode_bitmap
 from fedveil.protocols.partial_encryption.messages import (
     Ballot,
     PartialSum,
@@ -20,8 +19,7 @@ from fedveil.protocols.partial_encryption.messages import (
     Partition,
     SealedKeys,
 )
-from fedveil.protocols.partial_encryption.part_encoding import PartEncoding
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import PartEncoding, PartialPlan, decode_bitmap, encode_bitmap
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.randomness import PrivacyRandomness
 from tests.opened_parties import PartialParties

@@ -45,7 +45,7 @@ from fedveil.protocols.session_messages import Attestation, Finalize
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
-from fedveil.statistics.stored import digest_of_release
+from fedveil.statistics.result import digest_of_release
 from tests.commands import as_json, output
 from tests.runs import json_lines
 from tests.test_federation_run_parts import PEOPLE, Study, carried

@@ -4,15 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from fedveil.errors import ConfigError, ModelError
-from fedveil.run.placement import place_on_device
+from fedveil.run.executors import place_on_device
 
 
-def place(monkeypatch: pytest.MonkeyPatch, wanted: Any, **side_by_side: bool | None) -> str:
+def place(wanted: Any, **side_by_side: bool | None) -> str:
     """Return the device; devices train side by side, one by one, or (None) not at all."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in side_by_side)
 
     def trainer_of(device: Any) -> Any:
         side = side_by_side[device.type]
@@ -20,7 +18,7 @@ def place(monkeypatch: pytest.MonkeyPatch, wanted: Any, **side_by_side: bool | N
             raise ModelError("no trainer")
         return SimpleNamespace(side_by_side=side)
 
-    device, trainer = place_on_device(wanted, lambda device: device, trainer_of)  # type: ignore[arg-type, return-value]
+    device, trainer = place_on_device(wanted, lambda device: device, trainer_of, "cuda" in side_by_side)  # type: ignore[arg-type, return-value]
     assert trainer.side_by_side is side_by_side[device.type]  # type: ignore[attr-defined]
     return str(device)
 
@@ -38,21 +36,21 @@ def place(monkeypatch: pytest.MonkeyPatch, wanted: Any, **side_by_side: bool | N
     ],
 )
 def test_auto_is_the_device_that_trains_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, cuda: bool | None, cpu: bool | None, expected: str
+    cuda: bool | None, cpu: bool | None, expected: str
 ) -> None:
-    assert place(monkeypatch, "auto", cuda=cuda, cpu=cpu) == expected
+    assert place("auto", cuda=cuda, cpu=cpu) == expected
 
 
-def test_a_device_that_is_asked_for_is_the_one_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place(monkeypatch, "cuda", cuda=False, cpu=True) == "cuda"
-    assert place(monkeypatch, "cpu", cuda=True, cpu=True) == "cpu"
-    assert place(monkeypatch, "auto", cpu=False) == "cpu"
+def test_a_device_that_is_asked_for_is_the_one_used() -> None:
+    assert place("cuda", cuda=False, cpu=True) == "cuda"
+    assert place("cpu", cuda=True, cpu=True) == "cpu"
+    assert place("auto", cpu=False) == "cpu"
 
 
-def test_what_cannot_be_trained_anywhere_or_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_trained_anywhere_or_is_not_there_is_refused() -> None:
     with pytest.raises(ModelError, match="no trainer"):
-        place(monkeypatch, "auto", cuda=None, cpu=None)
+        place("auto", cuda=None, cpu=None)
     with pytest.raises(ModelError, match="no trainer"):
-        place(monkeypatch, "cuda", cuda=None, cpu=True)
+        place("cuda", cuda=None, cpu=True)
     with pytest.raises(ConfigError, match="no CUDA device is available"):
-        place(monkeypatch, "cuda", cpu=True)
+        place("cuda", cpu=True)

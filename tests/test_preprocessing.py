@@ -8,6 +8,7 @@ import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -287,11 +288,11 @@ def test_one_person_moves_the_lengths_by_one_and_updates_of_nothing_have_none(
     norms = torch.arange(300.0, dtype=torch.float64)
     norms[1] = torch.nan
     trained = prepared.setting.trainer.sums
-    monkeypatch.setattr(
-        type(prepared.setting.trainer),
-        "sums",
-        lambda _, job, progress=None: replace(trained(job, progress), norms=norms[: len(job.members)]),
+    stub: Any = SimpleNamespace(
+        at_round=lambda _: stub,
+        sums=lambda job, progress=None: replace(trained(job, progress), norms=norms[: len(job.members)]),
     )
+    prepared = replace(prepared, setting=replace(prepared.setting, trainer=stub))
     state = lengths_of_updates(prepared, prepared.task.initial()).numbers(LENGTH).state
     assert np.bincount(state).tolist() == [len(prepared.population.train) - 2, 2]
 

@@ -16,7 +16,7 @@ from scipy import stats
 from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protocols.errors import OwnRecordsError, ProtocolError
+from fedveil.errors import OwnRecordsError, ProtocolError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, RevealRequest
 from fedveil.protocols.protocol import ClientContext
 from fedveil.protocols.weighting.messages import (

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.data.records import empty_groups
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, ProtocolError
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.privacy.claims import Role
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.setup import Prepared, prepare

@@ -9,8 +9,18 @@ from gmpy2 import mpz
 
 from fedveil.crypto.key_agreement import RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.field_codecs import BLOCK, REST, integers, message_codec, number, pair, repeated
+from fedveil.errors import ProtocolError
+from fedveil.protocols.field_codecs import (
+    BLOCK,
+    REST,
+    Reader,
+    Writer,
+    integers,
+    message_codec,
+    number,
+    pair,
+    repeated,
+)
 from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -55,7 +65,6 @@ from fedveil.protocols.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protocols.wire import Reader, Writer
 
 CASES = 20_000
 MOMENT = RoundId(run=bytes(range(16)), round=1, attempt=0)

@@ -30,8 +30,8 @@ from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.uldp import uldp_avg
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts
-from fedveil.run.people import noise_ratio_of, people_warnings
 from fedveil.run.populations import FixedPopulation
+from fedveil.run.remarks import noise_ratio_of, people_warnings
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.losses import LOSSES, ClassWeighted
@@ -66,7 +66,7 @@ def test_an_epsilon_alone_asks_for_the_recommended_settings() -> None:
     assert found.local == LocalSgd(learning_rate="by-rule", epochs=30)  # type: ignore[arg-type]
     assert (found.server.learning_rate, found.model.start) == ("by-rule", "zero-output")
     assert found.server.average is not None
-    assert found.server.average.document() == {"name": "ema", "beta": 0.8}
+    assert found.server.average.document() == {"name": "ema", "beta": 0.8, "skip": 0}
     assert found.protection.name == "secure-aggregation"
     assert parse(tomllib.loads(found.to_toml()), "again") == found
 
@@ -415,7 +415,11 @@ TABLE = TableFacts(
         ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
         ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
-        ({"task": "survival", "classes": None}, None, "newton needs a declared horizon"),
+        (
+            {"task": "survival", "classes": None, "bounded": True},
+            "newton",
+            "the horizon of the schema",
+        ),
     ],
 )
 def test_public_facts_choose_the_model_of_a_table(
@@ -423,10 +427,15 @@ def test_public_facts_choose_the_model_of_a_table(
 ) -> None:
     found = RECOMMENDED.table_model(replace(TABLE, **changes))
     assert found.method == method
-    models = {"newton": "whitened-linear", "boosted-trees": "boosted-trees", None: "linear"}
-    assert found.model == models[method]
+    newton = "whitened-hazards" if changes.get("task") == "survival" else "whitened-linear"
+    assert found.model == {"newton": newton, "boosted-trees": "boosted-trees", None: "linear"}[method]
     assert found.rounds == {"newton": 12, "boosted-trees": 31, None: 30}[method]
     assert reason in found.reason
+
+
+def test_survival_without_a_horizon_is_refused_with_what_would_do() -> None:
+    with pytest.raises(ConfigError, match=r"horizon in the schema's target \(horizon = 1825\)"):
+        RECOMMENDED.table_model(replace(TABLE, task="survival", classes=None))
 
 
 def table(folder: Path, n_users: int, seed: int = 0) -> Population:
@@ -468,7 +477,7 @@ def test_a_table_alone_is_trained_by_the_model_of_its_public_facts(
     assert chosen[1] == chosen[0]
 
 
-def test_arrays_alone_take_newton_steps_and_survival_the_recommended_settings(tmp_path: Path) -> None:
+def test_arrays_alone_take_newton_steps_and_survival_names_what_it_needs(tmp_path: Path) -> None:
     found = fv.train(people(400), epsilon=3, rounds=3, protection="none", folder=tmp_path)
     document = tomllib.loads(found.settings)
     assert (document["method"]["name"], document["protection"]["name"]) == ("newton", "none")
@@ -485,8 +494,8 @@ def test_arrays_alone_take_newton_steps_and_survival_the_recommended_settings(tm
         test_targets=tested,
         test_rows=None,
     )
-    survival = fv.train(lives, epsilon=3, rounds=1, folder=tmp_path)
-    assert tomllib.loads(survival.settings)["method"]["name"] == "uldp-avg-w"
+    with pytest.raises(ConfigError, match="target: survival needs the public time"):
+        fv.train(lives, epsilon=3, rounds=1, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

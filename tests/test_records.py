@@ -1,5 +1,6 @@
 """Records group as a dict of lists would, and refuse what is not a table."""
 
+import hashlib
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.data.column_checks import check_columns
+from fedveil.data.column_checks import CHUNK, check_columns
 from fedveil.data.records import Affine, Groups, Population, Records
 from fedveil.errors import DataError
 
@@ -81,11 +82,20 @@ def test_selected_records_keep_their_columns() -> None:
     assert chosen.features.tolist() == whole.features[[2, 0]].tolist()
 
 
-def test_the_digest_tells_every_change_of_a_table_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_a_table_is_that_of_all_its_bytes() -> None:
+    """Also where a column is longer than what is hashed at once."""
+    table = records([(0, 0), (0, 1), (2, 1)])
+    table = replace(table, features=np.arange(3 * (CHUNK // 2), dtype=np.float32).reshape(3, -1))
+    whole = hashlib.sha256()
+    for column in (table.features, table.targets, table.silo, table.user):
+        whole.update(f"{column.dtype.str}{column.shape}".encode() + column.tobytes())
+    assert table.sha256 == whole.hexdigest()
+
+
+def test_the_digest_tells_every_change_of_a_table_and_nothing_else() -> None:
     table = records([(0, 0), (0, 1), (2, 1)])
     whole = table.sha256
-    monkeypatch.setattr("fedveil.data.records.CHUNK", 1)
-    assert records([(0, 0), (0, 1), (2, 1)]).sha256 == whole  # however it is cut into chunks
+    assert records([(0, 0), (0, 1), (2, 1)]).sha256 == whole
     changed = [
         replace(table, features=table.features + np.eye(3, table.features.shape[1], dtype=np.float32)),
         replace(table, targets=table.targets[::-1].copy()),
@@ -125,12 +135,11 @@ def test_a_value_that_is_not_finite_is_named_by_row_and_column(bad: float) -> No
         check_columns("the table", np.zeros((1, 3), dtype=np.float32), np.array([bad], dtype=np.float32))
 
 
-def test_a_bad_value_is_found_beyond_the_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.data.column_checks.CHUNK", 8)
-    features = np.zeros((40, 3), dtype=np.float32)
-    features[37, 2] = np.nan
-    with pytest.raises(DataError, match="row 37: feature 2"):
-        check_columns("the table", features, np.zeros(40, dtype=np.int64))
+def test_a_bad_value_is_found_beyond_the_first_chunk() -> None:
+    features = np.zeros((3, CHUNK // 2), dtype=np.float32)
+    features[2, 7] = np.nan
+    with pytest.raises(DataError, match="row 2: feature 7"):
+        check_columns("the table", features, np.zeros(3, dtype=np.int64))
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.crypto.aead import unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import AgreementKey, RoundId
+from fedveil.crypto.key_agreement import AgreementKey, RoundId, unseal
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.masking.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
@@ -31,8 +29,7 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.recovery_server import RecoverableServer
-from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.protocol import ClientContext
@@ -325,20 +322,28 @@ def test_one_answer_more_names_who_lied_about_a_seed():
         lied_to(4, 3, 1, 1)
 
 
+def deal_once(monkeypatch, place, other):
+    """Split all secrets honestly but one: the `place`-th, counted silo by silo, its seed and then its key."""
+    dealt = []
+
+    def deal(secret, **numbers):
+        dealt.append(secret)
+        return (other if len(dealt) == place else split)(secret, **numbers)
+
+    monkeypatch.setattr("fedveil.protocols.masking.recovery_parties.split", deal)
+
+
 @pytest.mark.parametrize(("place", "dealer"), [(12, 5), (5, 2)], ids=["vanished", "there"])
 def test_who_was_dealt_a_wrong_share_is_not_accused_alone(place, dealer, monkeypatch):
     """It gives what it was dealt, and nothing shows that: a dealer would have an honest silo blamed."""
-    dealt = []
 
     def other(secret, **numbers):
-        dealt.append(secret)  # silo by silo its seed and then its key
         shares = list(split(secret, **numbers))
-        if len(dealt) == place:
-            last = shares[1].value[-1] ^ 1
-            shares[1] = dataclasses.replace(shares[1], value=shares[1].value[:-1] + bytes([last]))
+        last = shares[1].value[-1] ^ 1
+        shares[1] = dataclasses.replace(shares[1], value=shares[1].value[:-1] + bytes([last]))
         return shares
 
-    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", other)
+    deal_once(monkeypatch, place, other)
     with pytest.raises(ProtocolError, match=f"silo 1 gave .*, or was dealt it by silo {dealer}") as told:
         lied_to(6, 4, None, None, vanished=(5,))
     assert told.value.silo is None
@@ -362,13 +367,7 @@ def test_where_shares_do_not_show_who_lied_nobody_is_named():
     ("place", "dealer", "what"), [(12, 5, "mask key"), (5, 2, "own mask")], ids=["vanished", "there"]
 )
 def test_who_dealt_another_secret_is_named_by_shares_that_agree(place, dealer, what, monkeypatch):
-    dealt = []
-
-    def other(secret, **numbers):
-        dealt.append(secret)  # silo by silo its seed and then its key
-        return split(bytes(32) if len(dealt) == place else secret, **numbers)
-
-    monkeypatch.setattr("fedveil.protocols.masking.recovery_silo.split", other)
+    deal_once(monkeypatch, place, lambda _, **numbers: split(bytes(32), **numbers))
     with pytest.raises(ProtocolError, match=f"dealt shares of another {what} than its own") as told:
         lied_to(6, 4, None, None, vanished=(5,))
     assert told.value.silo == dealer

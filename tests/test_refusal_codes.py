@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import fedveil
-from fedveil.errors import BudgetError, ConfigError, RunFolderError
+from fedveil.errors import BudgetError, ConfigError, OwnRecordsError, ProtocolError, RunFolderError
 from fedveil.federation.canonical_document import canonical, read_canonical
 from fedveil.federation.errors import RefusalError, to_refusal
 from fedveil.federation.limits import LARGEST_EXPERIMENT
-from fedveil.protocols.errors import OwnRecordsError, ProtocolError
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import Declined
 from fedveil.run.config.experiment import parse

@@ -21,9 +21,8 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, variant_of
 from fedveil.methods.uldp import uldp_avg
-from fedveil.methods.variants import variant_of
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import SessionMessage, Terms
 from fedveil.reference import entries, page

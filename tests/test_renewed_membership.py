@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import IntegrityError
+from fedveil.errors import IntegrityError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.enrollment.founder import admit, revoke, seal
@@ -33,7 +33,6 @@ from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document
 from fedveil.federation.membership import Membership, Revoked
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.errors import ProtocolError
 
 
 @dataclass

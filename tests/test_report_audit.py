@@ -12,7 +12,7 @@ import torch
 
 from fedveil.report.page import report_page, write_report
 from fedveil.report.run_data import load_run
-from fedveil.training.server.spectrum import spectrum
+from fedveil.training.server.denoise import spectrum
 from tests.test_audit import finished
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.data.data_findings import ColumnFacts, DataFinding
-from fedveil.data.data_report import DataReport, SiloFacts
+from fedveil.data.data_report import ColumnFacts, DataFinding, DataReport, SiloFacts
 from fedveil.report.compare import compare
 from fedveil.report.data import write_data_page
 from fedveil.report.page import write_report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -19,14 +18,14 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.experiment import parse
 from fedveil.run.environment import environment
+from fedveil.run.executors import batching_caveats
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.placement import batching_caveats
 from fedveil.run.setup import prepare
-from fedveil.run.simulation import play_attempt
 from fedveil.run.training_run import resume, run
 from fedveil.training.steps import LocalSgd
 from fedveil.training.vectorized import VmapTrainer
 from tests.children import forking
+from tests.full_disks import Disk, from_then_on
 from tests.runs import Silent, experiment, files, same_model
 from tests.training import task_of
 
@@ -89,17 +88,16 @@ def test_a_statement_names_compiled_kernels(compiled: bool, lines: int) -> None:
     assert sum("by compiled kernels" in line for line in said) == len(said) == lines
 
 
-def test_every_round_is_charged_before_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_is_charged_before_it_is_played(tmp_path: Path) -> None:
     """The charge is on disk, as another process reads it, when the round begins: a crash loses budget, never a cost."""
-    on_disk: list[int] = []
+    on_disk: dict[int, int] = {}
 
-    def play(*given: Any, **named: Any) -> Any:
-        on_disk.append(len(read_entries(tmp_path / "try" / "ledger.jsonl")))
-        return play_attempt(*given, **named)
+    class Watching(Silent):
+        def training(self, round_number: int, done: int, total: int) -> None:
+            on_disk.setdefault(round_number, len(read_entries(tmp_path / "try" / "ledger.jsonl")))
 
-    monkeypatch.setattr("fedveil.run.simulation.play_attempt", play)
-    run(prepare(experiment(rounds=3)), tmp_path, Silent())
-    assert on_disk == [1, 2, 3]
+    run(prepare(experiment(rounds=3)), tmp_path, Watching())
+    assert on_disk == {1: 1, 2: 2, 3: 3}
 
 
 def test_learning_happens() -> None:
@@ -342,11 +340,12 @@ def test_a_full_disk_leaves_the_old_file_and_a_clear_error(
     folder = RunFolder.create(tmp_path, experiment())
     folder.write("note.json", b"old")
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFolderError, match=r"note\.json cannot be written: No space left"):
+    disk = Disk(monkeypatch)
+    disk.fill(from_then_on(0))
+    with (
+        disk.acting(True),
+        pytest.raises(RunFolderError, match=r"note\.json cannot be written: No space left"),
+    ):
         folder.write("note.json", b"new content")
     assert (folder / "note.json").read_bytes() == b"old"
     assert not list(folder.path.glob(".*tmp"))

@@ -18,8 +18,7 @@ from fedveil.federation.canonical_document import canonical
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import PARTS, Declined, Finalize, Goodbye, Ready, RunPart
 from fedveil.report.document import escape
-from fedveil.report.drawing import Axis, Mark, Plot, Series
-from fedveil.report.svg import draw
+from fedveil.report.drawing import Axis, Mark, Plot, Series, draw
 from fedveil.sanitize import LONGEST, sanitize, strip_control_characters
 from tests.federation_world import World, asked, population
 

@@ -12,8 +12,8 @@ from scipy import stats
 
 from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
-from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import ProtocolError
+from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.messages import (
@@ -27,7 +27,6 @@ from fedveil.protocols.messages import (
     RoundStart,
 )
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.transcript import Transcript
 
 FALSE_ALARM = 1e-6
 

@@ -21,12 +21,12 @@ from fedveil.methods.statistic import ReleaseSum
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_context import RoundContext, next_model
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from fedveil.training.server.averages import Ema, Last, Tail
 from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd
+from tests.federation_world import Killed, Moments
 from tests.pins.compositions import compositions, public
 from tests.runs import Silent, experiment, files, same_model
 
@@ -63,15 +63,10 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
     whole = run(prepare(wanted), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
         run(prepare(wanted), tmp_path / "cut", Silent(interrupt_after=2))
-    write = RunFolder.write_checkpoint
-
-    def die(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "write_checkpoint", die)
-    with pytest.raises(KeyboardInterrupt):
-        resume(tmp_path / "cut" / "try", Silent())
-    monkeypatch.setattr(RunFolder, "write_checkpoint", write)
+    moments = Moments(monkeypatch)
+    with pytest.raises(Killed):
+        moments.during(4, lambda: resume(tmp_path / "cut" / "try", Silent()))
+    moments.release_locks()
     again = resume(tmp_path / "cut" / "try", Silent())
     assert same_model(files(whole.folder)[1], files(again.folder)[1])
     states = [load_file(at / "checkpoint" / "state.safetensors") for at in (whole.folder, again.folder)]
@@ -79,19 +74,15 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
     assert len(states[0]) > 1
 
 
-def test_a_run_without_its_state_would_end_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_its_state_would_end_elsewhere(tmp_path: Path) -> None:
     """The test above can fail: a state that begins anew after a kill leads to another model."""
     whole = run(prepare(asked(ADAM)), tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
         run(prepare(asked(ADAM)), tmp_path / "cut", Silent(interrupt_after=2))
-    read = RunFolder.read_checkpoint
-
-    def forgetful(folder: RunFolder) -> Any:
-        found = read(folder)
-        assert found is not None
-        return replace(found, state=FedAdam(learning_rate=1.0).init(found.model))
-
-    monkeypatch.setattr(RunFolder, "read_checkpoint", forgetful)
+    folder, _ = RunFolder.open(tmp_path / "cut" / "try")
+    found = folder.read_checkpoint()
+    assert found is not None
+    folder.write_checkpoint(replace(found, state=FedAdam(learning_rate=1.0).init(found.model)))
     again = resume(tmp_path / "cut" / "try", Silent())
     assert not same_model(files(whole.folder)[1], files(again.folder)[1])
 

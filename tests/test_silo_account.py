@@ -19,6 +19,11 @@ DELTA = 1e-5
 NUMBERS = 4000
 
 
+@pytest.fixture(autouse=True)
+def _new_ledger(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).touch()
+
+
 def account(noise_multiplier: float = 0.5, clip: float = 2.0, epsilon: float = 1e6) -> SiloAccount:
     return SiloAccount(clip=clip, noise_multiplier=noise_multiplier, epsilon=epsilon, delta=DELTA)
 
@@ -87,6 +92,21 @@ def test_what_cannot_be_charged_does_not_leave(tmp_path: Path) -> None:
     assert len(read_entries(ledger)) == 3
     with pytest.raises(FedveilError):
         account().release(tmp_path / "missing", "job", row(1.0))
+
+
+def test_a_deleted_ledger_is_not_begun_again(tmp_path: Path) -> None:
+    """Not even where the statement is gone too: the operator alone makes a ledger."""
+    account().release(tmp_path, "job", row(1.0))
+    ledger, statement = tmp_path / LEDGER, tmp_path / STATEMENT
+    kept = ledger.read_bytes()
+    for path in (ledger, statement):
+        path.unlink()
+        with pytest.raises(IntegrityError, match=r"ledger\.jsonl: no such file: put back the ledger"):
+            account().release(tmp_path, "job", row(1.0))
+        assert not ledger.exists()
+    ledger.write_bytes(kept)
+    account().release(tmp_path, "job", row(1.0))
+    assert len(read_entries(ledger)) == 2
 
 
 def test_a_statement_that_cannot_be_written_keeps_an_update_back(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import read_entries
 from fedveil.registry import BUILTINS, is_own
-from fedveil.run.placement import batching_caveats
+from fedveil.run.executors import batching_caveats
 from fedveil.stage import Stage
 from fedveil.training import trainer_choice
 from fedveil.training.losses import load_loss
@@ -414,7 +414,7 @@ def _classes(folder: str, *duties: str) -> set[str]:
 
 SUITES = {
     "denoisers": (("training/server/", ("estimate",)), ("contract/test_denoisers.py",)),
-    "noise laws": (("privacy/noise/", ("sample",)), ("contract/test_noise_laws.py",)),
+    "noise laws": (("privacy/noise.py", ("sample",)), ("contract/test_noise_laws.py",)),
     "laws of channels": (("quantization/laws.py", ("latent",)), ("contract/test_channel_laws.py",)),
     "samplers": (("privacy/sampling.py", ("draw",)), ("contract/test_samplers.py", "test_fixed_size.py")),
     "server optimisers": (

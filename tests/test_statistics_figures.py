@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedveil.report.statistics import row_cells
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import Bins, Categories, States
 from fedveil.statistics.correlations import Sums, correlations, display_correlations, nearest_correlation
 from fedveil.statistics.decoding import Cells, consistent, decode
@@ -28,7 +28,6 @@ from fedveil.statistics.figures import (
     variance,
 )
 from fedveil.statistics.intervals import NORMAL_95, Interval, normal, ratio
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.strategy import Strategy
 from fedveil.statistics.survival import curve, largest_z
 from tests.slow_cases import slow_only

@@ -18,9 +18,8 @@ from fedveil.data.schema import Category, Schema
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
-from fedveil.statistics.blocks import Block, Powers
+from fedveil.statistics.blocks import MOST_NUMBERS, Block, Layout, Powers
 from fedveil.statistics.compose import compose
-from fedveil.statistics.layout import MOST_NUMBERS, Layout
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.plan import predict_errors
 from fedveil.statistics.request import Request

@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
 from fedveil.errors import ConfigError, PrivacyError
 from fedveil.privacy.accountant import gaussian_epsilon
-from fedveil.privacy.attack_bound import attack_accuracy, membership_bound
+from fedveil.privacy.audit import attack_accuracy, membership_bound
 from fedveil.privacy.events import ComposedEvent, GaussianEvent, GridEvent, SelfComposedEvent
 from fedveil.privacy.statement import Statement
 from fedveil.report.page import report_page, write_report

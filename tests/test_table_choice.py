@@ -13,7 +13,7 @@ import fedveil as fv
 from fedveil.errors import ConfigError, DataError
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import load_study
-from fedveil.run.config.table_choice import complete_for_table, training_epsilon
+from fedveil.run.config.task_choice import complete_for_table
 from fedveil.run.setup import prepare
 from tests.commands import output
 
@@ -32,11 +32,11 @@ TARGETS = {
     "two classes": TWO,
     "three classes": '"label"\ncolumn = "sick"\nclasses = ["no", "yes", "maybe"]',
     "bounded": '"number"\ncolumn = "days"\nlower = 0\nupper = 10',
-    "count": '"number"\ncolumn = "days"\ncount = true\nlower = 0\nupper = 10',
     "unbounded": '"number"\ncolumn = "days"',
     "labels": '"labels"\ncolumns = ["sick", "old"]',
     "numbers": '"numbers"\ncolumns = ["days", "stays"]',
     "survival": '"survival"\ntime = "days"\nevent = "died"',
+    "followed": '"survival"\ntime = "days"\nevent = "died"\nhorizon = 90',
 }
 
 
@@ -66,11 +66,10 @@ def write_tables(folder: Path, users: int) -> None:
         ("two classes", 3750, "boosted-trees", "boosted-trees", 31),
         ("three classes", 3750, "whitened-linear", "newton", 12),
         ("bounded", 400, "whitened-linear", "newton", 12),
-        ("count", 400, "whitened-rates", "newton", 24),
         ("unbounded", 400, "linear", None, None),
         ("labels", 400, "linear", None, None),
         ("numbers", 400, "linear", None, None),
-        ("survival", 400, "linear", None, None),
+        ("followed", 400, "whitened-hazards", "newton", 12),
     ],
 )
 def test_the_schema_and_epsilon_decide(
@@ -108,6 +107,32 @@ def test_a_file_and_python_choose_the_same(tmp_path: Path, capsys: pytest.Captur
     checked = fv.check(people, epsilon=2)
     assert checked.rows[0]["parameters"] == prepare(from_file).task.dimension
     assert checked.rows[0]["epsilon"] == pytest.approx(result.statement.epsilon)
+
+
+def test_survival_without_a_horizon_is_refused_before_a_table_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="target: survival needs the public time"):
+        complete_for_table(document(tmp_path, TARGETS["survival"]), tmp_path)
+
+
+def test_survival_with_a_horizon_takes_newton_steps_in_a_file_and_in_python(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    for name in ("a", "b"):
+        lines = ["who,age,ward,days,died"]
+        for who in range(60):
+            age = random.integers(0, 100)
+            days = min(90, 1 + int(random.exponential(9000 / (20 + age))))
+            lines.append(f"{who},{age},{'ab'[who % 2]},{days},{int(days < 90)}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    document(tmp_path, TARGETS["followed"], 100)
+    (from_file,) = load_study(file_of(tmp_path)).experiments
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    result = fv.train(people, epsilon=2, name="try", folder=tmp_path / "runs")
+    from_python = parse(tomllib.loads(result.settings), "test")
+    assert from_file.model.name == from_python.model.name == "whitened-hazards"
+    assert (from_file.method, from_file.rounds) == (from_python.method, from_python.rounds)
+    # The method takes the schema's horizon; another one is a key of its own.
+    assert from_file.method.get("horizon") is None
+    assert result.statement.epsilon <= 2
 
 
 def test_a_file_without_a_model_is_trained_to_its_report(tmp_path: Path) -> None:
@@ -162,7 +187,7 @@ def test_a_document_that_decides_for_itself_stays_as_it_is(changes: dict[str, An
     assert complete_for_table(asked, tmp_path) == (asked, None)
 
 
-@pytest.mark.parametrize("target", ["two classes", "survival"])
+@pytest.mark.parametrize("target", ["two classes", "unbounded"])
 def test_institutions_name_their_file_of_main_silos_and_leave_the_rest_to_the_rule(
     target: str, tmp_path: Path
 ) -> None:
@@ -209,68 +234,3 @@ def test_a_schema_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text("n_users = 1")
     with pytest.raises(DataError, match=r"schema\.toml"):
         complete_for_table(asked, tmp_path)
-
-
-def test_a_declared_count_takes_poisson_regression_and_another_number_is_told_of_it(tmp_path: Path) -> None:
-    found, chosen = complete_for_table(document(tmp_path, TARGETS["count"]), tmp_path)
-    assert (found["model"]["loss"], found["method"]["cap"]) == ("poisson", 10)
-    assert chosen is not None
-    assert "count = true" not in str(chosen)
-    assert parse(found, "test").rounds == 24
-    _, other = complete_for_table(document(tmp_path, TARGETS["bounded"]), tmp_path)
-    assert "declare count = true" in str(other)
-
-
-@pytest.mark.parametrize("bounds", ["", "lower = 1\nupper = 9", "lower = 0\nupper = 9.5"])
-def test_a_count_has_a_public_largest_count(bounds: str, tmp_path: Path) -> None:
-    target = f'"number"\ncolumn = "days"\ncount = true\n{bounds}'
-    with pytest.raises(DataError, match="count: give lower = 0 and upper"):
-        complete_for_table(document(tmp_path, target), tmp_path)
-
-
-def test_a_fraction_is_no_count(tmp_path: Path) -> None:
-    document(tmp_path, TARGETS["count"])
-    (tmp_path / "a.csv").write_text("who,age,ward,days\n1,3,a,2\n2,4,b,2.5\n")
-    with pytest.raises(DataError, match=r"a\.csv.*'days'.*the target is a count"):
-        fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv"])
-
-
-@pytest.mark.parametrize("name", ["private-weighting", "partial-encryption"])
-def test_the_rule_chooses_what_the_asked_protection_can_run(name: str, tmp_path: Path) -> None:
-    found, chosen = complete_for_table(document(tmp_path, protection={"name": name}), tmp_path)
-    assert chosen is not None
-    assert chosen.method is None
-    parsed = parse(found, "test")
-    assert (parsed.model.name, parsed.protection.name) == ("linear", name)
-    assert parsed.method.get("power") == (1 if name == "private-weighting" else "linked")
-
-
-def test_private_weighting_alone_is_ready_to_run_and_the_statement_names_the_choice(tmp_path: Path) -> None:
-    write_tables(tmp_path, 20)
-    document(tmp_path, users=40)
-    path = file_of(tmp_path)
-    Path(path).write_text(f'{Path(path).read_text()}[protection]\nname = "private-weighting"\n')
-    (experiment,) = load_study(path).experiments
-    assert prepare(experiment).epsilon_after(30) == pytest.approx(2, rel=1e-2)
-    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
-    result = fv.train(people, epsilon=2, rounds=12, folder=tmp_path / "runs")
-    assert any("are those that a rule of public facts takes" in note for note in result.statement.notes)
-    assert fv.resume(result.folder, people).rounds == 12
-    other = fv.train(people, epsilon=2, rounds=2, folder=tmp_path / "runs")
-    assert not any("a rule of public facts" in note for note in other.statement.notes)
-
-
-def test_other_releases_leave_less_epsilon_to_the_rule(tmp_path: Path) -> None:
-    assert training_epsilon(2.0, {"preprocessing": {}, "evaluation": {}}) == pytest.approx(2 * 0.83**0.5)
-    asked = document(tmp_path, users=3750, evaluation={"metrics": ["auc"]})
-    assert complete_for_table(asked, tmp_path)[0]["method"]["name"] == "newton"
-
-
-def test_a_named_method_takes_the_rounds_of_the_rule(tmp_path: Path) -> None:
-    for method, rounds in (
-        ({"name": "newton"}, 12),
-        ({"name": "newton", "cap": 9}, 24),
-        ({"name": "boosted-trees"}, 31),
-    ):
-        asked = document(tmp_path, method=method | {"noise_multiplier": "calibrated"})
-        assert parse(asked, "test").rounds == rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.user_code import failed_at
+from fedveil.errors import UserCodeError
+from fedveil.user_code import failed_at, name_user_code
 from tests.commands import ended
 
 SECRET = "patient 4711 has HIV"
@@ -140,6 +142,26 @@ def test_what_python_code_raises_is_raised_as_it_is_with_how_to_go_on(tmp_path: 
     assert any(f"fedveil.resume('{tmp_path / 'run'}'" in note for note in raised.value.__notes__)
     assert failed_at(raised.value) is not None
     assert fv.resume(tmp_path / "run", model, people).rounds == 2
+
+
+def test_a_package_that_is_not_installed_is_named_where_the_code_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not where it was computed: the name may be a cell of a table."""
+    (tmp_path / "own_imports.py").write_text(
+        "import importlib\n"
+        "def stated():\n    from no_such_package.part import anything\n"
+        "def computed(cell):\n    importlib.import_module(cell)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = importlib.import_module("own_imports")
+    stated = r"line 3\) imports no_such_package, which is not installed$"
+    with pytest.raises(UserCodeError, match=stated), name_user_code():
+        own.stated()
+    computed = pytest.raises(UserCodeError, match="raised ModuleNotFoundError: code of your own")
+    with computed as hidden, name_user_code():
+        own.computed("patient_4711")
+    assert "4711" not in str(hidden.value)
 
 
 def test_a_bug_of_this_program_stays_one() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.data.salted_file import read_salted
+from fedveil.data.main_silos import read_salted
 from fedveil.data.schema import Schema, read_schema
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership

@@ -410,11 +410,12 @@ def test_a_run_and_its_bundle_are_verified_against_every_party(ran: Path, tmp_pa
     assert code == 0
     charged = [json.loads(line)["event"] for line in (ran / "ledger.jsonl").read_text().splitlines()]
     assert all(split_grid_loss(event_from_json(one))[1] > 0 for one in charged)
-    assert [line.split()[0] for line in text.splitlines()] == [
+    assert [line.split(" stated ")[0].split(" (")[0].strip() for line in text.splitlines()] == [
         "reader",
         *(one["role"] for one in stated["trust"]),
     ]
     assert text.count("agrees") == len(stated["trust"]) + 1 > 2
+    assert text.count("(by stated events)") == len(stated["trust"])  # the reader's are the ledger's
     assert verify(bundle_run(ran, tmp_path / "it.zip"))[0] == 0
     assert verify(ran / "ledger.jsonl", "--delta", "1e-5")[0] == 0
     assert verify(ran / "ledger.jsonl")[0] == 2

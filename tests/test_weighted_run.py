@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import CompositionError, ConfigError, FedveilError
+from fedveil.errors import CompositionError, ConfigError, FedveilError, ProtocolError
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.message_encoding import Sender
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Reveals
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent, split_distance
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.driver import Transcript
 from fedveil.protocols.weighting.plan import WeightingPlan, rounded_sensitivity
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -34,6 +33,7 @@ from fedveil.training.trainer import TrainJob
 from tests.federation_world import small_keys
 from tests.opened_parties import parties_of
 from tests.runs import Silent, files, json_lines, same_model
+from tests.slow_cases import slow_only
 from tests.synthetic import serve_hospitals
 
 QUICK = {"name": "private-weighting", "n_max": 400, "key_bits": 2048}
@@ -147,21 +147,25 @@ def tolerance(prepared: Prepared) -> float:
     [
         {},
         {"method": {"name": "uldp-avg-w", "clip": {"start": 0.2}, "noise_multiplier": 5.0}},
-        {"trainer": {"name": "vmap"}},
-        {
-            "data": {"name": "digits", "n_users": 2, "n_silos": 2},
-            "model": {"name": "linear"},
-            "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 64},
-            "protection": {**QUICK, "n_max": 200},
-        },
-        {
-            "data": {"name": "heart_disease", "n_users": 4},
-            "protection": {**QUICK, "n_max": 2000, "key_bits": 3072},
-        },
         {"protection": {**QUICK, "n_max": 8}},
         {"method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 0.0}},
+        *slow_only(
+            [
+                {"trainer": {"name": "vmap"}},
+                {
+                    "data": {"name": "digits", "n_users": 2, "n_silos": 2},
+                    "model": {"name": "linear"},
+                    "local": {"learning_rate": 0.1, "epochs": 2, "batch_size": 64},
+                    "protection": {**QUICK, "n_max": 200},
+                },
+                {
+                    "data": {"name": "heart_disease", "n_users": 4},
+                    "protection": {**QUICK, "n_max": 2000, "key_bits": 3072},
+                },
+            ]
+        ),
     ],
-    ids=["heart-disease", "adaptive", "vmap", "digits", "unpacked", "more-than-count", "no-noise"],
+    ids=["heart-disease", "adaptive", "more-than-count", "no-noise", "vmap", "digits", "unpacked"],
 )
 def test_the_server_learns_the_plain_weighted_sum(changes: dict[str, Any]) -> None:
     prepared = prepare(asked(**changes))

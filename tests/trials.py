@@ -42,13 +42,13 @@ def remember_trials() -> None:
 def _remembering(trial: Callable[..., bool | None]) -> Callable[..., bool | None]:
     answers: dict[Hashable, bool | None] = {}
 
-    def tried(*arguments: Any) -> bool | None:
+    def tried(*arguments: Any, **named: Any) -> bool | None:
         try:
-            case = tuple(_case(one) for one in arguments)
+            case = *(_case(one) for one in arguments), *named.items()
         except ValueError:
-            return trial(*arguments)
+            return trial(*arguments, **named)
         if case not in answers:
-            answers[case] = trial(*arguments)
+            answers[case] = trial(*arguments, **named)
         return answers[case]
 
     return tried

@@ -70,7 +70,7 @@ def bounds(
         raise DisagreementError("the statement's event is not the composition of the ledger's charges")
     lines_of = [
         ("reader", statement["epsilon"], event),
-        *((a["role"], a["epsilon"], a["event"]) for a in statement["trust"]),
+        *((f"{a['role']} (by stated events)", a["epsilon"], a["event"]) for a in statement["trust"]),
     ]
     return [(role, stated, epsilon_of(seen, at, adjacency)) for role, stated, seen in lines_of]
 
@@ -96,7 +96,7 @@ def main() -> int:
         claim = math.inf if stated is None else stated
         fits = given.delta is not None or bound <= claim * TOLERANCE + 1e-9
         agree &= fits
-        print(f"{role:14} stated {claim:<12.6g} bound {bound:<12.6g} {'agrees' if fits else 'DISAGREES'}")
+        print(f"{role:34} stated {claim:<12.6g} bound {bound:<12.6g} {'agrees' if fits else 'DISAGREES'}")
     return 0 if agree else 1
 
 

@@ -13,6 +13,5 @@ people = fv.population(
     task="classification",
     classes=[0, 1],
 )
-method = fv.uldp_avg_w(clip=0.5, epochs=5)
-result = fv.train("linear", people, method=method, epsilon=4.0, delta=1e-4, rounds=10, server=fv.Sgd(2.0))
+result = fv.train("linear", people, epsilon=4.0, delta=1e-4)
 print(result.statement.sentences()[0], result.metrics)

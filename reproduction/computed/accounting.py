@@ -16,10 +16,10 @@ from fedveil.privacy.events import (
     SampledWithoutReplacementEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.group import lemma5, lemma6, published_group_epsilon, worst_split
 from fedveil.privacy.published_bounds import gaussian_profile, laplace_profile, round_rdp, theorem_noise
 from fedveil.privacy.renyi import sampled_gaussian_rdp
+from fedveil.privacy.sampling import published_epsilon
 from reproduction.results import Values
 
 _SILOS = ((0.01, 100_000),)

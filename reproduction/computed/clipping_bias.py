@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents
@@ -22,71 +22,78 @@ from fedveil.run.setup import prepare
 from reproduction.results import Values
 
 _ROUNDS: Final = 10
-_SHOWN: Final = (1, 10)
-_CASES: Final = {
-    "HeartDisease, 50 users": ("figure-6-heart-disease", "users50-zipf"),
-    "HeartDisease, 200 users": ("figure-6-heart-disease", "users200-zipf"),
-    "Creditcard, 1,000 users": ("figure-4-creditcard", "users1000-zipf"),
+_FIGURE_4: Final = {"method": {"clip": 0.1}}
+_CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "HeartDisease, 50 users": ("figure-6-heart-disease", "users50-zipf", {}),
+    "HeartDisease, 200 users": ("figure-6-heart-disease", "users200-zipf", {}),
+    "Creditcard, 5 silos": ("figure-8-weighting-creditcard", "silos5-zipf", _FIGURE_4),
+    "Creditcard, 20 silos": ("figure-8-weighting-creditcard", "silos20-zipf", _FIGURE_4),
+    "Creditcard, 50 silos": ("figure-8-weighting-creditcard", "silos50-zipf", _FIGURE_4),
 }
+"""By name: preset, scenario, and what is laid over the preset (Creditcard: the clip of Figure 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Records of all (silo, user) pairs that have some, of a logistic regression.
+    """Records of all (silo, user) pairs that have some, pair by pair, of a logistic regression.
 
     Attributes:
-        features: (pairs, longest, p) features with a constant; zeros beyond a pair's records.
-        labels: (pairs, longest) 0 or 1.
-        there: (pairs, longest) which entries are records.
+        features: (records, p) features with a constant.
+        labels: (records,) 0 or 1.
+        pair: (records,) index of the record's pair, in rising order.
         user: (pairs,) index of the pair's user.
         users: number of users that have records.
         silos: number of silos.
     """
 
-    features: Float64[np.ndarray, "pairs longest p"]
-    labels: Float64[np.ndarray, "pairs longest"]
-    there: Bool[np.ndarray, "pairs longest"]
+    features: Float64[np.ndarray, "records p"]
+    labels: Float64[np.ndarray, " records"]
+    pair: Int64[np.ndarray, " records"]
     user: Int64[np.ndarray, " pairs"]
     users: int
     silos: int
+
+    @property
+    def count(self) -> Float64[np.ndarray, " pairs"]:
+        """Number of records of each pair."""
+        return np.bincount(self.pair).astype(np.float64)
 
     def updates(
         self, model: Float64[np.ndarray, " p"], rate: float, steps: int
     ) -> Float64[np.ndarray, "pairs p"]:
         """Return each pair's update after full-batch steps from ``model``."""
-        local = np.repeat(model[None], len(self.features), axis=0)
-        count = self.there.sum(axis=1, keepdims=True)
+        local, count = np.repeat(model[None], len(self.user), axis=0), self.count[:, None]
+        first = np.searchsorted(self.pair, np.arange(len(self.user)))
         for _ in range(steps):
-            logits = np.einsum("nrp,np->nr", self.features, local)
-            slopes = np.where(self.there, 1 / (1 + np.exp(-logits)) - self.labels, 0.0) / count
-            local -= rate * np.einsum("nr,nrp->np", slopes, self.features)
-        return local - model  # type: ignore[no-any-return]
+            logits = np.einsum("rp,rp->r", self.features, local[self.pair])
+            slopes = 1 / (1 + np.exp(-logits)) - self.labels
+            local -= rate * np.add.reduceat(slopes[:, None] * self.features, first, axis=0) / count
+        return np.asarray(local - model)
 
     def weights(self, *, by_records: bool) -> Float64[np.ndarray, " pairs"]:
         """Return w: 1 / |S|, or a pair's share of its user's records (equation 3)."""
         if not by_records:
             return np.full(len(self.user), 1 / self.silos)
-        count = self.there.sum(axis=1).astype(np.float64)
-        return count / np.bincount(self.user, weights=count, minlength=self.users)[self.user]  # type: ignore[no-any-return]
+        of_user = np.bincount(self.user, weights=self.count, minlength=self.users)
+        return np.asarray(self.count / of_user[self.user])
 
 
 def clipping_bias(seed: int) -> Iterator[tuple[str, Values]]:
     """Zipf allocation, published local steps and clip, full batches, no noise, a logistic regression."""
-    for name, (preset, scenario) in _CASES.items():
-        pairs, rate, steps, clip = _read(preset, scenario, seed)
+    for name, (preset, scenario, changes) in _CASES.items():
+        document, pairs = _read(preset, scenario, changes | {"seed": seed, "model": {"name": "linear"}})
+        local, clip = document["local"], document["method"]["clip"]
         for by_records in (False, True):
             weights = pairs.weights(by_records=by_records)
-            model = np.zeros(pairs.features.shape[2])
+            model = np.zeros(pairs.features.shape[1])
             values: Values = {"weight on records": float(weights.sum() / pairs.users)}
+            values["unclipped bias"] = _bias(pairs, weights, np.ones(len(weights)), by_records=by_records)
             for number in range(1, _ROUNDS + 1):
-                updates = pairs.updates(model, rate, steps)
+                updates = pairs.updates(model, local["learning_rate"], local["epochs"])
                 kept = clip / np.maximum(clip, np.linalg.norm(updates, axis=1))
-                if number in _SHOWN:
-                    values[f"bias, round {number}"] = _bias(pairs, weights, kept, by_records=by_records)
-                    values[f"unclipped bias, round {number}"] = _bias(
-                        pairs, weights, np.ones_like(kept), by_records=by_records
-                    )
-                model = model + (weights * kept) @ updates / pairs.users
+                values[f"bias, round {number}"] = _bias(pairs, weights, kept, by_records=by_records)
+                values[f"clipped pairs, round {number}"] = float((kept < 1).mean())
+                model = model + document["server"]["learning_rate"] * (weights * kept) @ updates / pairs.users
             yield f"{name}, {'by records' if by_records else '1 / |S|'}", values
 
 
@@ -103,30 +110,22 @@ def _bias(
     return float(np.abs(alpha - alpha.mean()).sum())
 
 
-def _read(preset: str, scenario: str, seed: int) -> tuple[Pairs, float, int, float]:
-    laid_over = ({"seed": seed, "model": {"name": "linear"}},)
-    chosen = Selection(scenarios=(scenario,), variants=("uldp-avg-w",), overrides=laid_over)
+def _read(preset: str, scenario: str, changes: dict[str, Any]) -> tuple[dict[str, Any], Pairs]:
+    chosen = Selection(scenarios=(scenario,), variants=("uldp-avg-w",), overrides=(changes,))
     (document,) = study_documents(preset, chosen)
     people = prepare(parse(document, "clipping bias")).population
     train = people.train
-    features = np.asarray(train.features, dtype=np.float64).reshape(len(train.user), -1)
-    features = np.append(features, np.ones((len(features), 1)), axis=1)
     keys = np.asarray(train.silo, dtype=np.int64) * people.n_users + train.user
-    _, pair, count = np.unique(keys, return_inverse=True, return_counts=True)
-    order = np.argsort(pair, kind="stable")
-    place = np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count)
-    there = np.arange(count.max()) < count[:, None]
-    padded, labels = np.zeros((*there.shape, features.shape[1])), np.zeros(there.shape)
-    padded[pair[order], place] = features[order]
-    labels[pair[order], place] = np.asarray(train.targets, dtype=np.float64).reshape(-1)[order]
-    _, user = np.unique(np.sort(np.unique(keys)) % people.n_users, return_inverse=True)
-    local = document["local"]
+    order = np.argsort(keys, kind="stable")
+    known, pair = np.unique(keys[order], return_inverse=True)
+    _, user = np.unique(known % people.n_users, return_inverse=True)
+    features = np.asarray(train.features, dtype=np.float64).reshape(len(order), -1)[order]
     pairs = Pairs(
-        features=padded,
-        labels=labels,
-        there=there,
+        features=np.append(features, np.ones((len(order), 1)), axis=1),
+        labels=np.asarray(train.targets, dtype=np.float64).reshape(-1)[order],
+        pair=pair,
         user=user,
         users=int(user.max()) + 1,
         silos=people.n_silos,
     )
-    return pairs, local["learning_rate"], local["epochs"], document["method"]["clip"]
+    return document, pairs

@@ -13,7 +13,8 @@ uniform law on (-q/2, q/2), whatever it quantises, and CEPAM by the law of its n
 The authors' program decodes with radii R' and dithers V' that it draws anew, on a lattice whose cell is s = 0.001. In
 one dimension it sends M = Q((x/R - V) / s) and decodes s R' (M + V') = x R'/R - R' V up to s: the update times a gain
 of mean E[R] E[1/R], plus noise R' V of half the standard deviation that was asked for. In two and three dimensions it
-divides by s before it subtracts V, and accepts the first V: the gain remains and the noise is gone.
+divides by s before it subtracts V, and accepts the first V: the gain remains and the noise is gone. The generator of
+V and V' starts at the client's own seed in every round, so that a client's dithers are the same in all rounds.
 """
 
 from __future__ import annotations
@@ -78,16 +79,23 @@ def _laplace_radii(drawn: np.random.Generator, size: int, shape: tuple[int, int]
     return np.asarray(_NOISE * drawn.gamma(size + 1, 1.0, shape))
 
 
-def decode_as_program(radii: Radii, size: int) -> Error:
-    """Return the error of the authors' program on sub-vectors of ``size`` coordinates."""
+def decode_as_program(radii: Radii, size: int, *, repeated: bool = False) -> Error:
+    """Return the error of the authors' program on sub-vectors of ``size`` coordinates.
+
+    Args:
+        radii: draws the radii.
+        size: of a sub-vector.
+        repeated: a client's dithers are those of the first round in every round, as in the program.
+    """
 
     def error(drawn: np.random.Generator, updates: Updates) -> Updates:
+        dithers = np.random.default_rng(_SEED) if repeated else drawn
         sent, decoded = (_radii(radii, drawn, size, updates) for _ in range(2))
         if size > 1:
-            message = np.rint(updates / sent / _CELL - _dither(drawn, updates))
+            message = np.rint(updates / sent / _CELL - _dither(dithers, updates))
             return np.asarray(decoded * _CELL * message - updates)
-        message = np.rint((updates / sent - _dither(drawn, updates)) / _CELL)
-        return np.asarray(decoded * _CELL * (message + _dither(drawn, updates)) - updates)
+        message = np.rint((updates / sent - _dither(dithers, updates)) / _CELL)
+        return np.asarray(decoded * _CELL * (message + _dither(dithers, updates)) - updates)
 
     return error
 
@@ -126,6 +134,7 @@ ROWS: Final[dict[str, Error | None]] = {
 
 PROGRAM: Final[dict[str, Error]] = {
     "cepam-1": decode_as_program(_gaussian_radii, 1),
+    "cepam-1, dithers repeated": decode_as_program(_gaussian_radii, 1, repeated=True),
     "cepam-2": decode_as_program(_gaussian_radii, 2),
     "cepam-3": decode_as_program(_gaussian_radii, 3),
     "cepam of Table II": decode_as_program(_laplace_radii, 1),
@@ -143,7 +152,7 @@ class Kept:
     rate: float = _MOMENTUM
     """Of the momentum."""
     halved: bool = False
-    """The rate of all clients is halved where validation accuracy stalls, as the paper's text says."""
+    """The rate of all clients is halved when validation accuracy has stalled for ten rounds, as the text has it."""
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -152,10 +161,10 @@ class Kept:
 
 
 class Plateau:
-    """The rates of all clients, each falling by ``factor`` when its own loss stalls."""
+    """The rates of all clients; each falls by ``factor`` when its own loss stalls for more than ``patience`` rounds."""
 
-    def __init__(self, clients: int, factor: float = _FACTOR) -> None:
-        self._factor = factor
+    def __init__(self, clients: int, factor: float = _FACTOR, patience: int = _PATIENCE) -> None:
+        self._factor, self._patience = factor, patience
         self.rates = torch.full((clients, 1), _RATE)
         self._least = torch.full((clients,), torch.inf)
         self._stalled = torch.zeros(clients, dtype=torch.int64)
@@ -165,7 +174,7 @@ class Plateau:
         better = losses < self._least * (1 - _THRESHOLD)
         self._least = torch.where(better, losses, self._least)
         self._stalled = torch.where(better, 0, self._stalled + 1)
-        falls = self._stalled > _PATIENCE
+        falls = self._stalled > self._patience
         self.rates[falls] *= self._factor
         self._stalled[falls] = 0
 
@@ -259,7 +268,7 @@ def _play(
         return cross_entropy(outputs, label[None])
 
     step = vmap(grad_and_value(loss))
-    model, plateau = first, Plateau(len(clients), 0.5 if kept.halved else _FACTOR)
+    model, plateau = first, Plateau(len(clients), 0.5, 9) if kept.halved else Plateau(len(clients))
     validated = _validated(prepared) if kept.halved else prepared
     velocity = torch.zeros(len(clients), task.dimension)
     values: Values = {}
@@ -283,7 +292,7 @@ def _play(
             assert validation is not None, "nothing here is released instead"
             accuracy = validation["accuracy"]
             assert accuracy is not None, "there are validation images"
-            losses = torch.full((len(clients),), -accuracy)
+            losses = torch.full((len(clients),), 1 - accuracy)
         if kept.schedule:
             plateau.step(losses)
         if number in (10, 20, 40, _ROUNDS):

@@ -15,8 +15,8 @@ import numpy as np
 from fedveil.errors import BudgetError
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent, SelfComposedEvent
-from fedveil.privacy.fixed_size import published_epsilon
 from fedveil.privacy.published_bounds import Sampling, theorem_noise
+from fedveil.privacy.sampling import published_epsilon
 from reproduction.results import Values
 
 _RATE: Final = 0.05

@@ -20,8 +20,7 @@ from fedveil.run.folder.run_folder import Row, RunFolder
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
-from fedveil.training.server.denoise import smooth
-from fedveil.training.server.spectrum import spectrum
+from fedveil.training.server.denoise import smooth, spectrum
 from reproduction.results import Values
 
 _ROUNDS: Final = (1, 5, 20)

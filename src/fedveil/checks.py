@@ -53,7 +53,7 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether no check failed; unchecked items do not count."""
+        """Return whether no check failed; unchecked items do not count."""
         return all(one.outcome != "fails" for one in self.checks)
 
 

@@ -4,6 +4,8 @@ A message names the file, key, silo or row, states the value found and the accep
 value.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
@@ -102,3 +104,79 @@ class IntegrityError(RunFolderError):
     """Stored data that was changed: ledger lines are missing, or a signature or digest does not match."""
 
     exit_code = 7
+
+
+# --- cryptography ---
+
+
+class CryptoError(FedveilError):
+    """Invalid key, signature, ciphertext or key file; the message never contains secret material."""
+
+
+# --- quantization ---
+
+
+class ChannelError(FedveilError):
+    """Base of the errors of the quantization package."""
+
+
+class UnsupportedPairError(ChannelError, CompositionError):
+    """Law and lattice that cannot form a channel together; the message gives the reason."""
+
+
+class UpdateError(ChannelError):
+    """Update that must not be sent: not finite, too large for the noise, or of the wrong shape."""
+
+
+class StreamReuseError(ChannelError):
+    """Second use of a shared stream, which would reveal the difference of two updates."""
+
+
+class MessageError(ChannelError):
+    """Bytes that are no message of this version, or are truncated, altered or oversized."""
+
+
+class ForeignStreamError(MessageError):
+    """Well-formed message made with another shared stream: another key, run, client, round or attempt."""
+
+
+# --- protocols ---
+
+
+class ProtocolError(FedveilError):
+    """Refused message, or violated condition of the protocol; it ends the round.
+
+    Attributes:
+        silo: number of the silo that caused the error; None for the server or for a setting.
+        reason: the value found and the value that would be right; never a private value.
+    """
+
+    def __init__(self, reason: str, *, silo: int | None = None) -> None:
+        self.silo, self.reason = silo, reason
+        super().__init__(reason if silo is None else f"silo {silo}: {reason}")
+
+
+class OwnRecordsError(ProtocolError):
+    """A request does not fit the silo's own records; the refusal sent to the coordinator does not say how."""
+
+
+class RefusedSumError(ProtocolError):
+    """A silo refuses the decrypted sum of a round. The sum depends on the messages of other silos."""
+
+
+class SiloVanished(ProtocolError):
+    """Silos did not answer; the attempt is over, their vectors stay masked, the round may be repeated.
+
+    Attributes:
+        silos: numbers of the silos that did not answer.
+        may_have_released: whether the opening of the sum had begun; if so, the attempt must be charged.
+    """
+
+    def __init__(self, silos: tuple[int, ...], *, may_have_released: bool) -> None:
+        self.silos, self.may_have_released = silos, may_have_released
+        when = (
+            "after the opening of the sum had begun: the attempt counts as released"
+            if may_have_released
+            else "before the opening of the sum had begun: nothing was revealed"
+        )
+        super().__init__(f"silos {', '.join(map(str, silos))} vanished {when}")

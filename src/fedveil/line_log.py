@@ -99,7 +99,7 @@ class LineLog:
 
     @property
     def is_locked(self) -> bool:
-        """Whether this object holds the lock."""
+        """Return whether this object holds the lock."""
         return self._held >= 0
 
     def close(self) -> None:

@@ -179,7 +179,7 @@ class PrivacyRandomness:
 
     @property
     def secure(self) -> bool:
-        """Whether the randomness is unpredictable."""
+        """Return whether the randomness is unpredictable."""
         return self._seed is None
 
     def stream(self, *path: str | int) -> BitSource:

@@ -85,7 +85,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         Args:
             X: (n, p) numbers, or a data frame of them.
             y: (n,) labels or numbers; (n, k) for several labels or numbers; for :class:`CoxRegressor` (n, 2) of
-                (event, time).
+                (event, time), or (n, 3) of (event, time, entry).
             user: (n,) the person to whom each record belongs. Required: ``user=np.arange(len(X))`` says that every
                 row is another person.
             silo: (n,) the silo that holds each record; None is one silo.
@@ -420,7 +420,8 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 class CoxRegressor(_Estimator):
     """Cox's proportional hazards with user-level differential privacy; arguments as of :class:`Classifier`.
 
-    ``y`` is (n, 2) of (event, time), or a structured array with a truth value and a time, as of scikit-survival.
+    ``y`` is (n, 2) of (event, time), (n, 3) of (event, time, entry) with late entry, or a structured array with a truth
+    value and a time, as of scikit-survival.
     """
 
     _task = "survival"

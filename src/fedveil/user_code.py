@@ -8,17 +8,18 @@ depends on. ``tests/test_user_code.py``.
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from types import FrameType
-from typing import Final
+from typing import Final, cast
 
-from fedveil.errors import FedveilError, UserCodeError
+from fedveil.errors import ConfigError, FedveilError, UserCodeError, did_you_mean
 from fedveil.sanitize import quiet_log, sanitize
 
 _PACKAGE: Final = "fedveil"
@@ -43,6 +44,8 @@ def name_user_code(*passed: type[Exception]) -> Iterator[None]:
             raise
         _LOG.debug("%s", place, exc_info=error)
         notes = "".join(f"; {sanitize(note)}" for note in getattr(error, "__notes__", ()))
+        if missing := _missing_package(error):
+            raise UserCodeError(f"{place} imports {missing}, which is not installed{notes}") from None
         raise UserCodeError(
             f"{place} raised {type(error).__name__}: code of your own, or of a package that you named. What it says "
             "may quote records, so it is not shown; `fedveil --log-level debug ...` shows it, with the traceback"
@@ -59,6 +62,19 @@ def failed_at(error: BaseException) -> str | None:
             code = frame.f_code
             return f"{sanitize(code.co_qualname)} ({sanitize(code.co_filename)}, line {line})"
     return None
+
+
+def _missing_package(error: Exception) -> str:
+    """Return the module that an import statement did not find; empty for another error.
+
+    A name that no statement in the code has, such as one that a data set chose, may quote a record.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if any(f"{name}.".startswith(f"{error.name}.") for name in frame.f_code.co_names):
+            return error.name
+    return ""
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -97,3 +113,40 @@ def _plain(requirement: str) -> str:
     """Return the normalised name of a requirement (PEP 503)."""
     name = re.match(r"[\w.-]+", requirement)
     return re.sub(r"[-_.]+", "-", name[0] if name else "").lower()
+
+
+# --- objects named by an import path ---
+
+
+def check_name(name: str, what: str, known: Collection[str]) -> None:
+    """Check that a name is known or is an import path ``package.module:name``.
+
+    Raises:
+        ConfigError: it is neither; the error lists the known names.
+    """
+    module, _, attribute = name.partition(":")
+    if name not in known and not (module and attribute):
+        raise ConfigError(
+            f"no {what} named {name!r}; use one of {', '.join(known)}, or "
+            f"package.module:name{did_you_mean(name, known)}"
+        )
+
+
+def import_object(path: str, what: str, known: Collection[str] = ()) -> object:
+    """Return the object at an import path ``package.module:attribute``.
+
+    Raises:
+        ConfigError: the path has another form (the error lists the known names), or nothing can be imported from it.
+    """
+    check_name(path, what, known)
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # an import runs the module's code, which may raise anything
+        why = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{what} {path}: module {module_name} cannot be imported ({sanitize(str(why))})"
+        ) from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{what} {path}: module {module_name} has no {attribute}")
+    return cast(object, getattr(module, attribute))

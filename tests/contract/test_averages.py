@@ -15,13 +15,16 @@ import torch
 from fedveil.errors import CompositionError
 from fedveil.training.server.averages import Average, Ema, Last, Tail
 from fedveil.training.server.optimizers import Schedule, State, factor, matching
+from tests.contract.plugin_members import plugin_members
 
 SIZE, ROUNDS = 5, 12
 AVERAGE_CASES: dict[str, Average] = {
     "last": Last(),
     "ema": Ema(beta=0.8),
+    "late ema": Ema(beta=0.8, skip=3),
     "tail": Tail(share=0.5, rounds=ROUNDS),
     "short tail": Tail(share=0.01, rounds=ROUNDS),
+    **plugin_members("averages"),
 }
 averages = pytest.mark.parametrize("average", AVERAGE_CASES.values(), ids=AVERAGE_CASES.keys())
 MODELS = list(torch.from_numpy(np.random.default_rng(0).normal(size=(ROUNDS, SIZE)).astype(np.float32)))
@@ -43,8 +46,9 @@ def by_hand(average: Any) -> list[list[float]]:
     for last in range(1, ROUNDS + 1):
         if isinstance(average, Ema):
             weights = [Fraction(0)] * last
-            for t in range(1, last + 1):
-                w = max(Fraction(1, t), 1 - Fraction(average.beta))
+            weights[-1] = Fraction(last <= average.skip)
+            for t in range(average.skip + 1, last + 1):
+                w = max(Fraction(1, t - average.skip), 1 - Fraction(average.beta))
                 weights = [one * (1 - w) for one in weights]
                 weights[t - 1] = w
         else:
@@ -71,6 +75,7 @@ def test_what_is_released_is_the_average_of_its_definition(average: Average) -> 
     ("name", "wrong"),
     [
         ("ema", lambda right: replace(right, beta=right.beta * 0.98)),
+        ("late ema", lambda right: replace(right, skip=right.skip - 1)),
         ("tail", lambda right: replace(right, share=right.share + 1 / ROUNDS)),
         ("short tail", lambda right: replace(right, share=0.2)),
     ],
@@ -110,6 +115,7 @@ def test_a_state_that_is_not_its_own_is_known(average: Average) -> None:
     [
         (lambda: Ema(beta=1.0), "beta"),
         (lambda: Ema(beta=math.nan), "beta"),
+        (lambda: Ema(skip=-1), "skip"),
         (lambda: Tail(share=0.0), "share"),
         (lambda: Tail(share=1.5), "share"),
     ],

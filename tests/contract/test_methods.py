@@ -44,7 +44,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, NoGuarantee, PoissonSampledEvent
-from fedveil.privacy.noise.law import grid_law
+from fedveil.privacy.noise import grid_law
 from fedveil.privacy.sampling import Everyone, PoissonUsers
 from fedveil.protocols.session_messages import UserTotals
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from fedveil.crypto.paillier import PaillierPrivateKey
-from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import ProtocolError
+from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.partial_encryption.plan import PartialPlan
-from fedveil.protocols.transcript import Transcript
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protocols.weighting.plan import WeightingPlan
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from tests.contract.plugin_members import plugin_members
 from tests.opened_parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
@@ -104,6 +104,7 @@ class PartlyEncrypted:
 PROTECTIONS = {
     "secure aggregation": Summing,
     "private weighting, Paillier": partial(Weighting, "paillier"),
+    **plugin_members("protections"),
 }
 if find_spec("tenseal"):
     PROTECTIONS["private weighting, ring-LWE"] = partial(Weighting, "rlwe")

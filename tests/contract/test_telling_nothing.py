@@ -26,19 +26,17 @@ from fedveil.crypto.key_agreement import AgreementKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.privacy.claims import Reveals
-from fedveil.protocols.driver import LocalDriver
+from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import Envelope, Message, RoundStart
 from fedveil.protocols.partial_encryption import silo as partial_encryption
-from fedveil.protocols.partial_encryption.inputs import PartialInputs
+from fedveil.protocols.partial_encryption.messages import PartialInputs
 from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.plaintext_sums import PlaintextSums
 from fedveil.protocols.sealed_sums import SealedSums
-from fedveil.protocols.transcript import Transcript
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
-from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.weighting.plan import CipherSizes, WeightedInputs, WeightingPlan
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
 

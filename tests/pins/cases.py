@@ -149,7 +149,13 @@ TRAINED = (
 UNEQUAL = ("group", "dp-fed-ls")
 """Cases that no trainer makes the same everywhere: DP-SGD trains by itself, a Fourier transform rounds."""
 WHOLE = tuple(name for name in CASES if name not in UNEQUAL)
-SLOW = ("weighted paillier", "weighted sampled", "weighted retry", "weighted sampled in private")
+SLOW = (
+    "weighted paillier",
+    "weighted rlwe",
+    "weighted sampled",
+    "weighted retry",
+    "weighted sampled in private",
+)
 TWINS = (("avg rounded", "masked"), ("avg-w sampled rounded", "masked avg-w sampled"))
 """Cases whose models are equal, because only the way to the sum differs."""
 
@@ -209,7 +215,7 @@ def play(name: str, folder: Path, *, whole: bool) -> dict[str, Any]:
             "fedveil.protocols.partial_encryption.silo.secret_order", _natural
         ),  # equal votes: the first
         mock.patch(
-            "fedveil.protocols.partial_encryption.ballots.secret_order", _natural
+            "fedveil.protocols.partial_encryption.plan.secret_order", _natural
         ),  # equal values: the first
         mock.patch("fedveil.protocols.weighting.silo.derive", _known),  # whom the silos draw in private ...
         mock.patch("fedveil.protocols.weighting.server.drawn_places", _first),  # ... and the server hides

@@ -17,8 +17,7 @@ from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
 from fedveil.methods.noise_ratio import RHO_NOTE
 from fedveil.privacy.claims import Role
-from fedveil.run.people import noise_ratio_of, people_warnings
-from fedveil.run.remarks import remarks
+from fedveil.run.remarks import noise_ratio_of, people_warnings, remarks
 from fedveil.run.setup import Prepared
 
 

@@ -41,7 +41,7 @@ class MethodChoice:
 
     @property
     def takes_noise(self) -> bool:
-        """Whether the method has a noise multiplier."""
+        """Return whether the method has a noise multiplier."""
         return any(key.name == "noise_multiplier" for key in _keys(self.name))
 
 

@@ -21,13 +21,13 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.in_memory_method import SESSION
 from fedveil.run.config.task_choice import defaults_of
 from fedveil.training.copying import copy_module, unwrap
-from fedveil.training.import_path import import_object
 from fedveil.training.losses import LOSSES, ClassWeighted, Loss, Metric, RecordLoss, load_loss
 from fedveil.training.metrics import check_metric, load_metrics
 from fedveil.training.models import STARTS, build_model
 from fedveil.training.state_leak_check import fingerprint, snapshot, tensor_bytes
 from fedveil.training.task import Task
 from fedveil.training.validation import validate_behaviour, validate_layers, validate_loss
+from fedveil.user_code import import_object
 
 LossLike: TypeAlias = str | Loss | nn.Module | Callable[[Tensor, Tensor], Tensor]
 MetricLike: TypeAlias = str | Metric

@@ -18,8 +18,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import as_path
 from fedveil.methods.capabilities import nominal_multiplier
 from fedveil.privacy.statement import Statement, show_at_least
-from fedveil.report.inference import p_text, write_inference
-from fedveil.report.statistics import write_statistics
+from fedveil.report.statistics import p_text, write_inference, write_statistics
 from fedveil.run.config.experiment import merge
 from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, TableDocument
 from fedveil.run.document_run import make_releases

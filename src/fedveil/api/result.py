@@ -178,7 +178,7 @@ class Result:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """Who is protected and how well, the main metric with what covers it, and what to know before quoting it."""
+        """Return the guarantee, the main metric with what covers it, and caveats for quoting it."""
         return summarise(load_run(self.folder))
 
     @cached_property

@@ -185,7 +185,7 @@ class AuditFrame(Frame):
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the claimed epsilon lies below the lower bound."""
+        """Return whether the claimed epsilon lies below the lower bound."""
         return self.found.is_refuted
 
     @property

@@ -1,17 +1,25 @@
-"""Manifest of a bundle, ``bundle.json``: input and output of the model, and its origin."""
+"""Manifest of a bundle, ``bundle.json``, and its Ed25519 signatures over the digests of all its files."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedveil.bundle.archive import BundleError
+from fedveil.bundle.archive import SUMS, BundleError, add_file, read_files
+from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.data.column_checks import SEVERAL_TARGETS
 from fedveil.data.records import Label, Task
-from fedveil.files import parse_json
+from fedveil.errors import CryptoError
+from fedveil.files import parse_json, reading
 from fedveil.validation import DocumentTable, validate_document
+
+# --- manifest ---
 
 NAME: Final = "bundle.json"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -141,3 +149,68 @@ class Manifest(DocumentTable):
                 f"{NAME}: schema version {document.get('schema_version')!r}; this fedveil reads version 2"
             )
         return validate_document(cls, document, NAME, BundleError)
+
+
+# --- signatures ---
+
+# Domain separation: the same identity key also signs messages of a federation.
+_PURPOSE: Final = b"fedveil bundle, version 1\n"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signer's public identity and its Ed25519 signature."""
+
+    public: PublicIdentity
+    raw: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the signature file.
+
+        The encoding is unique, so that a reader can compare bytes.
+        """
+        document = {"schema_version": 1, "public": self.public.raw.hex(), "signature": self.raw.hex()}
+        return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def sign(path: Path, key: IdentityKey) -> Path:
+    """Sign an intact bundle; return the name of the signature file.
+
+    Raises:
+        BundleError: the bundle is damaged, or this key has already signed it.
+    """
+    files = read_files(path)
+    made = Signature(key.public, key.sign(_PURPOSE + files[SUMS]))
+    name = _name(key.public)
+    add_file(path, name, made.to_bytes())
+    return Path(name)
+
+
+def signatures(files: Mapping[str, bytes]) -> tuple[PublicIdentity, ...]:
+    """Return the identities that signed a bundle, after verification of every signature.
+
+    Raises:
+        BundleError: a signature is damaged, or is not over these files; the error names it.
+    """
+    found = []
+    for name in sorted(files):
+        if not name.startswith("signatures/"):
+            continue
+        with reading(name, BundleError):
+            document = parse_json(files[name], name, BundleError)
+            try:
+                public = PublicIdentity(bytes.fromhex(document["public"]))
+                made = Signature(public, bytes.fromhex(document["signature"]))
+                public.verify(_PURPOSE + files[SUMS], made.raw)
+            except CryptoError as error:
+                raise BundleError(
+                    f"{name}: {error}: the bundle was changed after it was signed, or the signature was"
+                ) from None
+            if made.to_bytes() != files[name] or name != _name(public):
+                raise BundleError(f"{name} is not as it was written")
+        found.append(public)
+    return tuple(found)
+
+
+def _name(public: PublicIdentity) -> str:
+    return f"signatures/{hashlib.sha256(public.raw).hexdigest()[:16]}.json"

@@ -23,8 +23,7 @@ import fedveil
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
-from fedveil.bundle.manifest import NAME
-from fedveil.bundle.signing import signatures
+from fedveil.bundle.manifest import NAME, signatures
 from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, run_check
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun

@@ -78,7 +78,7 @@ COMMANDS: Final = {
         "training:check_command", "Check data, model, configuration and budget without training."
     ),
     "check-data": Command(
-        "data:check_data_command",
+        "lists:check_data_command",
         "Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private.",
     ),
     "sweep": Command(

@@ -223,7 +223,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Submit a run to the coordinator, follow it, and print its statement, run folder and report."""
-    from fedveil.cli.release_folders import RELEASES, kind_of
+    from fedveil.cli.results import kind_of, printer_of
     from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.submission import check_served, create_run, read_document
     from fedveil.run.folder.run_folder import RunFolder
@@ -245,7 +245,7 @@ def run_command(
         folder = create_run(coordinator, document)
     kind = kind_of(folder.path)
     if kind is not None:
-        _release(coordinator, folder, as_json, RELEASES[kind])
+        _release(coordinator, folder, as_json, printer_of(kind))
     else:
         _run(coordinator, folder, as_json)
 
@@ -290,6 +290,24 @@ def _refuse_silence(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome)
         )
 
 
+def _is_refused(folder: RunFolder, end: RunOutcome) -> bool:
+    """Return whether a run was stopped before its first round, and not by a silo's silence."""
+    checkpoint = folder.read_checkpoint()
+    return end.stopped is not None and not end.silent and (checkpoint is None or not checkpoint.round)
+
+
+def check_end(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome) -> None:
+    """Check that a run between institutions was played.
+
+    Raises:
+        SilentSiloError: silos did not answer.
+        RefusedRunError: the run was refused before its first round.
+    """
+    _refuse_silence(home, folder, end)
+    if _is_refused(folder, end):
+        raise RefusedRunError(f"{folder.path}: refused before the first round: {end.stopped}")
+
+
 def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
@@ -321,8 +339,7 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
         with observer(OUT, quiet=as_json, resume=again) as watching:
             end = watch(again, folder, watching, experiment, submission)
     report = write_report(folder.path)
-    checkpoint = folder.read_checkpoint()
-    is_refused = end.stopped is not None and not end.silent and (checkpoint is None or not checkpoint.round)
+    is_refused = _is_refused(folder, end)
     if as_json:
         print_json({"folder": folder.path, "stopped": end.stopped, "report": report})
     else:
@@ -333,6 +350,4 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
             print_statement(said)
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
-    _refuse_silence(home, folder, end)
-    if is_refused:
-        raise RefusedRunError(f"{folder.path}: refused before the first round: {end.stopped}")
+    check_end(home, folder, end)

@@ -1,4 +1,4 @@
-"""Commands that say what there is: presets, methods, data sets; and the draft of a schema."""
+"""Commands that list presets, methods, stages and data sets, and the command that drafts a schema."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from fedveil.console import print_json, rows_table
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.files import writing
 
-if TYPE_CHECKING:  # what is only named here takes seconds to import
+if TYPE_CHECKING:  # an import at run time takes seconds
+    from fedveil.data.data_report import DataReport
     from fedveil.reference import Entry
+
 
 _STAGES: Final = (
     "channels",
@@ -46,7 +48,7 @@ def methods_command(as_json: Json = False) -> None:
     """List the methods, with the package that provides each and its keys in the table `method`."""
     from fedveil.reference import entries
 
-    rows = [{"method": one.name, **_told(one)} for one in entries("methods")]
+    rows = [{"method": one.name, **_row_of(one)} for one in entries("methods")]
     print_result(as_json, {"methods": rows}, rows_table(rows))
 
 
@@ -62,7 +64,7 @@ def stages_command(
             f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{did_you_mean(kind, _STAGES)}"
         )
     rows = [
-        {"table": SECTIONS[each][0], "name": one.name, **_told(one)}
+        {"table": SECTIONS[each][0], "name": one.name, **_row_of(one)}
         for each in _STAGES
         if kind in (None, each)
         for one in entries(each)
@@ -70,7 +72,8 @@ def stages_command(
     print_result(as_json, {"stages": rows}, rows_table(rows))
 
 
-def _told(one: Entry) -> dict[str, str]:
+def _row_of(one: Entry) -> dict[str, str]:
+    """Return the cells of a table row about a stage, without its name."""
     keys = ", ".join(key.name for key in one.keys)
     return {"keys": keys, "what it does": one.summary, "package": one.package}
 
@@ -136,3 +139,37 @@ def schema_command(
     else:
         said = "read it, correct the bounds and categories, and keep it public"
         OUT.print(f"drafted {output}: {said}")
+
+
+# --- check of tables ---
+
+
+def check_data_command(
+    schema: Annotated[Path, typer.Argument(help="the public schema of the tables")],
+    tables: Annotated[list[Path], typer.Argument(metavar="TABLE...", help="tables that you hold")],
+    page: Annotated[
+        Path | None, typer.Option(help="write the report as a page; as private as the tables")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Inspect tables that you hold: people, ids, duplicates, columns, classes. What it prints is private."""
+    from fedveil.data.data_report import data_report
+    from fedveil.data.schema import read_schema
+    from fedveil.report.data import write_data_page
+
+    report = data_report(read_schema(schema), tables)
+    written = None if page is None else write_data_page(report, page)
+    if as_json:
+        print_json(report.to_json() | {"page": written})
+        return
+    print_report(report)
+    if written is not None:
+        OUT.print(f"page: {written}")
+
+
+def print_report(report: DataReport) -> None:
+    """Print who holds what, and what was found."""
+    from fedveil.api.checking import finding_lines
+    from fedveil.report.data import FOR_WHOM
+
+    OUT.print(FOR_WHOM, *finding_lines(report), sep="\n")

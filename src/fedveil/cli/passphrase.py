@@ -1,4 +1,4 @@
-"""Where the passphrase of a key's file comes from: a descriptor, a credential of the service manager, or the terminal.
+"""Read the passphrase of a key file: from a descriptor, a credential of the service manager, or the terminal.
 
 Never an argument or an environment variable: other users of a host can read those. ``CREDENTIALS_DIRECTORY`` is the
 folder that systemd's ``LoadCredential=`` or a container's secrets give to a service; the file ``passphrase`` in it.

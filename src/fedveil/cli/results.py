@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedveil.cli.options import OUT, FigureFormats, Figures, Json, print_frame, print_result
+
+if TYPE_CHECKING:  # imports take seconds
+    from fedveil.run.config.release_document import TableDocument
 
 
 def report_command(
@@ -79,3 +83,32 @@ def spent_command(
     from fedveil.api.run_folders import spent
 
     print_frame(spent(*folders, delta=delta, accountant=accountant), as_json)
+
+
+# --- folders of releases ---
+
+
+def kind_of(folder: Path) -> type[TableDocument] | None:
+    """Return the kind of releases in a folder; None for a run that trains."""
+    from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument
+
+    kinds: tuple[type[TableDocument], ...] = (ReleaseDocument, InferenceDocument)
+    return next((kind for kind in kinds if (folder / kind.file).exists()), None)
+
+
+def printer_of(kind: type[TableDocument]) -> Callable[[Path, bool], None]:
+    """Return the function that prints a folder of this kind of releases."""
+    from fedveil.cli.statistics import print_inference, print_release
+    from fedveil.run.config.release_document import ReleaseDocument
+
+    return print_release if kind is ReleaseDocument else print_inference
+
+
+def resume_release(folder: Path, kind: type[TableDocument], as_json: bool) -> None:
+    """Make the releases that a folder lacks if it was interrupted before, and print what they show."""
+    from fedveil.run.config.release_document import read_releases
+    from fedveil.run.document_run import resume_releases
+    from fedveil.run.releases.requests import prepare_document
+
+    resume_releases(prepare_document(read_releases(folder / kind.file, kind)), folder)
+    printer_of(kind)(folder, as_json)

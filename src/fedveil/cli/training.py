@@ -84,8 +84,8 @@ def run_command(
     from fedveil.report.page import write_report
     from fedveil.run.config.study import load_study
     from fedveil.run.observer import NullObserver
-    from fedveil.run.people import people_warnings
     from fedveil.run.ranks import rank
+    from fedveil.run.remarks import people_warnings
     from fedveil.run.training_run import run
 
     study = load_study(source, chosen.selection)
@@ -123,7 +123,7 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run from its last complete round, or an interrupted release."""
-    from fedveil.cli.release_folders import kind_of, resume_release
+    from fedveil.cli.results import kind_of, resume_release
     from fedveil.federation.audit.run_record import STATE
     from fedveil.report.page import write_report
     from fedveil.run.ranks import rank
@@ -150,7 +150,7 @@ def check_command(
 ) -> None:
     """Check data, model, configuration and budget without training."""
     from fedveil.api.checking import CheckFrame, check_row
-    from fedveil.cli.data import print_report
+    from fedveil.cli.lists import print_report
     from fedveil.data.data_report import data_report
     from fedveil.data.schema import read_schema
     from fedveil.run.config.study import load_study

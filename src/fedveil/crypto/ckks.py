@@ -29,8 +29,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Complex128, Float64, Int64, Shaped, UInt64
 
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.residues import times_small
+from fedveil.crypto.rlwe import times_small
 from fedveil.crypto.seal_format import (
     SEED_BYTES,
     MemoryFile,
@@ -41,6 +40,7 @@ from fedveil.crypto.seal_format import (
     plaintext_bytes,
     seeded_ciphertext_bytes,
 )
+from fedveil.errors import CryptoError
 
 # --- canonical embedding ------------------------------------------------------------------------------------
 # Evaluate real polynomials modulo X^N + 1 at its roots by FFT: the canonical embedding of CKKS.

@@ -1,18 +1,21 @@
-"""Agree on secrets by X25519 (RFC 7748); derive a key per purpose and attempt by HKDF (RFC 5869)."""
+"""Agree on secrets by X25519 (RFC 7748), derive keys by HKDF (RFC 5869), encrypt by ChaCha20-Poly1305 (RFC 8439)."""
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, field
 from typing import Final
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
+from fedveil.errors import CryptoError
 
 KEY_BYTES: Final = 32
 RUN_BYTES: Final = 16
@@ -156,3 +159,38 @@ def _statement(public: bytes, owner: int, purpose: str, round_id: RoundId) -> by
     name = purpose.encode()
     label = _LABEL + b"/agreement-key"
     return label + struct.pack(">IH", owner, len(name)) + name + round_id.encode() + public
+
+
+# --- authenticated encryption under an agreed key ---
+
+_NONCE_BYTES: Final = 12
+OVERHEAD_BYTES: Final = _NONCE_BYTES + 16
+"""Bytes by which a sealed message is longer than its plaintext: nonce (12) and tag (16)."""
+
+
+def seal(key: bytes, plaintext: bytes, associated: bytes) -> bytes:
+    """Encrypt and authenticate a message; return nonce and ciphertext.
+
+    The nonce is random, so one key may seal up to 2^32 messages.
+
+    Args:
+        key: 32 bytes.
+        plaintext: message to encrypt.
+        associated: bytes that are authenticated but are not part of the result.
+    """
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, plaintext, associated)
+
+
+def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
+    """Verify and decrypt a message of :func:`seal`; return the plaintext.
+
+    Raises:
+        CryptoError: the message is too short or altered, or key or associated data are wrong.
+    """
+    if len(sealed) < OVERHEAD_BYTES:
+        raise CryptoError(f"a sealed message has at least {OVERHEAD_BYTES} bytes, this one has {len(sealed)}")
+    try:
+        return ChaCha20Poly1305(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], associated)
+    except InvalidTag as error:
+        raise CryptoError("a sealed message does not authenticate: wrong key or altered") from error

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from gmpy2 import mpz
 from jaxtyping import UInt16, UInt32, UInt64
 
-from fedveil.crypto.errors import CryptoError
+from fedveil.errors import CryptoError
 from fedveil.randomness import KeyedStream
 
 Words = UInt16[np.ndarray, " n"] | UInt32[np.ndarray, " n"] | UInt64[np.ndarray, " n"]

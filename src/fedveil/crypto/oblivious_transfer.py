@@ -20,9 +20,9 @@ from typing import Final
 
 from gmpy2 import invert, jacobi, mpz, powmod
 
-from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.multiexp import FixedPowers
+from fedveil.crypto.key_agreement import seal, unseal
+from fedveil.crypto.paillier import FixedPowers
+from fedveil.errors import CryptoError
 
 POINT_BYTES: Final = 384
 """Bytes of a group element in a message."""

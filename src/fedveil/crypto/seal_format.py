@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import UInt64
 
-from fedveil.crypto.errors import CryptoError
+from fedveil.errors import CryptoError
 from fedveil.files import reading
 
 ParametersId = tuple[int, int, int, int]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fedveil.crypto.errors import CryptoError
+from fedveil.errors import CryptoError
 
 PRIME: Final = 2**256 + 297
 SECRET_BYTES: Final = 32

@@ -81,8 +81,9 @@ def population(
             loader, of (features, target), of (features, target, user, silo), or of mappings with the keys x, y, user
             and silo, which is read into memory; or a frame or a Hugging Face data set whose columns the other
             arguments name. uint8 is kept, every other type is converted to float32, and nothing is scaled.
-        targets: (n,) labels or numbers; (n, 2) of (event, time) for survival; (n, k) of k labels, each 0 or 1, or of
-            k numbers; or the name of a column, or a list of names. None for a PyTorch data set.
+        targets: (n,) labels or numbers; (n, 2) of (event, time) for survival, or (n, 3) with
+            the time of late entry; (n, k) of k labels, each 0 or 1, or of k numbers; or the name of a column, or a list
+            of names. None for a PyTorch data set.
         features: names of the columns of a frame: ``population(frame, features=["age", "dose"], targets="sick",
             user="patient", silo="hospital")``; or the features, instead of ``data``.
         user: (n,) the person to whom each record belongs: text or whole numbers. Ids are compared as text: equal text

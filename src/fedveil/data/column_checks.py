@@ -108,7 +108,8 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
     Args:
         where: name of the table in errors.
         features: (n, ...) float32 or uint8.
-        targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32: (event, time), k labels or k numbers.
+        targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32: (event, time) or (event, time,
+            entry), k labels or k numbers.
 
     Raises:
         DataError: lengths differ, a dtype or shape is another, or a value is not finite. The error names table, row
@@ -141,8 +142,8 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
 def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None) -> None:
     """Check that targets fit a task.
 
-    Classification needs labels in 0 .. n_classes - 1, regression numbers, survival (event in {0, 1}, time >= 0),
-    multi-label (k in {0, 1}) and multi-output (k numbers), k >= 2.
+    Classification needs labels in 0 .. n_classes - 1, regression numbers, survival (event in {0, 1}, time >= 0) and
+    perhaps an entry in [0, time), multi-label (k in {0, 1}) and multi-output (k numbers), k >= 2.
 
     Raises:
         DataError: a target does not fit. The error names table and row and the allowed values, never the value.
@@ -157,12 +158,18 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
         outside = (targets < 0) | (targets >= n_classes)
         problem = f"the label is outside the classes 0 .. {n_classes - 1}"
     elif task == "survival":
-        if targets.shape[1:] != (2,):
+        if targets.shape[1:] not in ((2,), (3,)):
             raise DataError(
-                f"{where}: survival needs (records, 2) float32 of (event, time), not {describe_values(targets)}"
+                f"{where}: survival needs (records, 2) float32 of (event, time), or (records, 3) with the entry, not "
+                f"{describe_values(targets)}"
             )
         outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
         problem = "the event must be 0 or 1 and the time must not be negative"
+        if targets.shape[1] > 2:
+            outside |= (targets[:, 2] < 0) | (targets[:, 2] >= targets[:, 1])
+            problem = (
+                "the event must be 0 or 1, the time not negative, and the entry from 0 to below the time"
+            )
     elif task in SEVERAL_TARGETS:
         if targets.dtype != np.float32 or targets.ndim != 2 or targets.shape[1] < 2:
             one = "classification" if task == "multi-label" else "regression"

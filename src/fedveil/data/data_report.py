@@ -3,6 +3,10 @@
 Not claimed: privacy. The figures carry no noise, no guarantee covers them, and they are as private as the tables. The
 report repeats no value of a cell: an id that is written in two ways is counted, not shown. A report over the tables
 of one silo covers that silo only. The silos must check before a run that no person has different ids at two silos.
+
+Findings about tables that weaken a guarantee, harm a model, or prevent a run.
+
+A finding contains counts and repeats no value of a cell.
 """
 
 from __future__ import annotations
@@ -11,22 +15,379 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
-from fedveil.data.data_findings import (
-    Bears,
-    ColumnFacts,
-    DataFinding,
-    classes_of,
-    column_findings,
-    facts_of,
-    record_findings,
-    target_findings,
-    user_findings,
-)
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from fedveil.data.columns import Column, Places, State
+from fedveil.data.identities import identifies_user, index_names, near_duplicate_ids, rounded
 from fedveil.data.memory_tables import TableFile
 from fedveil.data.raw_table import WholeTable, read_whole
-from fedveil.data.schema import Schema
+from fedveil.data.schema import Amount, Category, Date, Label, Labels, Number, Schema, Survival
+from fedveil.data.target_leakage import (
+    BY_CHANCE,
+    determines_class,
+    has_outcome_name,
+    is_linear_copy,
+    leakage_reason,
+)
+
+# --- findings ---
+
+Bears = Literal["guarantee", "model", "run"]
+MOSTLY_MISSING: Final = 0.5
+RARE: Final = 0.4
+"""Share of the rarest class, as a multiple of an equal share, below which accuracy is not informative."""
+
+FEWEST_COLUMNS: Final = 5
+"""Smallest number of columns for which equal records of two people are not plausible as a coincidence."""
+
+_MENDED: Final = {
+    "number": "marks in numbers (format.decimal, .thousands), a missing value (missing_values), or an infinity",
+    "survival": "marks in numbers (format.decimal, .thousands), a time below 0, an event that is not 0 or 1",
+    "date": "its format",
+    "category": "a category that is not declared, or another spelling of one (also)",
+    "label": "a class that is not declared, or another spelling of one (also)",
+}
+"""Usual causes of invalid cells, by the kind of a column."""
+
+OFTEN_CLIPPED: Final = 0.05
+LARGE_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFinding:
+    """A fact that the owner of the tables should know before a run.
+
+    Attributes:
+        bears_on: "guarantee", "model", or "run" (the run would be refused).
+        where: the column, or another subject such as "records".
+        found: the observation, with its count.
+        effect: its consequence and the remedy.
+    """
+
+    bears_on: Bears
+    where: str
+    found: str
+    effect: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFacts:
+    """Statistics of a column; shares are of all records, and 0 without records.
+
+    Attributes:
+        name: name of the column.
+        kind: "number", "date", "category", or the kind of the target.
+        missing: share of missing cells.
+        invalid: share of cells that are no number, no date or undeclared.
+        outside: share of valid cells beyond the declared bounds.
+        distinct: number of distinct valid values.
+    """
+
+    name: str
+    kind: str
+    missing: float
+    invalid: float
+    outside: float
+    distinct: int
+
+
+def user_findings(tables: WholeTable, people: set[str]) -> Iterator[DataFinding]:
+    """Yield findings about ids and silos, on which the guarantee for one person rests."""
+    user = tables.schema.user
+    nameless = sum(who is None for who in tables.user)
+    if nameless:
+        yield DataFinding(
+            bears_on="run",
+            where=user,
+            found=f"records without an id: {nameless}",
+            effect="a run refuses them, because it bounds all records of a person together; leave them out",
+        )
+    nowhere = sum(where is None for where in tables.silo)
+    if nowhere:
+        yield DataFinding(
+            bears_on="run",
+            where=str(tables.schema.silo),
+            found=f"records that name no silo: {nowhere}",
+            effect="a run refuses them; fill the column in, or leave the records out",
+        )
+    forms = near_duplicate_ids(people)
+    if forms:
+        yield DataFinding(
+            bears_on="guarantee",
+            where=user,
+            found=f"{sum(map(len, forms))} ids differ only in how they are written (leading zeros, case, blanks, "
+            f"marks, exponents) and may belong to {len(forms)}",
+            effect="each spelling counts as a person of its own, so someone with k spellings is protected only as a "
+            "group of k people is; write every id in one way, at every silo",
+        )
+    if several := rounded(people):
+        yield DataFinding(
+            bears_on="guarantee",
+            where=user,
+            found=f"ids in exponent notation, as 1E+12, in which programs round large numbers: {len(several)}",
+            effect="several people may have been written as one of them, and one person elsewhere as a whole number: "
+            "export the ids again, as text",
+        )
+    if len(people) > tables.schema.n_users:
+        yield DataFinding(
+            bears_on="run",
+            where="n_users",
+            found=f"{len(people)} people have records, and {tables.schema.n_users} are declared",
+            effect="a run refuses this: declare the public number of all people, with or without records",
+        )
+    counts = np.unique([who for who in tables.user if who is not None], return_counts=True)[1]
+    if len(counts) > 1 and counts.max() > LARGE_SHARE * len(tables):
+        yield DataFinding(
+            bears_on="model",
+            where=user,
+            found=f"one person has {counts.max() / len(tables):.0%} of the records",
+            effect="that contribution is bounded like anybody's, so most of these records hardly count; if the id "
+            "stands for many people (unknown, a ward), the guarantee is for all of them together",
+        )
+
+
+def record_findings(tables: WholeTable) -> Iterator[DataFinding]:
+    """Yield findings about repeated records, of the same person or of several."""
+    again = len(tables) - len(np.unique(tables.rows))
+    if again:
+        yield DataFinding(
+            bears_on="model",
+            where="records",
+            found=f"records that repeat another one, including its person and silo: {again}",
+            effect="a record that occurs k times counts k times, and may be both trained and tested on; the guarantee "
+            "still holds. Remove the copies unless each is a measurement of its own",
+        )
+    # Distinct (contents, user) pairs minus distinct contents: the records that also occur under another id.
+    _, user = index_names([who or "" for who in tables.user])
+    distinct = np.unique(np.stack((tables.contents, user.astype(np.uint64)), axis=1), axis=0)
+    shared = len(distinct) - len(np.unique(distinct[:, 0]))
+    if shared and len(tables.columns) >= FEWEST_COLUMNS:
+        yield DataFinding(
+            bears_on="guarantee",
+            where=tables.schema.user,
+            found=f"records that agree with one of another id in every feature and the target: {shared}",
+            effect="if they are one person under two ids, each id is protected on its own rather than the person; if "
+            "not, nothing is wrong",
+        )
+
+
+def column_findings(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[DataFinding]:
+    """Yield findings about the cells of each column: missing, invalid, outside, constant, leaking."""
+    names, person = index_names([who or "" for who in tables.user])
+    for one in facts:
+        yield from _missing(tables.schema, one)
+        yield from _invalid(tables, one)
+        yield from _outside(tables.schema, one)
+        is_feature = one.name in tables.schema.features
+        if len(tables) > 1 and one.distinct == 1 and not one.missing and not one.invalid:
+            yield DataFinding(
+                bears_on="model",
+                where=one.name,
+                found="the same value in every record",
+                effect="nothing can be learned from it here"
+                + ("" if is_feature else ": a model that always gives this answer is always right"),
+            )
+        if is_feature:
+            yield from _outcome(tables, one.name)
+        if is_feature and identifies_user(_values(tables.columns[one.name]), person, names):
+            yield DataFinding(
+                bears_on="model",
+                where=one.name,
+                found="one value in all records of a person, and another one for everybody else",
+                effect="if it is an id, the model learns who somebody is, which helps with nobody new: remove it; "
+                "the guarantee still holds",
+            )
+
+
+def _missing(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
+    """Yield a finding if missing cells stop the run, or are the majority."""
+    feature = schema.features.get(one.name)
+    if one.missing and (feature is None or feature.missing == "error"):
+        told = (
+            "the target must be present: leave these records out"
+            if feature is None
+            else "the schema does not say how to treat missing values: declare `missing`, or leave the records out"
+        )
+        yield _stops(schema, one.name, f"{one.missing:.1%} of the cells are missing", told)
+    elif one.missing > MOSTLY_MISSING:
+        yield DataFinding(
+            bears_on="model",
+            where=one.name,
+            found=f"{one.missing:.0%} of the cells are missing",
+            effect="the feature is constant for most records; missing = 'indicator' shows the model where it is "
+            "missing",
+        )
+
+
+def _invalid(tables: WholeTable, one: ColumnFacts) -> Iterator[DataFinding]:
+    """Yield a finding if cells do not fit the declaration; unknown = "zero" allows undeclared categories."""
+    feature = tables.schema.features.get(one.name)
+    if not one.invalid or (isinstance(feature, Category) and feature.unknown == "zero"):
+        return
+    again = tables.otherwise[one.name]
+    found = f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})"
+    found += f"; {again} differ from a declared value only in case" if again else ""
+    yield _stops(tables.schema, one.name, found, f"correct the cells or the declaration: {_MENDED[one.kind]}")
+
+
+def _stops(schema: Schema, column: str, found: str, effect: str) -> DataFinding:
+    """Return the finding about cells that a run refuses, or counts as invalid if the schema bins them."""
+    if not schema.bins_invalid:
+        return DataFinding(bears_on="run", where=column, found=found, effect=effect)
+    counted = "a run counts them as invalid and goes on (without the record, in a target); to do better, "
+    return DataFinding(bears_on="model", where=column, found=found, effect=counted + effect)
+
+
+def _outside(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
+    """Yield a finding if values lie beyond the declared bounds."""
+    amount = schema.amounts.get(one.name)
+    refused = amount is not None and amount.outside == "error"
+    if one.name not in schema.features and one.outside and refused:
+        yield DataFinding(
+            bears_on="run",
+            where=one.name,
+            found=f"{one.outside:.1%} of the targets lie outside the declared bounds",
+            effect="a run refuses them: correct the cells or the bounds, or declare outside = 'clip'",
+        )
+    elif one.outside > OFTEN_CLIPPED:
+        yield DataFinding(
+            bears_on="model",
+            where=one.name,
+            found=f"{one.outside:.0%} of the values lie outside the declared bounds",
+            effect="they are clipped to the bounds; wider bounds, from domain knowledge, would tell them apart",
+        )
+
+
+def _outcome(tables: WholeTable, name: str) -> Iterator[DataFinding]:
+    """Yield a finding if a feature may be the outcome, by its name or because it reveals the target."""
+    effect = "if it becomes known only after what is predicted, the model will look excellent and be useless: remove it"
+    if has_outcome_name(name):
+        yield DataFinding(
+            bears_on="model", where=name, found="the name sounds like an outcome", effect=effect
+        )
+    column = tables.columns[name]
+    values, category = _values(column), isinstance(column, Places)
+    reasons = [
+        leakage_reason(values[known], positive[known], category=category)
+        for positive, known in _binary_targets(tables)
+    ]
+    if found := next(filter(None, (*reasons, _told_of_more(tables, values))), None):
+        yield DataFinding(bears_on="model", where=name, found=found, effect=effect)
+
+
+def _values(column: Column) -> Float64[np.ndarray, "n"]:
+    """Return the valid values of a column (indices of categories as floats), NaN for all other cells."""
+    return np.where(column.state == State.VALID, column.values, np.nan).astype(np.float64)
+
+
+def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
+    """Return the reason for which a feature reveals a numeric or multi-class target; empty if it does not."""
+    target = tables.schema.target
+    if any(is_linear_copy(values, _values(tables.columns[one])) for one in tables.schema.amounts):
+        return "it is a linear function of what is predicted"
+    if isinstance(target, Label) and len(target.classes) > 2:
+        column = tables.columns[target.column]
+        known = column.state == State.VALID
+        if determines_class(values[known], column.values[known].astype(np.int64)):
+            return "each of its values is found with one class alone"
+    return ""
+
+
+def _binary_targets(tables: WholeTable) -> Iterator[tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]]:
+    """Yield each binary target as 0/1, with the mask of records for which it is valid.
+
+    1 is the second of two classes, the event, or one of several labels.
+    """
+    target = tables.schema.target
+    names: tuple[str, ...] = target.columns if isinstance(target, Labels) else ()
+    if isinstance(target, Label) and len(target.classes) == 2:
+        names = (target.column,)
+    elif isinstance(target, Survival):
+        names = (target.event,)
+    for column in (tables.columns[name] for name in names):
+        yield (column.values == 1).astype(np.int64), column.state == State.VALID
+
+
+def target_findings(tables: WholeTable) -> Iterator[DataFinding]:
+    """Yield findings about the balance of the classes, over all records and by silo."""
+    classes, target = classes_of(tables), tables.schema.target
+    total = sum(classes.values())
+    if not isinstance(target, Label) or not total:
+        return
+    absent = sum(not count for count in classes.values())
+    if absent:
+        yield DataFinding(
+            bears_on="model",
+            where=target.column,
+            found=f"{absent} of {len(classes)} declared classes have no record here",
+            effect="other silos may have them; a class that nobody has is never predicted",
+        )
+    column = tables.columns[target.column]
+    known = column.state == State.VALID
+    names, silo = np.unique(np.array([name or "" for name in tables.silo])[known], return_inverse=True)
+    held = np.bincount(silo)
+    partial = set[str]()
+    for place, count in enumerate(classes.values()):
+        # A silo with h records has no record of a class of share p with probability (1 - p)^h, if the class is as
+        # frequent in this silo as in all.
+        lacks = np.bincount(silo, weights=column.values[known] == place) == 0
+        partial |= set(names[lacks & ((1 - count / total) ** held < BY_CHANCE)].tolist())
+    if partial:
+        yield DataFinding(
+            bears_on="model",
+            where=target.column,
+            found=f"silos without any record of some class: {', '.join(sorted(partial))}",
+            effect="if the class is not recorded there, their records teach the model that it does not occur: leave "
+            "them out; if it really does not occur there, nothing is wrong",
+        )
+    least, most = min(classes.values()) / total, max(classes.values()) / total
+    if 0 < least < RARE / len(classes):
+        yield DataFinding(
+            bears_on="model",
+            where=target.column,
+            found=f"the rarest class has {least:.1%} of the records, the most frequent {most:.1%}",
+            effect=f"always answering with the most frequent one has accuracy {most:.3f}: judge by auc or "
+            "balanced_accuracy, and try model.class_weights (declared, not counted) or the focal loss",
+        )
+
+
+def classes_of(tables: WholeTable) -> dict[str, int]:
+    """Return the number of valid records of each declared class; empty unless the target is a label."""
+    target = tables.schema.target
+    if not isinstance(target, Label):
+        return {}
+    column = tables.columns[target.column]
+    counts = np.bincount(
+        column.values[column.state == State.VALID].astype(np.int64), minlength=len(target.classes)
+    )
+    return dict(zip(target.classes, counts.tolist(), strict=True))
+
+
+def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
+    """Return the statistics of one column."""
+    feature = schema.features.get(name)
+    valid = column.values[column.state == State.VALID]
+    declared = schema.amounts.get(name, schema.target) if feature is None else feature
+    bounds = declared.bounds if isinstance(declared, Number | Date | Amount) else None
+    lower, upper = bounds or (-np.inf, np.inf)
+    return ColumnFacts(
+        name=name,
+        kind=schema.target.kind if feature is None else feature.kind,
+        missing=_share(column.state == State.MISSING),
+        invalid=_share(column.state == State.INVALID),
+        outside=_share((column.state == State.VALID) & ((column.values < lower) | (column.values > upper))),
+        distinct=len(np.unique(valid)),
+    )
+
+
+def _share(marked: Bool[np.ndarray, "n"]) -> float:
+    return float(marked.mean()) if len(marked) else 0.0
+
+
+# --- the report ---
 
 
 @dataclass(frozen=True, kw_only=True)

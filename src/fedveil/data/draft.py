@@ -98,8 +98,9 @@ def draft_schema(
         samples: one sample, or one for each silo, in any supported format.
         user: user column; None guesses it by name.
         silo: silo column; None guesses it by name, and the draft has none if no name fits.
-        label: column of the class label. None guesses it by name; else takes a survival time and its event (0 and 1)
-            with usual names; else the last column that can be a target, preferably with the name of an outcome.
+        label: column of the class label. None guesses it by name; else takes a survival time, or its start and end as
+            dates, and its event (0 and 1) with usual names; else the last column that can be a target, preferably with
+            the name of an outcome.
 
     Returns:
         TOML that :func:`read_schema` accepts, with comments.
@@ -123,15 +124,17 @@ def draft_schema(
     if lacked & {user, silo, label}:
         raise DataError(f"{path}: a sample lacks column '{min(lacked & {user, silo, label}, key=str)}'")
     others = {name: cells[name] for name in names if name not in (user, silo)}
-    survival = None if label else guess_survival(others)
-    time = survival.time if survival is not None and survival.usable else None
-    label = survival.event if survival is not None and survival.usable else label or guess_label(others)
+    survival = None if label else guess_survival(others, _DATES)
+    usable = survival if survival is not None and survival.usable else None
+    label = label or guess_label(others) if usable is None else usable.event
     if label is None or label in (user, silo):
         raise DataError(
             f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
         )
     declared, left_out = _sorted_out(
-        [one for one in names if one not in (user, silo, label, time)], cells, label
+        [one for one in names if one not in {user, silo, label, *(usable.columns if usable else ())}],
+        cells,
+        label,
     )
     for name in declared.keys() & lacked:
         declared[name]["absent"] = "missing"
@@ -148,14 +151,16 @@ def draft_schema(
     if patterns:
         document.add("listed_columns", tomlkit.item(names).multiline(True))
     _add_formats(document, formats)
-    if time is not None:
-        target = survival_target(time, label)
+    if usable is not None:
+        target = survival_target(usable)
     else:
         target = label_target(label, cells[label], guessed=guessed)
         if survival is not None:
-            both = f"{sanitize(survival.time)} and {sanitize(survival.event)}"
+            named = " and ".join(
+                sanitize(one) for one in (*(survival.dates or (survival.time,))[:2], survival.event)
+            )
             target.add(
-                tomlkit.comment(f"survival, with {both}? Write the event as 0 and 1 in the tables first")
+                tomlkit.comment(f"survival, with {named}? Write the event as 0 and 1 in the tables first")
             )
     document.add("target", target)
     document.add("features", _features(declared, left_out, patterns, cells))

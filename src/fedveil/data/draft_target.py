@@ -1,6 +1,6 @@
 """Guess of the target for the draft of a schema: a class, a number, or a survival time with its event."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,9 +9,16 @@ import pyarrow.compute as pc
 import tomlkit
 from tomlkit.items import Table
 
-from fedveil.data.cell_values import DeclaredValues, number_of
+from fedveil.data.cell_values import DeclaredValues, day_of, number_of
+from fedveil.data.schema import ISO_DATE
 from fedveil.data.table_reader import EVENTS
-from fedveil.data.target_leakage import has_outcome_name, named_like_a_duration, named_like_an_event
+from fedveil.data.target_leakage import (
+    has_outcome_name,
+    named_like_a_duration,
+    named_like_a_start,
+    named_like_an_end,
+    named_like_an_event,
+)
 from fedveil.sanitize import sanitize
 
 MOST_CATEGORIES: Final = 20
@@ -27,21 +34,35 @@ class SurvivalGuess:
     """Columns that look like a survival target.
 
     Attributes:
-        time: column of the time.
+        time: column of the time, or the name of the time between two columns of dates.
         event: column of the event.
         usable: whether the event has the values 0 and 1, which a schema requires.
+        dates: columns of the start and the end of follow-up, and the format of their dates; None: the time is a column.
     """
 
     time: str
     event: str
     usable: bool
+    dates: tuple[str, str, str] | None = None
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the target."""
+        return frozenset((self.event, *((self.time,) if self.dates is None else self.dates[:2])))
 
 
-def guess_survival(columns: Mapping[str, pa.Array]) -> SurvivalGuess | None:
-    """Return the columns that look like a time and its event, by name and values; None without both."""
+def guess_survival(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> SurvivalGuess | None:
+    """Return the columns that look like a time and its event, by name and values; None without both.
+
+    Without a column of times, two columns of dates in one of these formats that are named like the start and the end
+    of follow-up are taken, if no end is before its start.
+    """
     time = _most_usual(
         {name: named_like_a_duration(name) for name, cells in columns.items() if _is_duration(cells)}
     )
+    dates = None if time is not None else _start_and_end(columns, formats)
+    if dates is not None:
+        time = "follow_up" if "follow_up" not in columns else "follow_up_from_dates"
     two = {
         name: cells for name, cells in columns.items() if name != time and len(distinct(cells)) <= len(EVENTS)
     }
@@ -50,8 +71,26 @@ def guess_survival(columns: Mapping[str, pa.Array]) -> SurvivalGuess | None:
     return (
         None
         if time is None or event is None
-        else SurvivalGuess(time=time, event=event, usable=usable is not None)
+        else SurvivalGuess(time=time, event=event, usable=usable is not None, dates=dates)
     )
+
+
+def _start_and_end(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return the columns of dates that look like the start and the end of follow-up, and their format."""
+    for written in formats:
+        days = {
+            name: [None if one is None else day_of(one, written) for one in cells.to_pylist()]
+            for name, cells in columns.items()
+            if len(distinct(cells)) > len(EVENTS) and day_of(distinct(cells)[0], written) is not None
+        }
+        start = _most_usual({name: named_like_a_start(name) for name in days})
+        end = _most_usual({name: named_like_an_end(name) for name in days if name != start})
+        if start is None or end is None:
+            continue
+        both = list(zip(days[start], days[end], strict=True))
+        if all(one is None or other is None or one <= other for one, other in both):
+            return start, end, written
+    return None
 
 
 def _most_usual(ranks: Mapping[str, int | None]) -> str | None:
@@ -79,15 +118,30 @@ def guess_label(columns: Mapping[str, pa.Array]) -> str | None:
     return next(reversed([name for name in able if has_outcome_name(name)] or able or list(columns)), None)
 
 
-def survival_target(time: str, event: str) -> Table:
+def survival_target(guess: SurvivalGuess) -> Table:
     """Return the TOML table of a survival target."""
-    target = tomlkit.table()
+    target, event = tomlkit.table(), guess.event
     target.add("kind", "survival")
-    target.add("time", time)
-    target["time"].comment("a guess")
+    target.add("time", guess.time)
+    if guess.dates is None:
+        target["time"].comment("a guess")
+    else:
+        start, end, written = guess.dates
+        target["time"].comment("the name of the time from start to end")
+        target.add("start", start)
+        target["start"].comment("a guess")
+        target.add("end", end)
+        target["end"].comment("a guess: the date of the event, or the last day without it")
+        target.add("unit", "days")
+        target["unit"].comment("or 'weeks', 'months', 'years'")
+        if written != ISO_DATE:
+            target.add("format", written)
     target.add("event", event)
     reverse = "; by its name it may be the other way round" if event.lower().startswith("cens") else ""
     target["event"].comment(f"a guess: 1 must be the event and 0 a censored record{reverse}")
+    target.add(
+        tomlkit.comment("horizon = 1825: the time at which follow-up ends by the protocol, if it does")
+    )
     return target
 
 

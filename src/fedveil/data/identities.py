@@ -107,16 +107,40 @@ def rounded(ids: Iterable[str]) -> set[str]:
     return {who for who in ids if _ROUNDED.fullmatch(who.strip())}
 
 
-def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
-    r"""Return the sorted distinct names, and the (n,) index of each name among them.
+class Numbering:
+    r"""Numbers of names that arrive some at a time: the place of each among the sorted distinct names.
 
-    >>> distinct, place = index_names(["b", "a", "a\0"])  # an array of text would drop the last character
-    >>> len(distinct), place.tolist()
-    (3, [2, 0, 1])
+    Attributes:
+        places: each distinct name with its place in the order of first occurrence.
+
+    >>> names = Numbering()
+    >>> names.add(["b", "a", "a\0"])  # an array of text would drop the last character
+    >>> sorted(names.places), names.sorted_places().tolist()
+    (['a', 'a\x00', 'b'], [2, 0, 1])
     """
-    distinct = sorted(set(names))
-    places = {name: place for place, name in enumerate(distinct)}
-    return distinct, np.array([places[name] for name in names], dtype=np.int32)
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}
+        self._found: list[Int32[np.ndarray, "m"]] = []
+
+    def add(self, names: Iterable[str]) -> None:
+        """Add names, in the order of the records."""
+        number = [self.places.setdefault(name, len(self.places)) for name in names]
+        self._found.append(np.array(number, dtype=np.int32))
+
+    def sorted_places(self) -> Int32[np.ndarray, "n"]:
+        """Return the place of every name that was added among the sorted distinct names."""
+        place = np.empty(len(self.places), dtype=np.int32)
+        for number, name in enumerate(sorted(self.places)):
+            place[self.places[name]] = number
+        return place[np.concatenate(self._found)] if self._found else np.empty(0, dtype=np.int32)
+
+
+def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
+    """Return the sorted distinct names, and the (n,) index of each name among them."""
+    numbering = Numbering()
+    numbering.add(names)
+    return sorted(numbering.places), numbering.sorted_places()
 
 
 def keys_of(users: list[str]) -> Int64[np.ndarray, "users"]:

@@ -219,9 +219,10 @@ def _label_entries(given: Any, where: str) -> tuple[list[str | int], Int64[np.nd
 
 
 def read_numbers(given: Any, task: Task, where: str) -> Targets:
-    """Read (n,) numeric targets, (n, 2) of (event, time) for survival, or (n, k) of several targets, as float32.
+    """Read (n,) numeric targets, or (n, k) of several targets, as float32.
 
-    The columns of a table may have different types, including truth values and nullable types.
+    Survival has (n, 2) of (event, time), or (n, 3) of (event, time, entry) with late entry. The columns of a table may
+    have different types, including truth values and nullable types.
 
     Raises:
         DataError: another shape or type, NaN or infinity; a table whose column names say that the time comes first.
@@ -247,9 +248,10 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
             f"{where}: {task} needs (records, k) of two targets or more, but the shape is {values.shape}; "
             f"task='{'classification' if task == 'multi-label' else 'regression'}' predicts one"
         )
-    if task == "survival" and (values.ndim != 2 or values.shape[1] != 2):
+    if task == "survival" and (values.ndim != 2 or values.shape[1] not in (2, 3)):
         raise DataError(
-            f"{where}: survival needs (records, 2) of (event, time), but the shape is {values.shape}"
+            f"{where}: survival needs (records, 2) of (event, time), or (records, 3) of (event, time, entry) where "
+            f"records entered late, but the shape is {values.shape}"
         )
     if task == "survival" and names is not None:
         refuse_time_before_event(names, where)

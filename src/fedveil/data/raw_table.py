@@ -70,12 +70,13 @@ def read_whole(schema: Schema, files: Sequence[TableFile]) -> WholeTable:
         silo += [path.stem] * reader.n_records if schema.silo is None else reader.ids(schema.silo)
         for name, found in parts.items():
             column = _column(schema, reader, name)
-            otherwise[name] += _other_case(column, texts[name][-1], _declared(schema, name))
+            if declared := _declared(schema, name):
+                otherwise[name] += _other_case(column, texts[name][-1], declared)
             found.append(column)
     hashes = {
         name: _hashed(pa.concat_arrays(cells), place) for place, (name, cells) in enumerate(texts.items(), 1)
     }
-    contents = [hashes[name] for name in parts]
+    contents = [hashes[name] for name in schema.read_columns(parts)]
     return WholeTable(
         schema=schema,
         user=user,

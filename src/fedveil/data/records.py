@@ -126,8 +126,8 @@ class Records:
 
     Args:
         features: (n, ...) float32, or uint8 that an :class:`Affine` makes float32; may be memory-mapped.
-        targets: (n,) int64 labels; (n,) float32 numbers; (n, 2) float32 of (event, time) for survival; (n, k) float32
-            of k labels, each 0 or 1, or of k numbers.
+        targets: (n,) int64 labels; (n,) float32 numbers; (n, 2) float32 of (event, time) for survival, or (n, 3)
+            with the entry; (n, k) float32 of k labels, each 0 or 1, or of k numbers.
         silo: (n,) int32, number of the silo that holds the record, from 0.
         user: (n,) int32, number of the user of the record, from 0; the same number is the same person in every silo.
         key: (n,) int64, seed key of the batches and dropout of the record's user: a function of the user's identity
@@ -292,7 +292,7 @@ class Population:
     schema: Schema | None = None
     source: TableSource | None = None
     complete: ClassVar[bool] = True
-    """Whether the population holds the records of all silos, and not only those of one party of a federation."""
+    """True if the population holds the records of all silos; False for one party of a federation."""
 
     def __repr__(self) -> str:
         """Return public facts only, so that a printed, logged or displayed population shows no record."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -79,6 +79,10 @@ EPOCH: Final = date(1970, 1, 1)
 SILO: Final = "silo"
 """Name of a record's silo in releases of columns, whatever its column is called; no feature or target may have it."""
 
+DAYS_OF: Final = {"days": 1.0, "weeks": 7.0, "months": 365.25 / 12, "years": 365.25}
+"""Days of a unit of follow-up time."""
+
+ISO_DATE: Final = "%Y-%m-%d"
 _NO_MARK: Final = "\n\r"
 
 
@@ -202,7 +206,7 @@ class Date(_Part):
     kind: Literal["date"]
     lower: Annotated[date, Field(strict=False)]
     upper: Annotated[date, Field(strict=False)]
-    format: str = "%Y-%m-%d"
+    format: str = ISO_DATE
     missing: Literal["error", "middle", "indicator"] = "error"
     absent: Literal["missing"] | None = None
 
@@ -281,13 +285,11 @@ def _check_amount(lower: object, upper: object, outside: str) -> None:
 class Amount(_Part):
     """A number to predict, not scaled, with optional declared bounds.
 
-    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``). ``count = true``
-    declares a count 0, 1, 2, ..., whose lower bound is 0; a fraction is then invalid.
+    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``).
     """
 
     kind: Literal["number"]
     column: str
-    count: Literal[True] | None = None
     lower: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
     upper: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
     outside: Literal["error", "clip"] = "error"
@@ -297,11 +299,6 @@ class Amount(_Part):
         _check_amount(self.lower, self.upper, self.outside)
         if self.lower is not None and self.upper is not None:
             check_bounds(self.lower, self.upper)
-        if self.count and (self.lower != 0 or self.upper is None or not self.upper.is_integer()):
-            raise ValueError(
-                "count: give lower = 0 and upper, the largest count, as a whole number (about 4 times the mean that "
-                'you expect; outside = "clip" takes larger counts for it)'
-            )
         return self
 
     @property
@@ -370,17 +367,62 @@ class Amounts(_Part):
 
 
 class Survival(_Part):
-    """A survival target: a time >= 0, and an event that is 1 if it occurred and 0 if censored.
+    """A survival target: a follow-up time >= 0, and an event that is 1 if it occurred and 0 if censored.
+
+    ``time`` is a numeric column. Where the tables hold dates, ``start`` and ``end`` are columns of dates in ``format``,
+    and ``time`` is the name of the follow-up time that is computed from them: end - start, in ``unit``.
 
     ``entry`` is the column of the time at which a record came under observation (late entry, left truncation), on the
-    scale of ``time`` and before it. Nobody whose event came before the entry is in the tables. Regressions read it;
-    training, evaluation and survival curves refuse it (:func:`refuse_late_entry`).
+    scale of ``time`` and before it; with ``start`` and ``end`` it is a column of dates too. Nobody whose event came
+    before the entry is in the tables. Regressions and training read it; noisy evaluation and survival curves refuse it
+    (:func:`refuse_late_entry`). ``horizon`` is the public time at which follow-up ends, for the method ``newton``.
     """
 
     kind: Literal["survival"]
     time: str
     event: str
+    horizon: Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)] | None = None
     entry: str | None = None
+    start: str | None = None
+    end: str | None = None
+    unit: Literal["days", "weeks", "months", "years"] | None = None
+    format: str | None = None
+
+    @model_validator(mode="after")
+    def _dated_or_not(self) -> "Survival":
+        dates = {"start": self.start, "end": self.end, "unit": self.unit}
+        absent = [key for key, value in dates.items() if value is None]
+        if absent and (len(absent) < len(dates) or self.format is not None):
+            raise ValueError(
+                "start, end and unit go together: two columns of dates, and the unit of the time between them "
+                f"('days', 'weeks', 'months' or 'years'); {absent[0]} is not given. Leave all of them and format out "
+                "if the tables hold the follow-up time as a number"
+            )
+        if self.format is not None:
+            check_date_format(self.format)
+        named = [one for one in (self.event, self.time, self.entry, self.start, self.end) if one is not None]
+        for one in named:
+            if named.count(one) > 1:
+                raise ValueError(f"column '{one}' has two roles")
+        return self
+
+    @property
+    def durations(self) -> dict[str, "Duration"]:
+        """The times that are computed from two columns of dates, by name; empty if the tables hold numbers."""
+        if self.start is None or self.end is None or self.unit is None:
+            return {}
+        ends = {self.time: self.end} | ({} if self.entry is None else {self.entry: self.entry})
+        how = self.format or ISO_DATE, DAYS_OF[self.unit]
+        return {name: Duration(self.start, end, *how) for name, end in ends.items()}
+
+
+class Duration(NamedTuple):
+    """The days from one date to another, divided by ``unit``; ``format`` is the ``strptime`` format of text cells."""
+
+    start: str
+    end: str
+    format: str
+    unit: float
 
 
 Feature: TypeAlias = Annotated[Number | Date | Category, Field(discriminator="kind")]
@@ -397,7 +439,7 @@ class Schema(_Part):
     compared by value and dates by day.
 
     ``users`` is the SHA-256 of the list of ids that the institutions share among themselves
-    (:mod:`fedveil.data.salted_file`): one id per line, in the order of the users' numbers. A silo with another list,
+    (:mod:`fedveil.data.main_silos`): one id per line, in the order of the users' numbers. A silo with another list,
     or without one, takes no part. If ``users`` is left out, ids between institutions are the numbers from 0. In one
     process, ids are compared as text and no list is read.
 
@@ -442,7 +484,7 @@ class Schema(_Part):
 
     @model_validator(mode="after")
     def _one_role_per_column(self) -> "Schema":
-        columns = [*self.roles, *self.features]
+        columns = [*self.roles, *self.durations.keys() - set(self.roles), *self.features]
         for column in columns:
             if columns.count(column) > 1:
                 raise ValueError(f"column '{column}' has two roles")
@@ -502,7 +544,7 @@ class Schema(_Part):
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """Columns that hold the target."""
+        """Names of the target's columns; of a time between dates the name of the time."""
         target = self.target
         if isinstance(target, Survival):
             return (target.event, target.time, *(() if target.entry is None else (target.entry,)))
@@ -525,12 +567,24 @@ class Schema(_Part):
     @property
     def roles(self) -> tuple[str, ...]:
         """Columns that are not features: user, silo, target."""
-        return (self.user, *((self.silo,) if self.silo is not None else ()), *self.target_columns)
+        target = self.read_columns(self.target_columns)
+        return (self.user, *((self.silo,) if self.silo is not None else ()), *target)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read."""
         return (*self.roles, *self.features)
+
+    @property
+    def durations(self) -> dict[str, Duration]:
+        """Columns of the target that are computed from two columns of dates."""
+        return self.target.durations if isinstance(self.target, Survival) else {}
+
+    def read_columns(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the columns of the tables that these columns are read from, each once."""
+        computed = self.durations
+        found = ((computed[one].start, computed[one].end) if one in computed else (one,) for one in names)
+        return tuple(dict.fromkeys(column for several in found for column in several))
 
     @property
     def may_lack(self) -> frozenset[str]:
@@ -571,7 +625,7 @@ class Schema(_Part):
 
     @property
     def bins_invalid(self) -> bool:
-        """Whether an invalid cell is encoded in a feature of its own instead of being refused."""
+        """Return whether an invalid cell is encoded in a feature of its own instead of being refused."""
         return self.invalid == "bin"
 
 
@@ -588,7 +642,7 @@ def refuse_late_entry(schema: Schema | None, what: str) -> None:
     if schema is not None and isinstance(schema.target, Survival) and schema.target.entry is not None:
         raise ConfigError(
             f"target.entry: {what} takes all records as observed from time 0, which people who entered later would "
-            "bias; `fedveil infer` reads the entry. Leave it out of the schema only if nobody entered late"
+            "bias; training and `fedveil infer` read the entry. Leave it out of the schema only if nobody entered late"
         )
 
 
@@ -597,7 +651,7 @@ def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
     features, target = document["features"], document.get("target")
     roles = [document.get("user"), document.get("silo")]
     if isinstance(target, dict):
-        roles += [target.get(key) for key in ("column", "time", "event", "entry")]
+        roles += [target.get(key) for key in ("column", "time", "event", "entry", "start", "end")]
         several = target.get("columns")
         roles += several if isinstance(several, list | tuple) else []
     listed = document.get("listed_columns", ())

@@ -5,7 +5,7 @@ Errors count records from 1, without the header, and repeat no value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -26,10 +26,12 @@ from fedveil.data.cell_values import (
 from fedveil.data.memory_tables import MemoryTable, TableFile, refuse_memory_path
 from fedveil.data.records import Targets
 from fedveil.data.schema import (
+    ISO_DATE,
     Amount,
     Amounts,
     Category,
     Date,
+    Duration,
     Feature,
     Label,
     Labels,
@@ -41,7 +43,7 @@ from fedveil.data.table_file import (
     EXCEL_CELL,
     REPLACED,
     LackingColumnsError,
-    open_table,
+    open_pieces,
     select_columns,
     without_days,
 )
@@ -50,8 +52,6 @@ from fedveil.sanitize import sanitize
 
 EVENTS: Final = ("0", "1")
 """Declared values of a survival event: "0" for a censored record, "1" for the event."""
-
-_ISO: Final = "%Y-%m-%d"
 
 
 def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
@@ -82,6 +82,22 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
         raise DataError(f"a column of type {cells.type} holds neither numbers nor text") from None
     missing = pc.or_(pc.is_null(text), pc.is_in(text, missing_values))
     return text, np.asarray(missing, dtype=np.bool_)
+
+
+def _tables(schema: Schema, path: TableFile, columns: Sequence[str], *, tolerant: bool) -> Iterator[pa.Table]:
+    """Yield columns of a file in the format that the schema declares for it; a Parquet file some records at a time."""
+    written, lacked, columns = schema.format_of(path.name), schema.may_lack, schema.read_columns(columns)
+    try:
+        if isinstance(path, MemoryTable):
+            yield select_columns(path, path.table, columns, lacked)
+        else:
+            refuse_memory_path(path)
+            yield from open_pieces(path, columns, written, tolerant=tolerant, may_lack=lacked)
+    except LackingColumnsError as error:
+        if not schema.features.keys() >= set(error.columns):
+            raise
+        absent = "a feature that some table does not have is declared with absent = 'missing'"
+        raise DataError(f"{error}; {absent}") from None
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -130,6 +146,8 @@ class TableReader:
         numbers = self.parse_numbers(self._missing_values)
         self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
         self._binned, self._spellings = binned, spellings
+        self._first = 0  # place of the first record in the file
+        self._durations: Mapping[str, Duration] = {}
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
     @classmethod
@@ -141,33 +159,43 @@ class TableReader:
         Args:
             schema: declaration of the columns and of the files' formats.
             path: the file.
-            columns: columns to read.
-            tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_table`).
+            columns: columns to read; of a time between two dates, its name stands for both.
+            tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_pieces`).
             binned: whether invalid cells are counted instead of refused.
 
         Raises:
-            DataError: as :func:`open_table`.
+            DataError: as :func:`open_pieces`.
         """
-        written, lacked = schema.format_of(path.name), schema.may_lack
-        try:
-            if isinstance(path, MemoryTable):
-                table = select_columns(path, path.table, columns, lacked)
-            else:
-                refuse_memory_path(path)
-                table = open_table(path, columns, written, tolerant=tolerant, may_lack=lacked)
-        except LackingColumnsError as error:
-            if not schema.features.keys() >= set(error.columns):
-                raise
-            absent = "a feature that some table does not have is declared with absent = 'missing'"
-            raise DataError(f"{error}; {absent}") from None
-        return cls(
+        whole = pa.concat_tables(_tables(schema, path, columns, tolerant=tolerant))
+        return cls._of_schema(schema, path, whole, binned=binned)
+
+    @classmethod
+    def pieces_by_schema(
+        cls, schema: Schema, path: TableFile, columns: Sequence[str], *, tolerant: bool, binned: bool = False
+    ) -> Iterator[TableReader]:
+        """Open columns of a file as :meth:`by_schema`, some records at a time if the file is Parquet.
+
+        Every cell is read by itself, so that the values do not depend on the pieces.
+        """
+        first = 0
+        for table in _tables(schema, path, columns, tolerant=tolerant):
+            reader = cls._of_schema(schema, path, table, binned=binned)
+            reader._first = first
+            yield reader
+            first += table.num_rows
+
+    @classmethod
+    def _of_schema(cls, schema: Schema, path: TableFile, table: pa.Table, *, binned: bool) -> TableReader:
+        reader = cls(
             path,
             table,
             schema.missing_values_of(path.name),
-            written.marks,
+            schema.format_of(path.name).marks,
             binned=binned,
             spellings=schema.spellings,
         )
+        reader._durations = schema.durations
+        return reader
 
     @property
     def n_records(self) -> int:
@@ -247,34 +275,36 @@ class TableReader:
     def targets(self, schema: Schema) -> Targets:
         """Return the targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32.
 
-        The k columns are (event, time), k labels, each 0 or 1, or k numbers.
+        The k columns are (event, time) or (event, time, entry), k labels, each 0 or 1, or k numbers.
         """
         target = schema.target
         if isinstance(target, Label):
             return self._classes(target)
         if isinstance(target, Survival):
-            event, time = self._zero_or_one(target.event, "target", "event"), self._required(target.time)
-            self._count(time < 0, target.time, "the time must not be negative")
-            if target.entry is not None:
-                entry = self._required(target.entry)
-                self._count(entry < 0, target.entry, "the entry must not be negative")
-                self._count(
-                    entry >= time, target.entry, f"the entry must be before the time ('{target.time}')"
-                )
-            return np.stack((event, time), axis=1).astype(np.float32)
+            return self._survival(target)
         if isinstance(target, Labels):
             labels = [self._zero_or_one(column, "label", "label") for column in target.columns]
             return np.stack(labels, axis=1).astype(np.float32)
         numbers = [self._amount(one) for one in schema.amounts.values()]
         return np.stack(numbers, axis=1) if isinstance(target, Amounts) else numbers[0]
 
+    def _survival(self, target: Survival) -> Float32[np.ndarray, "n k"]:
+        """Return (event, time), and the entry if one is declared; count times below 0 and entries after the time."""
+        dated = bool(target.durations)
+        before = f"the date is before '{target.start}', the start of follow-up"
+        event, time = self._zero_or_one(target.event, "target", "event"), self._required(target.time)
+        self._count(time < 0, target.end or target.time, before if dated else "the time must not be negative")
+        if target.entry is None:
+            return np.stack((event, time), axis=1).astype(np.float32)
+        found = np.stack((event, time, self._required(target.entry)), axis=1).astype(np.float32)
+        self._count(found[:, 2] < 0, target.entry, before if dated else "the entry must not be negative")
+        late = f"the entry must be before the {'end' if dated else 'time'} ('{target.end or target.time}')"
+        self._count(found[:, 2] >= found[:, 1], target.entry, late)
+        return found
+
     def _amount(self, target: Amount) -> Float32[np.ndarray, "n"]:
         """Return a column of numbers to predict, clipped if declared; count those outside of their bounds."""
         values = self._required(target.column)
-        if target.count:
-            self._count(
-                values != np.floor(values), target.column, "the target is a count, and this is a fraction"
-            )
         if target.bounds is not None:
             inside = np.clip(values, *target.bounds)
             if target.outside == "error":
@@ -384,7 +414,14 @@ class TableReader:
             missing = missing | self.standing_for_none(values)
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[missing] = 0.0
-        self._count(~np.isfinite(numbers), column, "the value is infinite")
+        dates = self._durations.get(column)
+        self._count(
+            ~np.isfinite(numbers),
+            column,
+            "the value is infinite"
+            if dates is None
+            else f"the start ('{dates.start}') or the end ('{dates.end}') is no date as {dates.format}",
+        )
         return np.where(np.isfinite(numbers), numbers, 0.0), missing
 
     def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
@@ -420,7 +457,7 @@ class TableReader:
     def _missing_days(self, written: str) -> pa.Array:
         """Return the days of the declared missing values, read in this format or else in ISO 8601."""
         marks = self._missing_values.to_pylist()
-        days = [day_of(one, written) for one in marks], [day_of(one, _ISO) for one in marks]
+        days = [day_of(one, written) for one in marks], [day_of(one, ISO_DATE) for one in marks]
         return pc.drop_null(pc.coalesce(*(pa.array(one, pa.int32()) for one in days)))
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
@@ -445,7 +482,14 @@ class TableReader:
             return pa.array([number_of(cell) for cell in cells.to_pylist()], pa.float64())
 
     def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
-        """Return the cells, as float64 for a numeric column and else as text, and the mask of missing cells."""
+        """Return the cells, as float64 for a numeric column and else as text, and the mask of missing cells.
+
+        A time between two dates is missing if one of them is, and NaN if one is no date.
+        """
+        if column in self._durations:
+            first, last, written, unit = self._durations[column]
+            (start, unknown), (end, missing) = (self.dates(one, written) for one in (first, last))
+            return pa.array((end - start) / unit), missing | unknown
         kind = self._table.schema.field(column).type
         if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
             values = self._table.column(column).combine_chunks()
@@ -483,7 +527,7 @@ class TableReader:
     def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Raise a DataError for the first wrong cell, if any."""
         if wrong.any():
-            record = int(np.argmax(wrong)) + 1
+            record = self._first + int(np.argmax(wrong)) + 1
             raise DataError(
                 f"{self._path}, record {record} (the header not counted), column '{column}': {problem}"
             )

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.config_keys import plain, whole_argument
 from fedveil.data.cell_values import without_fraction
-from fedveil.data.identities import AS_TEXT, index_names, keys_of
+from fedveil.data.column_files import GrowingColumn, column_folder, select_records
+from fedveil.data.identities import AS_TEXT, Numbering, keys_of
 from fedveil.data.memory_tables import MemoryTable, TableFile, declared_path
 from fedveil.data.public_test import refuse_training_records
 from fedveil.data.records import Population, Records, TableSource, Targets, Task
@@ -45,25 +46,27 @@ TASKS: dict[str, Task] = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """Records of one file (n may be 0), before the users and silos of all files are numbered together.
+class _Rows:
+    """Records of some files (n may be 0).
 
     Attributes:
         features: (n, d) encoded features.
-        targets: labels, numbers or (event, time).
-        silo: (n,) silo ids as text.
-        user: (n,) user ids as text.
-        rows: (n,) rows of these records in the file. Records with an invalid target are left out if the schema bins
-            invalid cells.
-        records: number of records in the file, including those left out.
+        targets: labels, numbers, (event, time) or (event, time, entry).
+        silos: distinct silo ids, sorted.
+        silo: (n,) place of each record's silo id among them.
+        users: distinct user ids, sorted.
+        user: (n,) place of each record's user id among them.
+        rows: (n,) rows of these records in the files, one after the other. Records with an invalid target are left out
+            if the schema bins invalid cells.
     """
 
     features: Float32[np.ndarray, "n d"]
     targets: Targets
-    silo: list[str]
-    user: list[str]
+    silos: list[str]
+    silo: Int32[np.ndarray, "n"]
+    users: list[str]
+    user: Int32[np.ndarray, "n"]
     rows: Int64[np.ndarray, "n"]
-    records: int
 
 
 def tables(
@@ -190,17 +193,17 @@ def read_tables(
     check_files(schema, files)
     _check_formats(schema, [*files, *([] if test is None else [test])])
     check_share("tables", test_share, test)
-    parts = [_read_part(schema, path) for path in files]
-    features = np.concatenate([part.features for part in parts])
-    targets = np.concatenate([part.targets for part in parts])
-    users, user = index_names([who for part in parts for who in part.user])
+    folder = column_folder()
+    found = _read_rows(schema, files, folder)
+    features, targets, users, user = found.features, found.targets, found.users, found.user
     key = keys_of(users)[user]
     if len(users) > schema.n_users:
         raise DataError(
             f"n_users is {schema.n_users} in the schema, but more users have records; it is the public number of "
             "all users and must not be below the number present"
         )
-    silo_names, silo = silo_numbers(schema, files, [where for part in parts for where in part.silo])
+    silo_names, numbers = silo_numbers(schema, files, found.silos)
+    silo = numbers[found.silo]
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
@@ -215,9 +218,8 @@ def read_tables(
     else:
         marked = held_out(user, silo, key, test_share, seed)
         # `test_rows` counts all records of all files, also those that were left out for an invalid target.
-        starts = np.cumsum([0, *(part.records for part in parts)])
-        rows = np.concatenate([start + part.rows for start, part in zip(starts, parts, strict=False)])
-        kept, tested, test_rows = ~marked, (features[marked], targets[marked]), rows[marked]
+        kept, test_rows = ~marked, found.rows[marked]
+        tested = select_records(features, marked, folder), select_records(targets, marked, folder)
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides."
@@ -231,7 +233,11 @@ def read_tables(
     return Population(
         name="tables",
         train=Records(
-            features=features[kept], targets=targets[kept], silo=silo[kept], user=user[kept], key=key[kept]
+            features=select_records(features, kept, folder),
+            targets=select_records(targets, kept, folder),
+            silo=silo[kept],
+            user=user[kept],
+            key=key[kept],
         ),
         test_features=tested[0],
         test_targets=tested[1],
@@ -266,19 +272,18 @@ def read_own(
         DataError: as :func:`read_tables`; a user has no number, or a record belongs to another silo. The error names
             the record.
     """
-    part = _read_part(schema, path)
+    found = _read_rows(schema, [path], column_folder())
     if schema.silo is not None:
-        check_own(schema, path, part.rows, part.silo, name)
-    place = own_numbers(schema, path, part.rows, part.user, users)
-    present, at = index_names(part.user)
+        check_own(schema, path, found.rows, [found.silos[place] for place in found.silo], name)
+    place = own_numbers(schema, path, found.rows, [found.users[place] for place in found.user], users)
     records = Records(
-        features=part.features,
-        targets=part.targets,
+        features=found.features,
+        targets=found.targets,
         silo=np.full(len(place), silo, dtype=np.int32),
         user=place,
-        key=keys_of(present)[at],
+        key=keys_of(found.users)[found.user],
     )
-    return records, part.rows
+    return records, found.rows
 
 
 def held_out(
@@ -372,8 +377,10 @@ def read_test(schema: Schema, path: TableFile) -> tuple[Float32[np.ndarray, "n d
     Raises:
         DataError: as :func:`read_tables`.
     """
-    part = _read_part(schema, path, tested=True)
-    return part.features, part.targets
+    found = _read_rows(schema, [path], None, tested=True)
+    if not len(found.features):
+        raise DataError(f"{path} has no record; a test table needs at least one")
+    return found.features, found.targets
 
 
 def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "n width"]:
@@ -477,31 +484,48 @@ def _digest(path: Path) -> bytes:
         return file_digest(stream, "sha256").digest()
 
 
-def _read_part(schema: Schema, path: TableFile, tested: bool = False) -> _Part:
-    """Read one file. If ``tested``, the user and silo columns are not read."""
+def _read_rows(
+    schema: Schema, files: Sequence[TableFile], folder: Path | None, tested: bool = False
+) -> _Rows:
+    """Read files, some records at a time.
+
+    Args:
+        schema: declaration of the columns.
+        files: the tables.
+        folder: where features and targets are kept in files; None keeps them in memory.
+        tested: whether this is a test table, whose user and silo columns are not read.
+    """
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    reader = TableReader.by_schema(
-        schema, path, columns, tolerant=schema.bins_invalid, binned=schema.bins_invalid
-    )
-    if tested and reader.n_records == 0:
-        raise DataError(f"{path} has no record; a test table needs at least one")
-    features = [reader.encode(column, feature) for column, feature in schema.features.items()]
-    if tested:
-        silo, user = [""] * reader.n_records, [""] * reader.n_records
-    else:
-        user = reader.identities(schema.user)
-        silo = reader.identities(schema.silo) if schema.silo is not None else [path.stem] * reader.n_records
-    targets = reader.targets(schema)
-    # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised an error.
-    rows = np.flatnonzero(~reader.invalid(*schema.target_columns))
-    return _Part(
-        features=np.concatenate(features, axis=1)[rows],
-        targets=targets[rows],
-        silo=[silo[row] for row in rows],
-        user=[user[row] for row in rows],
-        rows=rows,
-        records=reader.n_records,
-    )
+    rows: list[Int64[np.ndarray, "m"]] = []
+    users, silos, records = Numbering(), Numbering(), 0
+    with GrowingColumn(folder) as features, GrowingColumn(folder) as targets:
+        for path in files:
+            for reader in TableReader.pieces_by_schema(
+                schema, path, columns, tolerant=schema.bins_invalid, binned=schema.bins_invalid
+            ):
+                n = reader.n_records
+                encoded = [reader.encode(column, feature) for column, feature in schema.features.items()]
+                user = [""] * n if tested else reader.identities(schema.user)
+                silo = [path.stem] * n if tested or schema.silo is None else reader.identities(schema.silo)
+                found = reader.targets(schema)
+                # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised
+                # an error.
+                valid = np.flatnonzero(~reader.invalid(*schema.target_columns))
+                features.append(np.concatenate(encoded, axis=1)[valid])
+                targets.append(found[valid])
+                users.add(user[row] for row in valid)
+                silos.add(silo[row] for row in valid)
+                rows.append(records + valid)
+                records += n
+        return _Rows(
+            features=features.array(),
+            targets=targets.array(),
+            silos=sorted(silos.places),
+            silo=silos.sorted_places(),
+            users=sorted(users.places),
+            user=users.sorted_places(),
+            rows=np.concatenate(rows),
+        )
 
 
 def silo_numbers(

@@ -103,6 +103,46 @@ _OF_DURATIONS: Final = (
     "month",
     "years",
 )
+_OF_STARTS: Final = (
+    *(
+        "diagnosis",
+        "diagnosed",
+        "diag",
+        "admission",
+        "admitted",
+        "inclusion",
+        "included",
+        "enrolment",
+        "enrollment",
+    ),
+    *(
+        "enrolled",
+        "randomisation",
+        "randomization",
+        "surgery",
+        "index",
+        "baseline",
+        "start",
+        "started",
+        "entry",
+    ),
+)
+_OF_ENDS: Final = (
+    *(
+        "followup",
+        "last",
+        "exit",
+        "end",
+        "ended",
+        "death",
+        "died",
+        "dead",
+        "deceased",
+        "censored",
+        "censoring",
+    ),
+    *("event", "relapse", "recurrence", "discharge", "discharged"),
+)
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
 _TIME_WORDS: Final = frozenset(
     {*_OF_DURATIONS, "t", "times", "hours", "year", "yr", "yrs", "dur", "follow", "los"}
@@ -139,7 +179,25 @@ def named_like_a_duration(column: str) -> int | None:
     return None if parts & (_BEFORE - {"of"}) else _rank(column, _OF_DURATIONS, "t")
 
 
-def _rank(column: str, usual: tuple[str, ...], letter: str) -> int | None:
+def named_like_a_start(column: str) -> int | None:
+    """Return the rank of a column's name among usual names of the date at which follow-up starts, or None.
+
+    >>> [named_like_a_start(name) for name in ("date_of_diagnosis", "admitted", "birth_date")]
+    [0, 4, None]
+    """
+    return _rank(column, _OF_STARTS)
+
+
+def named_like_an_end(column: str) -> int | None:
+    """Return the rank of a column's name among usual names of the date at which follow-up ends, or None.
+
+    >>> [named_like_an_end(name) for name in ("last_seen", "death_date", "birth_date")]
+    [1, 5, None]
+    """
+    return _rank(column, _OF_ENDS)
+
+
+def _rank(column: str, usual: tuple[str, ...], letter: str | None = None) -> int | None:
     if column.lower() == letter:
         return len(usual)
     parts = {part.lower() for part in _PARTS.findall(column)}
@@ -153,7 +211,7 @@ def refuse_time_before_event(names: Sequence[str], where: str) -> None:
     events.
 
     Args:
-        names: names of the two columns, which are public.
+        names: names of the columns, which are public; an entry, the third, is not looked at.
         where: name of the target in errors.
 
     Raises:
@@ -161,7 +219,7 @@ def refuse_time_before_event(names: Sequence[str], where: str) -> None:
 
     >>> refuse_time_before_event(("died", "days_to_death"), "targets")
     """
-    first, second = ({word.lower() for word in _PARTS.findall(name)} for name in names)
+    first, second = ({word.lower() for word in _PARTS.findall(name)} for name in names[:2])
     time = [bool(words & _TIME_WORDS) for words in (first, second)]
     event = [
         bool(words & _EVENT_WORDS) and not timed for words, timed in zip((first, second), time, strict=True)

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal
 import tomlkit
 from pydantic import AfterValidator, Field, PlainSerializer
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity, format_fingerprint
+from fedveil.errors import CryptoError
 from fedveil.files import read_toml
 from fedveil.validation import DocumentTable, validate_document
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId
-from fedveil.errors import FedveilError, IntegrityError, ModelError
+from fedveil.errors import FedveilError, IntegrityError, ModelError, ProtocolError
 from fedveil.federation.audit.run_record import RunRecord, known_before
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
@@ -52,7 +52,6 @@ from fedveil.federation.transcript_binding import (
     with_totals,
 )
 from fedveil.methods.method import message_kinds, shows_counts
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec, ServerProtocol
 from fedveil.protocols.refusals import Code
@@ -65,6 +64,7 @@ from fedveil.protocols.session_messages import (
     RequestSignatures,
     RoundTask,
     SessionMessage,
+    Signatures,
     Terms,
     single_message,
 )
@@ -90,11 +90,14 @@ class CoordinatorParty(Generic[EndingT]):
         refusals: each refusal, with the silo's name.
         farewells: last messages of an ended run. They free the silos for another run, and may be lost.
         longest_answer: largest size of a silo's message in bytes.
+        most_left: how often a silo may leave its session between two rounds.
 
     Raises:
         ProtocolError: a message of the protocol would be longer than any party reads.
         RunFolderError: the folder is damaged.
     """
+
+    most_left: ClassVar[int] = MOST_LEFT
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return self.outcome is not None
 
     def close(self) -> None:
@@ -248,8 +251,8 @@ class CoordinatorParty(Generic[EndingT]):
             self._exchange.answers[silo] = message.parts
             self._proceed()
             return ReplyKind.ANSWER
-        if self._absent.leaves_again(silo):
-            self.stop(f"silo {name} left {MOST_LEFT} sessions of this run in which no round ended")
+        if self._absent.leaves_again(silo) > self.most_left:
+            self.stop(f"silo {name} left {self.most_left} sessions of this run in which no round ended")
         elif self._leave((silo,)):
             self._absent.note_answer(silo, message)
             self._proceed()
@@ -410,13 +413,25 @@ class CoordinatorParty(Generic[EndingT]):
         before_task = {silo: [*ahead.get(silo, []), *relays.get(silo, [])] for silo in told}
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
+    def check_requests(self, context: bytes, signatures: Signatures) -> None:
+        """Check that every silo signed the request that this coordinator sent.
+
+        Args:
+            context: E, the digest of the exchange.
+            signatures: signatures of the silos.
+
+        Raises:
+            ProtocolError: a silo received another request.
+        """
+        if apart := inconsistent_silos(self._membership.roster, context, signatures):
+            raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
+
     def _collect(self, answers: Answers) -> None:
         """Check the signatures over E and route the protocol messages; finish the round if none follow."""
         exchange, signatures = self._exchange, request_signatures(answers)
         assert exchange is not None
         context = exchange_context(self._asked, self._place)
-        if apart := inconsistent_silos(self._membership.roster, context, signatures):
-            raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
+        self.check_requests(context, signatures)
         self._place += 1
         outgoing = self._route(answers)
         if outgoing:

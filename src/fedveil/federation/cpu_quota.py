@@ -21,10 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import ProtocolError, RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.files import parse_json, read_content, reading, replace_file
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.refusals import Code
 
 _HOUR: Final = 3600.0

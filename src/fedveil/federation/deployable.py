@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, OwnRecordsError
 from fedveil.methods.capabilities import ClientSender, count_dropouts
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.events import Adjacency
-from fedveil.protocols.errors import OwnRecordsError
 from fedveil.run.setup import Prepared
 from fedveil.stage import redefined
 

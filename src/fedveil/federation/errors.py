@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from fedveil.data.main_silos import MainSilosError
-from fedveil.errors import BudgetError, ConfigError, FedveilError, IntegrityError, RunFolderError
-from fedveil.protocols.errors import OwnRecordsError, ProtocolError
+from fedveil.errors import (
+    BudgetError,
+    ConfigError,
+    FedveilError,
+    IntegrityError,
+    OwnRecordsError,
+    ProtocolError,
+    RunFolderError,
+)
 from fedveil.protocols.refusals import Cause, Code, Refusal
 
 

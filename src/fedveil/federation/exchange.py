@@ -11,12 +11,11 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
-from fedveil.errors import IntegrityError
+from fedveil.errors import IntegrityError, ProtocolError
 from fedveil.federation.ledger_heads import heads_for
 from fedveil.federation.limits import LARGEST_MESSAGE, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec
 from fedveil.protocols.session_messages import (
     LARGEST_SCORE,
@@ -245,10 +244,10 @@ class DroppedSilos:
             if not any(isinstance(part, Declined) for part in message.parts):
                 self._back.add(silo)
 
-    def leaves_again(self, silo: int) -> bool:
-        """Count that a silo left its session; return whether it did so too often since the last round."""
+    def leaves_again(self, silo: int) -> int:
+        """Count that a silo left its session; return how often it did since the last round."""
         self._leavings[silo] += 1
-        return self._leavings[silo] > MOST_LEFT
+        return self._leavings[silo]
 
     def round_ended(self) -> None:
         """Reset the counts, because a session has completed a round."""

@@ -14,7 +14,7 @@ which both sides keep for every session. A message is matched **whole** before a
 of another shape changes nothing. ``tests/test_federation_grammar.py`` sends every kind, alone and in pairs, in every
 state.
 
-The shapes come from the stages' own declarations: the protocol's :class:`~fedveil.protocols.exchanges.Exchanges`,
+The shapes come from the stages' own declarations: the protocol's :class:`~fedveil.protocols.protocol.Exchanges`,
 and the method's list of its messages (:meth:`~fedveil.methods.method.Method.sends`). A kind outside that list is
 neither accepted nor sent, even if a protocol declares it, because the statement is computed from that list.
 """
@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.methods.method import shows_counts
 from fedveil.privacy.claims import Role
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.exchanges import Exchanges, ExchangeStep, Kind, Shape, message_shape
+from fedveil.protocols.protocol import Exchanges, ExchangeStep, Kind, Shape, message_shape
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
     Attestation,
@@ -187,22 +187,22 @@ class Conversation:
 
     @property
     def begins(self) -> bool:
-        """Whether the last accepted message begins a round."""
+        """Return whether the last accepted message begins a round."""
         return bool(self._asked) and not self._ahead
 
     @property
     def signs(self) -> bool:
-        """Whether the answer to the last accepted message ends with a signature of the request."""
+        """Return whether the answer to the last accepted message ends with a signature of the request."""
         return bool(self._asked) and RequestSignature in self._asked[0].replies
 
     @property
     def attests(self) -> bool:
-        """Whether the answer to the last accepted message ends a round, and so with a signature of the round."""
+        """Return whether the answer to the last accepted message ends a round, and so with a signature of the round."""
         return bool(self._asked) and Attestation in self._asked[0].replies
 
     @property
     def underway(self) -> bool:
-        """Whether rounds have begun, and the last round of the run has not ended."""
+        """Return whether rounds have begun, and the last round of the run has not ended."""
         return bool(self._rounds) and (bool(self._ahead) or self._number < self._grammar.rounds)
 
     def _round(self, parts: Sequence[SessionMessage]) -> tuple[ExchangeStep, ...]:

@@ -39,9 +39,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.errors import IntegrityError, RunFolderError
+from fedveil.errors import CryptoError, IntegrityError, RunFolderError
 from fedveil.federation.errors import RefusalError
 from fedveil.files import parse_json, reading, writing
 from fedveil.line_log import LineLog
@@ -138,13 +137,14 @@ class SeenHeads:
     Args:
         path: the file, which may also hold heads of other federations.
         charter: SHA-256 of the federation's charter.
+        kept: how many heads of each silo are kept.
 
     Raises:
         RunFolderError: the file is damaged, or of an earlier release.
     """
 
-    def __init__(self, path: Path, charter: bytes) -> None:
-        self._path, self._charter = path, charter.hex()
+    def __init__(self, path: Path, charter: bytes, *, kept: int = _KEPT) -> None:
+        self._path, self._charter, self._kept = path, charter.hex(), kept
         if (older := path.with_suffix(".json")).exists():
             raise RunFolderError(
                 f"{older}: heads that an earlier release has heard, which this one does not read; once the file is "
@@ -201,7 +201,7 @@ class SeenHeads:
     def _note(self, charter: str, silo: str, head: str) -> None:
         seen = self._all.setdefault((charter, silo), [])
         seen.append(head)
-        del seen[:-_KEPT]
+        del seen[: -self._kept]
 
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Append lines; rewrite the file if most of its lines are too old."""

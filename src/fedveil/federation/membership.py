@@ -11,9 +11,8 @@ from typing import Annotated, Final, Literal, cast
 
 from pydantic import Field
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, format_fingerprint
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError, CryptoError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Charter, Digest, FoundingDocument, Key
 from fedveil.files import parse_toml, read_text
 from fedveil.protocols.protocol import Roster

@@ -32,7 +32,7 @@ _log = logging.getLogger("fedveil.coordinator")
 
 
 class Outcome(IntEnum):
-    """What a silo did with a delivered membership."""
+    """Outcome of a delivered membership at a silo."""
 
     ACCEPTED = 0
     PRESENT = 1

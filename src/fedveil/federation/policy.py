@@ -27,9 +27,9 @@ from fedveil.run.releases.requests import RequestScope
 from fedveil.sanitize import sanitize
 from fedveil.statistics.inference.request import FAMILIES
 from fedveil.statistics.request import FIGURES
-from fedveil.training.import_path import check_name
 from fedveil.training.losses import LOSSES
 from fedveil.training.models import MODELS
+from fedveil.user_code import check_name
 from fedveil.validation import DocumentTable, validate_document
 
 RELEASES: Final = (

@@ -15,14 +15,13 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.federation.ledger_heads import NONE
-from fedveil.protocols.errors import ProtocolError
+from fedveil.protocols.field_codecs import Reader, Writer
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.session_messages import NONCE_BYTES, PARTS, SessionMessage
-from fedveil.protocols.wire import Reader, Writer
 
 _MAGIC: Final = b"FVL"
 _VERSION: Final = 4

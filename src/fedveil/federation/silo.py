@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import FedveilError, RunFolderError
+from fedveil.errors import FedveilError, ProtocolError, RunFolderError
 from fedveil.federation.cpu_quota import FILE, CpuQuota, Outcome
 from fedveil.federation.errors import RefusalError, to_refusal
 from fedveil.federation.grammar import is_proposal, out_of_session_kind
@@ -43,7 +43,6 @@ from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.federation.transcript_binding import terms_context
 from fedveil.files import read_content, replace_file, writing
 from fedveil.privacy.ledger import Origin
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import ClientContext
 from fedveil.protocols.refusals import Code, Refusal

@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedveil.data.columns import ColumnTable, read_own_columns
-from fedveil.data.main_silos import MainSilos, read_main_silos
+from fedveil.data.main_silos import MainSilos, read_main_silos, read_salted
 from fedveil.data.records import Population, Records
-from fedveil.data.salted_file import read_salted
 from fedveil.data.schema import FileFormat, Label, Schema, Survival
 from fedveil.data.tables import TASKS, held_out, read_own, read_test
 from fedveil.errors import DataError
@@ -155,7 +154,7 @@ def _nothing(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     features = np.zeros((0, schema.width), dtype=np.float32)
     if isinstance(schema.target, Label):
         return features, np.zeros(0, dtype=np.int64)
-    width = 2 if isinstance(schema.target, Survival) else len(schema.target_names)
+    width = len(schema.target_columns if isinstance(schema.target, Survival) else schema.target_names)
     return features, np.zeros((0, width) if width else 0, dtype=np.float32)
 
 

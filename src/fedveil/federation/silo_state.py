@@ -60,7 +60,7 @@ class SiloState:
 
     @property
     def has_earlier_charges(self) -> bool:
-        """Whether any part of the run was charged before."""
+        """Return whether any part of the run was charged before."""
         return bool(self.charged_places())
 
     def charged_places(self) -> list[RoundPlace]:

@@ -21,10 +21,9 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import ProtocolError, RunFolderError
 from fedveil.files import LARGEST_FILE, check_file, read_content, reading, replace_file, sync_folder, writing
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.wire import Reader, Writer
+from fedveil.protocols.field_codecs import Reader, Writer
 
 _MAGIC: Final = b"FVR4"
 _DIGEST_BYTES: Final = 32

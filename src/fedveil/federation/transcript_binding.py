@@ -27,9 +27,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey
+from fedveil.errors import CryptoError
 from fedveil.federation.errors import RefusalError
+from fedveil.protocols.field_codecs import Writer
 from fedveil.protocols.protocol import Roster
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
@@ -46,7 +47,6 @@ from fedveil.protocols.session_messages import (
     Terms,
     UserTotals,
 )
-from fedveil.protocols.wire import Writer
 
 # The parts that all silos receive alike; SampledFlag is for one silo only.
 _OF_ALL: Final = (SamplingCommitment, SampledUsers, RoundClip, GlobalModel, RoundTask)

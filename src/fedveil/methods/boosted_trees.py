@@ -22,8 +22,7 @@ from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.newton import LinearFamily
-from fedveil.training.tree_steps import TreeSteps
-from fedveil.training.trees import ROUNDS, LocalTrees
+from fedveil.training.trees import ROUNDS, LocalTrees, TreeSteps
 
 Rate = Annotated[
     Positive | None,

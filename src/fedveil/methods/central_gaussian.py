@@ -13,8 +13,8 @@ from fedveil.config_keys import NonNegative, Positive
 from fedveil.methods.channels import NO_NOISE, Channel, refuses_unbounded
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Adjacency, GaussianEvent
-from fedveil.privacy.fixed_size import published_epsilon
-from fedveil.privacy.noise.law import grid_gaussian, grid_law
+from fedveil.privacy.noise import grid_gaussian, grid_law
+from fedveil.privacy.sampling import published_epsilon
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.randomness import BitSource
 from fedveil.stage import Published, Sensitivity

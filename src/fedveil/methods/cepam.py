@@ -46,8 +46,7 @@ from fedveil.methods.keys import (
     Step,
     Users,
 )
-from fedveil.methods.method import Method
-from fedveil.methods.variants import variant_of
+from fedveil.methods.method import Method, variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone

@@ -45,12 +45,12 @@ class Channel(Source):
 
     @property
     def is_additive(self) -> bool:
-        """Whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
+        """Return whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
         return not sends_bytes(self)
 
     @property
     def noise_known(self) -> bool:
-        """Whether the size of the noise on the sum is a public number."""
+        """Return whether the size of the noise on the sum is a public number."""
         return False
 
     def noise_std(self, n: int, summed: int) -> float | None:

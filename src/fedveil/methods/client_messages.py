@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.config_keys import NonNegative, is_number, make_plain
-from fedveil.errors import CompositionError
+from fedveil.errors import ChannelError, CompositionError
 from fedveil.methods.cepam_profile import one_round
 from fedveil.methods.channels import Channel, refuses_decay
 from fedveil.methods.message_encoding import (
@@ -43,13 +43,17 @@ from fedveil.methods.message_encoding import (
 )
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Event, GaussianEvent, LaplaceEvent, NoGuarantee
-from fedveil.privacy.noise import DiscreteGaussian, DiscreteLaplace, grid_for
-from fedveil.privacy.noise.law import finest_grid, grid_law, is_finest
-from fedveil.privacy.noise.rounding import LEAST_STEPS, round_to_grid, rounding_loss
+from fedveil.privacy.noise import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    finest_grid,
+    grid_for,
+    grid_law,
+    is_finest,
+)
+from fedveil.privacy.rounding import LEAST_STEPS, round_to_grid, rounding_loss
 from fedveil.privacy.statement import show_at_least, show_at_most
-from fedveil.quantization.codec import Codec
-from fedveil.quantization.errors import ChannelError
-from fedveil.quantization.integers import decode_integers, encode_integers
+from fedveil.quantization.codec import Codec, decode_integers, encode_integers
 from fedveil.quantization.lattices import Z1
 from fedveil.quantization.laws import CellLaw, GaussianLaw, LaplaceLaw
 from fedveil.quantization.quantizers import LayeredQuantizer
@@ -326,18 +330,18 @@ class ClientMessages(Channel):
 
     @property
     def noisy(self) -> bool:
-        """Whether messages carry privacy noise."""
+        """Return whether messages carry privacy noise."""
         return self.noise is not None and self.noise_multiplier > 0
 
     @property
     def is_additive(self) -> bool:
-        """Whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
+        """Return whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
         known = self.noise == "gaussian" and self.bound is not None
         return isinstance(self.form, Numbers) and (known or not self.noisy)
 
     @property
     def noise_known(self) -> bool:
-        """Whether noise and quantiser are measured in a public bound, or absent."""
+        """Return whether noise and quantiser are measured in a public bound, or absent."""
         return self.bound is not None or not (self.noisy or isinstance(self.form, Dithered))
 
     def noise_std(self, n: int, summed: int) -> float | None:

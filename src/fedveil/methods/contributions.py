@@ -43,12 +43,12 @@ class Contribution(Stage):
 
     @property
     def by_user(self) -> bool:
-        """Whether a contribution belongs to one user or client, who may be sampled."""
+        """Return whether a contribution belongs to one user or client, who may be sampled."""
         return self.per in ("pair", "client")
 
     @property
     def has_single_contribution(self) -> bool:
-        """Whether a sender's message holds a single contribution."""
+        """Return whether a sender's message holds a single contribution."""
         return self.per in ("silo", "client")
 
     def refuses(self, method: Any) -> Iterable[str]:

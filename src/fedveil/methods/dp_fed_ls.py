@@ -33,8 +33,7 @@ from fedveil.methods.keys import (
     Smoothing,
     Users,
 )
-from fedveil.methods.method import Method
-from fedveil.methods.variants import variant_of
+from fedveil.methods.method import Method, variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.published_bounds import theorem_epsilon, theorem_noise, theorem_rounds

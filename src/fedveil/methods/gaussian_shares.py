@@ -21,8 +21,8 @@ from fedveil.methods.message_encoding import EncodedMessage, Sender
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, no_guarantee
 from fedveil.privacy.events import Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.noise.law import DiscreteGaussian, finest_grid, grid_law, is_finest
-from fedveil.privacy.noise.rounding import LEAST_STEPS, coarse_step, round_to_grid, rounding_loss, sum_bound
+from fedveil.privacy.noise import DiscreteGaussian, finest_grid, grid_law, is_finest
+from fedveil.privacy.rounding import LEAST_STEPS, coarse_step, round_to_grid, rounding_loss, sum_bound
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.stage import Sensitivity, everyone_adds, redefined
 

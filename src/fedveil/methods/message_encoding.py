@@ -10,12 +10,10 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.errors import CompositionError
+from fedveil.errors import ChannelError, CompositionError
 from fedveil.quantization.codec import MAX_RATIO, Codec, Sent, gaussian_channel
-from fedveil.quantization.errors import ChannelError
-from fedveil.quantization.information import information_limit
 from fedveil.quantization.lattices import lattice
-from fedveil.quantization.laws import GaussianLaw, LaplaceLaw
+from fedveil.quantization.laws import GaussianLaw, LaplaceLaw, information_limit
 from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import KeyedStreams, update_key
 from fedveil.randomness import BitSource, PrivacyRandomness
@@ -61,7 +59,7 @@ class MessageCost:
     Attributes:
         parameters: number of parameters in the message.
         bytes: length of the whole message in bytes.
-        limit: information limit of :func:`~fedveil.quantization.information.information_limit`, in bits per
+        limit: information limit of :func:`~fedveil.quantization.laws.information_limit`, in bits per
             parameter; None if the message is not compressed to its noise.
         acceptance: share of the quantiser's random draws that were accepted; None without draws.
     """

@@ -7,9 +7,11 @@ composition; no method states its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from functools import wraps
+from typing import Any, Final, Literal, get_type_hints
 
 from jaxtyping import Float64
 from torch import Tensor
@@ -219,12 +221,12 @@ class Method:
 
     @property
     def draws(self) -> bool:
-        """Whether participants of a round are sampled, so that silos or clients must be told."""
+        """Return whether participants of a round are sampled, so that silos or clients must be told."""
         return self.sampler.samples and self.sampler.rate < 1
 
     @property
     def noise_known(self) -> bool:
-        """Whether the size of the noise on the sum is a public number; False for DP-SGD inside the silos."""
+        """Return whether the size of the noise on the sum is a public number; False for DP-SGD inside the silos."""
         return self.channel.noise_known and not self.local.own_noise
 
     @property
@@ -368,3 +370,42 @@ _REFUSING: Final = (
     "average",
 )
 """Order in which stages are asked for refusals; the first reason is reported."""
+
+
+# --- variants of a builder ---
+
+Builder = Callable[..., Method]
+
+
+def variant_of(base: Callable[..., object], **fixed: object) -> Callable[[Builder], Builder]:
+    """Make a builder from a function that changes the method of another builder, or uses common keys.
+
+    Args:
+        base: the other builder, or a dataclass whose fields are keys; its keys are the variant's too.
+        fixed: keys of ``base`` that the variant does not have, with their values.
+
+    Returns:
+        A decorator of a function that takes the result of ``base``. The function's keyword arguments are the
+            variant's own keys. In the signature they stand after the base's keys without a default, and before those
+            with one.
+    """
+
+    def decorate(change: Builder) -> Builder:
+        plain, *own = inspect.signature(change).parameters.values()
+        theirs = [one for one in inspect.signature(base).parameters.values() if one.name not in fixed]
+        needed = [one for one in (*theirs, *own) if one.default is one.empty]
+        others = [one for one in (*own, *theirs) if one.default is not one.empty]
+
+        @wraps(change)
+        def build(**keys: object) -> Method:
+            changed = {one.name: keys.pop(one.name) for one in own if one.name in keys}
+            return change(base(**fixed, **keys), **changed)
+
+        hints = get_type_hints(base, include_extras=True) | get_type_hints(change, include_extras=True)
+        build.__annotations__ = {
+            name: hint for name, hint in hints.items() if name not in (plain.name, *fixed)
+        }
+        build.__signature__ = inspect.Signature(needed + others)  # type: ignore[attr-defined]
+        return build
+
+    return decorate

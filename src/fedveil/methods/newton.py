@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedveil.config_keys import Positive
-from fedveil.data.schema import Category, Schema
+from fedveil.data.schema import Category, Schema, Survival
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
 from fedveil.methods.gaussian_shares import GaussianShares
@@ -32,8 +32,14 @@ from fedveil.methods.method import Method
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.sampling import Everyone
-from fedveil.training.newton import CountFamily, HazardFamily, LinearFamily, LocalNewton
-from fedveil.training.newton_steps import NewtonSteps
+from fedveil.training.newton import (
+    MOMENT_ROUNDS,
+    CountFamily,
+    HazardFamily,
+    LinearFamily,
+    LocalNewton,
+    NewtonSteps,
+)
 from fedveil.training.server.averages import Ema
 
 RecordLength = Annotated[
@@ -74,7 +80,8 @@ Horizon = Annotated[
     Field(
         gt=0,
         allow_inf_nan=False,
-        description="for survival: the public time at which follow-up ends; later events count as censored",
+        description="for survival: the public time at which follow-up ends; later events count as censored; default: "
+        "the `horizon` of the schema's target",
     ),
 ]
 StartRate = Annotated[
@@ -115,6 +122,8 @@ def newton(
         CompositionError: a number to predict without declared bounds, ``residual`` or ``cap``; survival without
             ``horizon``; a key that belongs to another kind of target.
     """
+    if horizon is None and schema is not None and isinstance(schema.target, Survival):
+        horizon = schema.target.horizon
     _check_keys(task, {"cap": cap, "horizon": horizon, "rate": rate, "residual": residual})
     length = expected_length(schema, inputs) if record_length is None else record_length
     family: LinearFamily
@@ -144,7 +153,8 @@ def newton(
         # |S| shares of variance sigma^2 / |S| add up to sigma^2, as in Algorithm 3 of ULDP-FL with C = 1.
         channel=GaussianShares(noise_multiplier=noise_multiplier, scale=1.0, colluding_silos=colluding_silos),
         server=NewtonSteps(family=family, ridge=ridge),
-        average=Ema(beta=0.8),
+        # The first models are near the start: for a number to predict the middle of its range, maybe far from the mean.
+        average=Ema(beta=0.8, skip=MOMENT_ROUNDS + 1),
     )
 
 
@@ -157,7 +167,8 @@ def _check_keys(task: str, given: Mapping[str, object]) -> None:
     present = {key for key, value in given.items() if value is not None}
     if task == "survival" and "horizon" not in present:
         raise CompositionError(
-            "newton: survival needs method.horizon, the public time at which follow-up ends, in the unit of the times"
+            "newton: survival needs the public time at which follow-up ends, in the unit of the times: target.horizon "
+            "in the schema, or method.horizon"
         )
     if task != "regression" and "cap" in present:
         raise CompositionError(f"newton: method.cap is for counts (regression), not for {task}")

@@ -9,18 +9,16 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.data.records import Groups
-from fedveil.errors import CompositionError
+from fedveil.errors import ChannelError, CompositionError, ProtocolError
 from fedveil.methods.capabilities import sends_bytes
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.methods.protection_stage import DOWN, UP, ProtectionStage, Sends, plain_round
 from fedveil.privacy.claims import Sent
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.protocols.sealed_sums import SealedMessage, SealedSums, SealingKey
 from fedveil.protocols.session_messages import ProtocolMessage
-from fedveil.quantization.errors import ChannelError
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,9 @@ from fedveil.methods.keys import (
     NoiseDecay,
     Users,
 )
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, variant_of
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.secure_aggregation import SecureAggregation
-from fedveil.methods.variants import variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.published_bounds import remark_1_noise

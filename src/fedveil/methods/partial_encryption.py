@@ -39,7 +39,7 @@ from fedveil.methods.protection_stage import DOWN, OF_KEYS, OF_SUMS, UP, Protect
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.privacy.claims import Claim, Reveals, Role, Sent, covered_knowledge
 from fedveil.privacy.events import ComposedEvent, ConcentratedEvent, Event, GaussianEvent, NoGuarantee
-from fedveil.privacy.noise.law import LEAST_STEPS, NOISE_REACH, grid_law, log_ratio_to_gaussian
+from fedveil.privacy.noise import LEAST_STEPS, NOISE_REACH, grid_law, log_ratio_to_gaussian
 from fedveil.privacy.published_bounds import remark_1_noise
 from fedveil.privacy.statement import show_at_least, show_at_most
 from fedveil.protocols.messages import (
@@ -57,8 +57,7 @@ from fedveil.protocols.partial_encryption.messages import (
     Partition,
     SealedKeys,
 )
-from fedveil.protocols.partial_encryption.part_encoding import PartEncoding, finest_grid_step
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import PartEncoding, PartialPlan, finest_grid_step
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec, vote_std
 from fedveil.protocols.session_messages import ModelStored, ProtocolMessage
 from fedveil.stage import Published, Sensitivity, redefined
@@ -278,12 +277,12 @@ class PartialEncryption(ProtectionStage):
 
     @property
     def encrypts_everything(self) -> bool:
-        """Whether every coordinate is encrypted in every round."""
+        """Return whether every coordinate is encrypted in every round."""
         return self.ratio == 1 and self.decay == 1
 
     @property
     def asks(self) -> bool:
-        """Whether silos vote on the partition."""
+        """Return whether silos vote on the partition."""
         return (
             self.strategy != "random"
             and self.partition != "released"
@@ -293,7 +292,7 @@ class PartialEncryption(ProtectionStage):
 
     @property
     def unpaid(self) -> bool:
-        """Whether the partition depends on votes without noise, for which no event accounts."""
+        """Return whether the partition depends on votes without noise, for which no event accounts."""
         return self.asks and self.partition == "votes"
 
     def refuses(self, method: Any) -> Iterable[str]:

@@ -31,12 +31,11 @@ from fedveil.methods.protection_stage import (
 )
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.claims import Claim, Reveals, Role, Sent, with_side_knowledge
-from fedveil.privacy.noise.law import NOISE_REACH
+from fedveil.privacy.noise import NOISE_REACH
 from fedveil.privacy.statement import show_delta
 from fedveil.protocols.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protocols.protocol import MOST_REPEATS
 from fedveil.protocols.session_messages import ProtocolMessage, SamplingCommitment
-from fedveil.protocols.weighting.ciphers import Paillier, Rlwe
 from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -49,7 +48,7 @@ from fedveil.protocols.weighting.messages import (
     WeightingKey,
 )
 from fedveil.protocols.weighting.plan import CHECK_DISTANCE, WeightingPlan, rounded_sensitivity
-from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
+from fedveil.protocols.weighting.protocol_spec import Paillier, PrivateWeightingSpec, Rlwe
 from fedveil.protocols.weighting.rlwe_weights import shown_distance
 from fedveil.stage import Sensitivity, redefined
 
@@ -105,7 +104,7 @@ class PrivateWeighting(ProtectionStage):
 
     @property
     def draws_blindly(self) -> bool:
-        """Whether oblivious transfer samples the users."""
+        """Return whether oblivious transfer samples the users."""
         return self.private_sampling
 
     def refuses(self, method: Any) -> Iterable[str]:

@@ -120,12 +120,12 @@ class ProtectionStage(Stage):
 
     @property
     def tolerates_dropout(self) -> bool:
-        """Whether a round proceeds without senders that drop out."""
+        """Return whether a round proceeds without senders that drop out."""
         return False
 
     @property
     def draws_blindly(self) -> bool:
-        """Whether users are sampled without the server learning the sample (oblivious transfer)."""
+        """Return whether users are sampled without the server learning the sample (oblivious transfer)."""
         return False
 
     def local_bound(self, bound: Bound) -> Bound:

@@ -25,7 +25,7 @@ from fedveil.methods.protection_stage import (
     plain_round,
 )
 from fedveil.privacy.claims import Role, Sent
-from fedveil.privacy.noise.law import NOISE_REACH
+from fedveil.privacy.noise import NOISE_REACH
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
@@ -74,7 +74,7 @@ class SecureAggregation(ProtectionStage):
 
     @property
     def tolerates_dropout(self) -> bool:
-        """Whether a round proceeds without a silo that dropped out: the others open its masks."""
+        """Return whether a round proceeds without a silo that dropped out: the others open its masks."""
         return self.on_dropout == "recover"
 
     def refuses(self, method: Any) -> Iterable[str]:
@@ -105,7 +105,7 @@ class SecureAggregation(ProtectionStage):
         The sum of a silo is at most C times the largest total weight of |U| users in one silo. Its share of the noise
         adds at most 40 standard deviations. Larger noise, with a probability below 1e-340 per coordinate, would end
         the round with an error. Words of rounded messages have room for sums with 12 standard deviations of their noise
-        (:data:`~fedveil.privacy.noise.rounding.SUM_REACH`). The sum alone decides whether one wraps around, so that
+        (:data:`~fedveil.privacy.rounding.SUM_REACH`). The sum alone decides whether one wraps around, so that
         nothing more is learnt.
 
         Raises:

@@ -38,8 +38,7 @@ from fedveil.methods.keys import (
     UserRate,
     WeightPower,
 )
-from fedveil.methods.method import Method
-from fedveil.methods.variants import variant_of
+from fedveil.methods.method import Method, variant_of
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, bound_of
 from fedveil.privacy.sampling import Everyone, PoissonUsers

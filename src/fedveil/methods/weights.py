@@ -104,27 +104,27 @@ class Weights(Stage):
 
     @property
     def linked(self) -> bool:
-        """Whether a simulation writes the file of main silos; between institutions the silos have one."""
+        """Return whether a simulation writes the file of main silos; between institutions the silos have one."""
         return self.law == "declared" and not self.digest
 
     @property
     def uniform(self) -> bool:
-        """Whether every silo has the weight 1/|S|, whatever records it holds."""
+        """Return whether every silo has the weight 1/|S|, whatever records it holds."""
         return self.law == "uniform"
 
     @property
     def by_records(self) -> bool:
-        """Whether a weight depends on the user's records at other silos: their number, or whether any exist."""
+        """Return whether a weight depends on the user's records at other silos: their number, or whether any exist."""
         return self.law == "records"
 
     @property
     def main(self) -> bool:
-        """Whether the whole weight of a user is in one silo, so that a sum stays valid without any other silo."""
+        """Return whether a user has all weight in one silo, so that a sum stays valid without any other silo."""
         return math.isinf(self.power)
 
     @property
     def supports_user_totals(self) -> bool:
-        """Whether totals of whole scores suffice to compute the weights (:meth:`scores`)."""
+        """Return whether totals of whole scores suffice to compute the weights (:meth:`scores`)."""
         return not self.main and self.power == int(self.power)
 
     @property

@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import log_ndtr, ndtr
 
-from fedveil.privacy.accountant import full_sensitivity
-from fedveil.privacy.accounting_rule import AccountingRule, Divergences, Losses
+from fedveil.privacy.accountant import AccountingRule, Divergences, Losses, full_sensitivity
 from fedveil.privacy.events import (
     Adjacency,
     ConcentratedEvent,
@@ -22,8 +21,8 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
 )
-from fedveil.privacy.fixed_size import fixed_size_distribution, fixed_size_rdp, widest_loss
 from fedveil.privacy.renyi import laplace_rdp, sampled_gaussian_rdp
+from fedveil.privacy.sampling import fixed_size_distribution, fixed_size_rdp, widest_loss
 
 if TYPE_CHECKING:  # imported when needed: it takes half a second
     from dp_accounting.pld import pld_pmf
@@ -160,21 +159,21 @@ dp_accounting accepts no subnormal rate.
 _MOST_EXPONENT = 500.0  # exp(500) is still a float64 number
 
 
+def _gaussian_distribution(mu: float, interval: float) -> PrivacyLossDistribution:
+    """Return the distribution of a Gaussian release, which a run whose releases are all Gaussian does not need."""
+    from dp_accounting.pld import privacy_loss_distribution as pld  # imports SciPy's signal: 0.8 s
+
+    return pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=interval)
+
+
 class GaussianRule(AccountingRule, event=GaussianEvent):
     """Gaussian noise: both bounds; under replace-one neighbours the sensitivity is doubled."""
 
     def losses(self, release: GaussianEvent, adjacency: Adjacency) -> Losses:
         """Return the loss, normal with mean mu^2 / 2 and standard deviation mu."""
-        from dp_accounting.pld import privacy_loss_distribution as pld
-
         mu = full_sensitivity(adjacency) / release.noise_multiplier
         return Losses(
-            typical=mu,
-            largest=mu**2 / 2 + 10 * mu,
-            spread=mu,
-            discretise=lambda interval: pld.from_gaussian_mechanism(
-                1 / mu, value_discretization_interval=interval
-            ),
+            typical=mu, largest=mu**2 / 2 + 10 * mu, spread=mu, discretise=partial(_gaussian_distribution, mu)
         )
 
     def divergences(self, release: GaussianEvent, adjacency: Adjacency) -> Divergences:

@@ -37,12 +37,12 @@ from fedveil.privacy.row_norms import (
     EXACT_FLOAT32_ROWS,
     UNITS_BITS,
     ScalingBound,
+    SteadyBound,
     check_weights,
     contribution_norms,
     drop_nonfinite_,
     l1_norms,
 )
-from fedveil.privacy.steady_bound import SteadyBound
 
 _L1_UNITS_BITS: Final = 22
 _FIXED_SLACK: Final = 2.0**-30

@@ -20,9 +20,8 @@ from typing import Any
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import folders_with, read_json, read_toml, reading
-from fedveil.privacy.accountant import cached_epsilon, is_large_delta
+from fedveil.privacy.accountant import cached_epsilon, is_large_delta, load_event_types
 from fedveil.privacy.accounting import make_accountant
-from fedveil.privacy.accounting_rule import load_event_types
 from fedveil.privacy.events import Event, atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement, show_delta, show_epsilon

@@ -31,8 +31,7 @@ from fedveil.files import (
     with_host_code,
 )
 from fedveil.line_log import LineLog, split_lines
-from fedveil.privacy.accountant import Accountant
-from fedveil.privacy.accounting_rule import load_event_types
+from fedveil.privacy.accountant import Accountant, load_event_types
 from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
 from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.validation import explain_errors

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accountant import Accountant, full_sensitivity, gaussian_delta, gaussian_epsilon
-from fedveil.privacy.accounting_rule import Losses, rule_of
+from fedveil.privacy.accountant import (
+    Accountant,
+    Losses,
+    full_sensitivity,
+    gaussian_delta,
+    gaussian_epsilon,
+    rule_of,
+)
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -27,9 +33,9 @@ if TYPE_CHECKING:  # imported when needed: it takes half a second
 _FFT_ERROR = 1e-12
 _FFT_ERROR_PER_RELEASE = 1e-15
 _MOST_NOISE = 1e6
-"""Largest noise multiplier that is computed; more noise is counted as this one, which costs more.
+"""Largest noise multiplier that is computed. More noise is counted as this much, which never lowers epsilon.
 
-The loss of a weaker release consists of rounding errors, and dp_accounting fails on it.
+With more noise the losses would consist of rounding errors, and dp_accounting fails on them.
 """
 _MOST_POINTS = 1 << 21
 """Approximate limit of the points of a composed distribution; beyond it the grid becomes coarser."""
@@ -46,7 +52,7 @@ More releases need gigabytes, and their epsilon is too large to be of use.
 _FAITHFUL = 600.0
 """Largest epsilon up to which sums of exp(-loss) are normal float64 numbers."""
 _HELD = 700.0
-"""Loss whose exponential is a float64 number, in every computation of dp_accounting."""
+"""Largest loss L for which exp(L) is a finite float64 number everywhere in dp_accounting."""
 _LARGEST = 2.0**60
 """Epsilon above which the bisection returns infinity."""
 _CLOSE = 1e-12
@@ -69,7 +75,7 @@ class PldAccountant(Accountant):
     equal releases.
 
     Under replace-one, unsampled releases have twice the sensitivity. Poisson-sampled Gaussian releases have a
-    distribution of their own, and fixed-size samples that of :mod:`fedveil.privacy.fixed_size`. Poisson-sampled
+    distribution of their own, and fixed-size samples that of :mod:`fedveil.privacy.sampling`. Poisson-sampled
     Laplace releases and mixtures are refused. Under add-or-remove, fixed-size samples are refused.
     """
 
@@ -79,7 +85,10 @@ class PldAccountant(Accountant):
     interval: float | None = None
 
     def _supported(self, release: Event) -> bool:
-        """Return whether the release has a loss distribution, or is without a guarantee, or a distance."""
+        """Return whether the accountant can count the release.
+
+        It counts releases with a loss distribution, releases without a guarantee, and statistical distances.
+        """
         if isinstance(release, NoGuarantee | NearbyEvent):
             return True
         return rule_of(release).losses(release, self.adjacency) is not None
@@ -174,7 +183,7 @@ def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
 
 
 def _counted_as(release: Any) -> Event:
-    """Return the release that is counted instead: with at most the noise whose loss is computable."""
+    """Return the release with its noise multiplier lowered to the largest one that is computed."""
     if isinstance(getattr(release, "event", None), Event):
         return cast(Event, replace(release, event=_counted_as(release.event)))
     if not hasattr(release, "noise_multiplier"):

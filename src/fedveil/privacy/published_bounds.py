@@ -286,7 +286,7 @@ class OneRoundProfile:
 
     @property
     def meaningless(self) -> bool:
-        """Whether delta >= 1/n: a mechanism that publishes one of the n records may satisfy the claim."""
+        """Return whether delta >= 1/n: a mechanism that publishes one of the n records may satisfy the claim."""
         return self.delta >= 1 / self.records
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import gammaln, logsumexp
 
-from fedveil.privacy.accountant import Accountant
-from fedveil.privacy.accounting_rule import rule_of
+from fedveil.privacy.accountant import Accountant, rule_of
 from fedveil.privacy.events import Adjacency, Event, NearbyEvent, NoGuarantee
 
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + step / 10 for step in range(1, 100)), *map(float, range(12, 64)))

@@ -184,7 +184,7 @@ class Statement:
 
     @property
     def has_large_delta(self) -> bool:
-        """Whether delta is at least 1 / units, so that the statement promises nothing to any single unit."""
+        """Return whether delta is at least 1 / units, so that the statement promises nothing to any single unit."""
         return self.units is not None and is_large_delta(self.delta, self.units)
 
     @property

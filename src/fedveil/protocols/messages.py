@@ -20,11 +20,13 @@ import numpy as np
 from fedveil.crypto.key_agreement import KEY_BYTES, RUN_BYTES, RoundId, SignedKey
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.crypto.masks import Words
+from fedveil.errors import ProtocolError
 from fedveil.privacy.claims import Key, Reveals, check_reveals
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import (
     Body,
     FieldCodec,
+    Reader,
+    Writer,
     custom_field,
     fixed_bytes,
     number,
@@ -32,7 +34,6 @@ from fedveil.protocols.field_codecs import (
     repeated,
     wire_field,
 )
-from fedveil.protocols.wire import Reader, Writer
 
 SERVER: Final = 0xFFFF
 """Number of the server as sender or recipient; silos are numbered from 0."""

@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.crypto.key_agreement import RoundId
+from fedveil.errors import ProtocolError
 from fedveil.privacy.claims import Reveals
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.exchanges import Exchanges
 from fedveil.protocols.field_codecs import custom_field
 from fedveil.protocols.messages import SERVER, Envelope, Inbox, Message, message
 from fedveil.protocols.protocol import (
@@ -19,6 +18,7 @@ from fedveil.protocols.protocol import (
     ClientInputs,
     ClientProtocol,
     Drawn,
+    Exchanges,
     GivenIn,
     Outgoing,
     ResultOut,

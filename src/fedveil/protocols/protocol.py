@@ -6,13 +6,19 @@
 Both ends accept and return bytes, which the transport does not read. A client is a silo, or a user's device that
 sends messages itself. The types of a client's input and of the result depend on the protocol: float64 vectors in the
 clear, integers in grid units under masks.
+
+Describe the kinds and the order of the messages between the server and one client.
+
+A shape is the exact sequence of message kinds in one transmission. A :class:`ProtocolMessage` counts as the kind of
+the message that it carries. A transmission is accepted only if it matches the expected shape completely, so a sender
+cannot add a message that the recipient does not expect.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -21,10 +27,71 @@ from jaxtyping import Bool, Float64
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.exchanges import Exchanges
-from fedveil.protocols.messages import SERVER
+from fedveil.errors import ProtocolError
+from fedveil.protocols.messages import SERVER, Envelope, Message
+from fedveil.protocols.session_messages import ProtocolMessage, SessionMessage
 from fedveil.randomness import PrivacyRandomness
+
+# --- kinds and order of messages ---
+
+Kind = type[Message]
+Shape = tuple[Kind, ...]
+"""Kinds of the messages of one transmission, in their order."""
+
+
+@dataclass(frozen=True)
+class ExchangeStep:
+    """One exchange with a client.
+
+    Attributes:
+        requests: kinds of the messages that the server sends.
+        replies: kinds of the messages that the client answers.
+    """
+
+    requests: Shape
+    replies: Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanges:
+    """Messages of a protocol between the server and one client in one session.
+
+    Attributes:
+        joined: kinds that the client sends when it joins.
+        setup: exchanges before the first round.
+        first: kinds that the server sends ahead of the session's first round, in the transmission that begins it.
+        begin: kinds that the server sends at the beginning of every round, ahead of the client's task.
+        played: maps the number of a round to the shape of the client's answer to its task, and the exchanges after
+            it.
+    """
+
+    joined: Shape = ()
+    setup: tuple[ExchangeStep, ...] = ()
+    first: Shape = ()
+    begin: Shape = ()
+    played: Callable[[int], tuple[Shape, tuple[ExchangeStep, ...]]]
+
+
+def message_shape(parts: Sequence[SessionMessage]) -> Shape:
+    """Return the kinds of the messages of one transmission.
+
+    Raises:
+        ProtocolError: a :class:`ProtocolMessage` that carries no message of this version, or a session message.
+    """
+    return tuple(
+        _relayed(part.message) if isinstance(part, ProtocolMessage) else type(part) for part in parts
+    )
+
+
+def _relayed(data: bytes) -> Kind:
+    kind = Envelope.kind_of(data)
+    # A session message inside a ProtocolMessage would pass for a session message in the shape.
+    if issubclass(kind, SessionMessage):
+        raise ProtocolError(f"a message with {kind.purpose} is no message of a protocol")
+    return kind
+
+
+# --- protocols ---
 
 Outgoing: TypeAlias = list[tuple[int, bytes]]
 """Messages of the server, as pairs of the recipient's number and bytes."""
@@ -89,7 +156,7 @@ class ServerProtocol(Protocol[ResultOut]):
 
     @property
     def ready(self) -> bool:
-        """Whether the setup is complete, so that a round can begin."""
+        """Return whether the setup is complete, so that a round can begin."""
         ...
 
     @property
@@ -99,12 +166,12 @@ class ServerProtocol(Protocol[ResultOut]):
 
     @property
     def has_quorum(self) -> bool:
-        """Whether :meth:`proceed` can continue without the missing clients."""
+        """Return whether :meth:`proceed` can continue without the missing clients."""
         ...
 
     @property
     def may_have_released(self) -> bool:
-        """Whether the attempt may have revealed its sum; from then on its privacy event must be charged."""
+        """Return whether the attempt may have revealed its sum; from then on its privacy event must be charged."""
         ...
 
     @property
@@ -169,7 +236,7 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
     @property
     @abstractmethod
     def awaits_input(self) -> bool:
-        """Whether the protocol awaits :meth:`contribute` now."""
+        """Return whether the protocol awaits :meth:`contribute` now."""
 
     @property
     def binding(self) -> bytes:
@@ -181,7 +248,7 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
 
     @property
     def has_result(self) -> bool:
-        """Whether the result of the round has arrived; always False if only the server learns it."""
+        """Return whether the result of the round has arrived; always False if only the server learns it."""
         return False
 
     @property
@@ -305,7 +372,7 @@ class ProtocolSpec(Protocol[GivenT, ResultT]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round repeated in another session gives the same sum, for the same inputs.
+        """Return whether a round repeated in another session gives the same sum, for the same inputs.
 
         If False, another attempt is another release, for freshly sampled users, and costs another charge.
         """
@@ -342,7 +409,7 @@ class ProtocolSpec(Protocol[GivenT, ResultT]):
 
     @property
     def result_at_server(self) -> bool:
-        """Whether the server learns the result; if False, every client learns it and the server does not."""
+        """Return whether the server learns the result; if False, every client learns it and the server does not."""
         ...
 
     def server(self, run: bytes) -> ServerProtocol[ResultT]:

@@ -16,7 +16,7 @@ from enum import Enum
 from string import Formatter
 from typing import Final, Literal
 
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import ProtocolError
 from fedveil.protocols.field_codecs import FieldCodec, fixed_bytes, number, pair, repeated
 
 Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]

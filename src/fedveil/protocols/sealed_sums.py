@@ -19,16 +19,20 @@ from typing import cast
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import KEY_BYTES, AgreementKey, PairwiseSecret, RoundId
+from fedveil.crypto.key_agreement import KEY_BYTES, AgreementKey, PairwiseSecret, RoundId, seal, unseal
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.privacy.claims import Key, Reveals
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.exchanges import Exchanges
 from fedveil.protocols.field_codecs import REST, fixed_bytes, wire_field
 from fedveil.protocols.messages import SERVER, Envelope, Inbox, Message, message
 from fedveil.protocols.plaintext_sums import FullCohortSpec, PlaintextServer, SingleMessageClient
-from fedveil.protocols.protocol import ClientContext, ClientInputs, ClientProtocol, Outgoing, ServerProtocol
+from fedveil.protocols.protocol import (
+    ClientContext,
+    ClientInputs,
+    ClientProtocol,
+    Exchanges,
+    Outgoing,
+    ServerProtocol,
+)
 
 Vector = Float64[np.ndarray, " d"]
 
@@ -102,7 +106,7 @@ class SealedServer(PlaintextServer):
 
     @property
     def ready(self) -> bool:
-        """Whether every client's key is known."""
+        """Return whether every client's key is known."""
         return len(self._shared) == self._agreed.clients
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
@@ -166,7 +170,7 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether the server's key has arrived."""
+        """Return whether the server's key has arrived."""
         return self._shared is not None
 
     def announce(self) -> bytes | None:

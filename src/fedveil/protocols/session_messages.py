@@ -11,12 +11,14 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from fedveil.crypto.key_agreement import KEY_BYTES
 from fedveil.crypto.keys import SIGNATURE_BYTES
+from fedveil.errors import ProtocolError
 from fedveil.privacy.claims import Key, Reveals, Role, Sent
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import (
     BLOCK,
     REST,
     FieldCodec,
+    Reader,
+    Writer,
     fixed_bytes,
     number,
     pair,
@@ -25,7 +27,6 @@ from fedveil.protocols.field_codecs import (
 )
 from fedveil.protocols.messages import KINDS, Message, by_silo, message
 from fedveil.protocols.refusals import REFUSAL, Refusal
-from fedveil.protocols.wire import Reader, Writer
 
 DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 16
@@ -276,7 +277,7 @@ class SampledUsers(SessionMessage):
 
 @message(73, "whether the reader takes part")
 class SampledFlag(SessionMessage):
-    """Whether the recipient is sampled in the round; it carries no other client's bit.
+    """Sampling bit of the recipient in the round; it carries no other client's bit.
 
     Attributes:
         drawn: True if the recipient takes part.

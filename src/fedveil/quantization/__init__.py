@@ -4,8 +4,7 @@ A :class:`~fedveil.quantization.codec.Codec` turns an update into one byte strin
 It is the entry point; docs/theory/lrsuq.md gives the guarantees and their conditions.
 """
 
-from fedveil.quantization.codec import Codec, gaussian_channel
-from fedveil.quantization.errors import (
+from fedveil.errors import (
     ChannelError,
     ForeignStreamError,
     MessageError,
@@ -13,9 +12,19 @@ from fedveil.quantization.errors import (
     UnsupportedPairError,
     UpdateError,
 )
-from fedveil.quantization.information import gaussian_limit, information_limit
+from fedveil.quantization.codec import Codec, gaussian_channel
 from fedveil.quantization.lattices import Lattice, lattice
-from fedveil.quantization.laws import BallLaw, CellLaw, GaussianLaw, LaplaceLaw, Law, NoiseLaw, StudentLaw
+from fedveil.quantization.laws import (
+    BallLaw,
+    CellLaw,
+    GaussianLaw,
+    LaplaceLaw,
+    Law,
+    NoiseLaw,
+    StudentLaw,
+    gaussian_limit,
+    information_limit,
+)
 from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import InsecureSimulationStreams, KeyedStreams, SharedStreams, update_key
 

@@ -2,6 +2,11 @@
 
 An update is cut into blocks of at most 65,536 parameters. Each block is quantised and coded on its own streams.
 In addition to the update and its message, memory therefore holds one block, for every length of the update.
+
+Encode whole numbers as bytes by a range coder, without a key: messages that are rounded after their noise.
+
+A message is, block by block, the root mean square of the block's numbers and the numbers themselves, as a rounded
+Gaussian of that size. The model determines the number of bits, never the decoded numbers.
 """
 
 from __future__ import annotations
@@ -12,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 
-from fedveil.quantization.errors import ChannelError, MessageError, UpdateError
-from fedveil.quantization.lattices import E8, Z1
+from fedveil.errors import ChannelError, MessageError, UpdateError
+from fedveil.quantization.lattices import E8, Z1, read_points, write_points
 from fedveil.quantization.laws import GaussianLaw
 from fedveil.quantization.orbits import (
     MAX_ORDER,
@@ -27,10 +32,9 @@ from fedveil.quantization.orbits import (
     select,
     write_selection,
 )
-from fedveil.quantization.points import read_points, write_points
 from fedveil.quantization.quantizers import LayeredQuantizer
 from fedveil.quantization.streams import SharedStreams
-from fedveil.quantization.symbols import SymbolReader, SymbolWriter
+from fedveil.quantization.symbols import Contexts, SymbolReader, SymbolWriter
 from fedveil.quantization.wire import Envelope, Header, seal, unseal
 
 BLOCK = 1 << 16
@@ -318,3 +322,43 @@ def _decode_block(
     points = read_points(reader, dithers, spread * quantizer.law.scale / scales, grid)
     values = quantizer.reconstruct(points, dithers, scales).reshape(-1)[:length]
     return values, _symbols_checksum(points, checksum)
+
+
+# --- whole numbers, without a key ---
+
+_SPREAD_BITS = 16
+
+
+def encode_integers(values: Int64[np.ndarray, " m"]) -> bytes:
+    """Return the code of numbers below 2^59.
+
+    >>> decode_integers(encode_integers(np.array([3, -5, 0])), 3).tolist()
+    [3, -5, 0]
+    """
+    writer = SymbolWriter()
+    for start in range(0, len(values), BLOCK):
+        block = values[start : start + BLOCK]
+        code = spread_code(block.astype(np.float64), 1.0)
+        writer.field(code, _SPREAD_BITS)
+        writer.integers(block, _contexts(code, len(block)))
+    return writer.finish()
+
+
+def decode_integers(message: bytes, length: int) -> Int64[np.ndarray, " m"]:
+    """Return the ``length`` numbers of a code.
+
+    Raises:
+        MessageError: bytes that no sender writes, or the code of other numbers.
+    """
+    reader, found = SymbolReader(message), np.empty(length, dtype=np.int64)
+    for start in range(0, length, BLOCK):
+        block = found[start : start + BLOCK]
+        block[:] = reader.integers(_contexts(reader.field(_SPREAD_BITS), len(block)))
+    if encode_integers(found) != message:
+        raise MessageError("the message is the code of no numbers of this length")
+    return found
+
+
+def _contexts(code: int, count: int) -> Contexts:
+    """Return the models of a block's numbers, given the code of their root mean square."""
+    return Contexts.choose(np.zeros(count), np.full(count, read_spread(code)))

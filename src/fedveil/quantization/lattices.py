@@ -1,4 +1,4 @@
-"""Define lattices with exact, vectorised closest-point decoders.
+"""Define lattices with exact, vectorised closest-point decoders, and the entropy code of their points.
 
 A lattice point is ``k @ generator`` for an integer row ``k``. Generators are lower triangular. The last coordinate of
 a point therefore depends on the last integer alone, the one before it on the last two, and so on. The entropy coder
@@ -14,6 +14,17 @@ D3       3           0.707               2       0.740
 D4       4           0.707               2       0.617
 E8       8           0.707               1       0.254
 =======  ==========  ==================  ======  ==========================
+
+Encode the lattice points of a block as integers, each conditional on the integers before it.
+
+The parameters of a block are modelled as N(0, s^2) with the block's spread s, which the message contains. Given the
+scale beta and the accepted dither V, the lattice point M is the quantised x / beta - V. On Z^n its coordinates are
+independent, and coordinate i is N(-V_i, (s / beta)^2) rounded to an integer. This model is exact for a Gaussian x. On
+other lattices the integer coordinates are written from the last to the first, each as a Gaussian on the coset that
+the later coordinates leave. Its variance is that of x_i / beta, plus that of the error (rho^2 / (n + 2), a uniform
+point of the ball), minus the variance of the rounding to the coset's steps.
+
+A model determines the number of bits, never the decoded values.
 """
 
 from __future__ import annotations
@@ -25,7 +36,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.quantization.errors import ChannelError
+from fedveil.errors import ChannelError, MessageError
+from fedveil.quantization.symbols import Contexts, SymbolReader, SymbolWriter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,3 +199,79 @@ def lattice(name: str) -> Lattice:
     if name[:1] == "Z" and name[1:].isascii() and name[1:].isdigit() and 1 <= int(name[1:]) <= 64:
         return integer_lattice(int(name[1:]))
     raise ChannelError(f"no lattice is called {name!r}: choose Z1 to Z64, A2, D3, D4 or E8")
+
+
+# --- entropy coding of lattice points ---
+
+
+def _cubic(lattice: Lattice) -> bool:
+    return lattice.name.startswith("Z")
+
+
+def _deviation(lattice: Lattice, ratio: Float64[np.ndarray, " m"], i: int) -> Float64[np.ndarray, " m"]:
+    """Return the standard deviation of integer coordinate i, in its own steps."""
+    step = float(lattice.generator[i, i])
+    excess = lattice.packing_radius**2 / (lattice.dimension + 2) - step**2 / 12
+    square = ratio * ratio
+    # The excess can be negative; a floor of a quarter of the variance keeps the model valid.
+    return np.asarray(np.sqrt(np.maximum(square + excess, 0.25 * square)) / step)
+
+
+def write_points(
+    writer: SymbolWriter,
+    points: Float64[np.ndarray, "m n"],
+    dithers: Float64[np.ndarray, "m n"],
+    ratio: Float64[np.ndarray, " m"],
+    lattice: Lattice,
+) -> None:
+    """Write lattice points.
+
+    Args:
+        writer: destination.
+        points: (m, n) lattice points.
+        dithers: (m, n) accepted dithers.
+        ratio: (m,) s / beta of each sub-vector.
+        lattice: of the points.
+    """
+    if _cubic(lattice):
+        contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
+        writer.integers(points.ravel().astype(np.int64), contexts)
+        return
+    integers = lattice.integers(points)
+    rest = -dithers
+    for i in range(lattice.dimension - 1, -1, -1):
+        row = lattice.generator[i]
+        mean = rest[:, i] / row[i]
+        centre = np.rint(mean)
+        contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
+        writer.integers(integers[:, i] - centre.astype(np.int64), contexts)
+        rest -= integers[:, i, None] * row
+
+
+def read_points(
+    reader: SymbolReader,
+    dithers: Float64[np.ndarray, "m n"],
+    ratio: Float64[np.ndarray, " m"],
+    lattice: Lattice,
+) -> Float64[np.ndarray, "m n"]:
+    """Read the lattice points that :func:`write_points` wrote.
+
+    Raises:
+        MessageError: a point that is too far away for any sender.
+    """
+    if _cubic(lattice):
+        contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
+        return reader.integers(contexts).astype(np.float64).reshape(dithers.shape)
+    integers = np.empty(dithers.shape, dtype=np.int64)
+    rest = -dithers
+    for i in range(lattice.dimension - 1, -1, -1):
+        row = lattice.generator[i]
+        mean = rest[:, i] / row[i]
+        centre = np.rint(mean)
+        contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
+        integers[:, i] = centre.astype(np.int64) + reader.integers(contexts)
+        rest -= integers[:, i, None] * row
+        # A hostile message must not overflow int64 in the next coordinate.
+        if np.abs(rest).max(initial=0) > 2.0**58:
+            raise MessageError("the message holds a lattice point that no sender writes")
+    return lattice.points(integers)

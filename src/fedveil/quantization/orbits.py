@@ -34,8 +34,8 @@ import constriction
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from fedveil.quantization.errors import MessageError
-from fedveil.quantization.points import read_points, write_points
+from fedveil.errors import MessageError
+from fedveil.quantization.lattices import read_points, write_points
 from fedveil.quantization.portable import normals, uniforms
 from fedveil.quantization.quantizers import LayeredQuantizer, Quantized
 from fedveil.quantization.streams import SharedStreams
@@ -157,7 +157,7 @@ class Selection:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether enough rows are sent without their trial; otherwise the block is sent as :attr:`trial`.
+        """Return whether enough rows are sent without their trial; otherwise the block is sent as :attr:`trial`.
 
         It must be this trial and no other: it decided which rows are sent, so a second trial has another law.
         """

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from fedveil.quantization.errors import UnsupportedPairError
+from fedveil.errors import UnsupportedPairError
 from fedveil.quantization.lattices import Lattice
 from fedveil.quantization.laws import CellLaw, Law
 from fedveil.quantization.portable import uniforms
@@ -71,7 +71,7 @@ class LayeredQuantizer:
 
     @property
     def rejects(self) -> bool:
-        """Whether a dither can be rejected: never for SDQ, nor on the line, where ball and cell are equal."""
+        """Return whether a dither can be rejected: never for SDQ, nor on the line, where ball and cell are equal."""
         return self.lattice.dimension > 1 and not isinstance(self.law, CellLaw)
 
     def scales(self, streams: SharedStreams, block: int, count: int) -> Float64[np.ndarray, " count"]:

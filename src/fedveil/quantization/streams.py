@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from jaxtyping import UInt64
 
-from fedveil.quantization.errors import StreamReuseError
+from fedveil.errors import StreamReuseError
 from fedveil.randomness import BitSource, KeyedStream
 
 FINGERPRINT_BYTES = 4
@@ -56,7 +56,7 @@ class SharedStreams(Protocol):
 
     @property
     def secure(self) -> bool:
-        """Whether the streams are unpredictable without the key."""
+        """Return whether the streams are unpredictable without the key."""
         ...
 
     def source(self, *path: str | int) -> BitSource:

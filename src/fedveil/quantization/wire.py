@@ -9,7 +9,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from fedveil.quantization.errors import ChannelError, ForeignStreamError, MessageError
+from fedveil.errors import ChannelError, ForeignStreamError, MessageError
 from fedveil.quantization.lattices import Lattice, lattice
 from fedveil.quantization.laws import BallLaw, CellLaw, GaussianLaw, LaplaceLaw, Law, StudentLaw
 from fedveil.quantization.quantizers import LayeredQuantizer

@@ -13,7 +13,7 @@ from typing import Final
 from markupsafe import Markup
 
 from fedveil.errors import RunFolderError
-from fedveil.report import comparison_plots
+from fedveil.report import plots
 from fedveil.report.document import (
     PRIVATE,
     Section,
@@ -170,7 +170,7 @@ class Comparison:
             by_round = [curve for v in self.variants if (curve := v.curve(metric, over="rounds"))]
             if not by_round:
                 continue
-            shown.append(comparison_plots.compared_by_round(by_round, metric))
+            shown.append(plots.compared_by_round(by_round, metric))
             private: list[Curve] = []
             unprotected: list[Curve] = []
             for variant, row in zip(self.variants, self.rows, strict=True):
@@ -180,15 +180,13 @@ class Comparison:
                     (private if guaranteed else unprotected).append(curve)
             if private:
                 shown.append(
-                    comparison_plots.compared_by_epsilon(
-                        private, unprotected, metric, measured_by=f"one {units}"
-                    )
+                    plots.compared_by_epsilon(private, unprotected, metric, measured_by=f"one {units}")
                 )
             by_communication = [
                 curve for v in self.variants if (curve := v.curve(metric, over="communication_cost"))
             ]
             if by_communication:
-                shown.append(comparison_plots.compared_by_communication(by_communication, metric))
+                shown.append(plots.compared_by_communication(by_communication, metric))
         return tuple(shown)
 
 

@@ -20,8 +20,7 @@ from markupsafe import escape as escaped
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
 from fedveil.privacy.statement import Statement
-from fedveil.report.drawing import Plot, show, show_delta, show_epsilon
-from fedveil.report.svg import draw
+from fedveil.report.drawing import Plot, draw, show, show_delta, show_epsilon
 from fedveil.run.folder.documents import JsonValue
 from fedveil.sanitize import strip_control_characters
 

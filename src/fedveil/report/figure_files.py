@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,7 @@ from typing import Any, Final
 
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
-from fedveil.report.drawing import PALETTE, Axis, Plot, Series
-from fedveil.report.svg import draw
+from fedveil.report.drawing import PALETTE, Axis, Plot, Series, draw
 from fedveil.sanitize import as_spreadsheet_text, one_line
 
 _MATPLOTLIB_DASH: Final = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -72,12 +72,17 @@ def plot_rows(plot: Plot) -> Iterator[tuple[str, ...]]:
 
 
 def _value(axis: Axis, value: float) -> str:
-    return as_spreadsheet_text(axis.categories[int(value)]) if axis.categories else repr(float(value))
+    """Return a position as text: a category by its name, a place between two by its number, a gap as nothing."""
+    if math.isnan(value):
+        return ""
+    if axis.categories and float(value).is_integer():
+        return as_spreadsheet_text(axis.categories[int(value)])
+    return repr(float(value))
 
 
 def _slug(title: str) -> str:
     """Return a file name of ASCII letters, digits and hyphens."""
-    plain = title.replace("ε", "epsilon").replace("σ", "sigma").lower()
+    plain = title.replace("ε", "epsilon").replace("σ", "sigma").replace("²", "2").lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:60] or "figure"
 
 

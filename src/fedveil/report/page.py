@@ -191,6 +191,7 @@ def curves_section(run: RunData) -> Section | None:
     return Section(
         identifier="curves",
         title="Round by round",
+        appendix=not measured,  # the price alone is told by the statement
         plots=shown,
         body=collapsible("Every round as a table", _rounds_table(run)),
     )

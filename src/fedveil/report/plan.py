@@ -7,7 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedveil.privacy.statement import show_noise
-from fedveil.report import comparison_plots
+from fedveil.report import plots
 from fedveil.report.document import Section, document, table, write_document
 from fedveil.report.drawing import Curve, Plot, show, show_epsilon
 from fedveil.run.folder.documents import JsonValue
@@ -92,7 +92,7 @@ def _plot(rows: Sequence[PlanRow], axis: str, log: bool) -> Plot | None:
         )
         for colour, (setting, points) in enumerate(merged.items())
     ]
-    return comparison_plots.plan_curves(curves, axis=_COLUMNS[axis], log=log)
+    return plots.plan_curves(curves, axis=_COLUMNS[axis], log=log)
 
 
 def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:

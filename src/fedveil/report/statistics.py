@@ -1,4 +1,4 @@
-"""Page of a statistical release, and the section of released test metrics in the page of a training run."""
+"""Pages of statistical releases and of regressions, and the section of released test metrics in a run's page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 
 from fedveil.privacy.statement import Statement
 from fedveil.report.document import (
+    EMPTY,
     Section,
+    collapsible,
     document,
     notice,
     parties,
@@ -20,8 +22,11 @@ from fedveil.report.document import (
 from fedveil.report.drawing import Axis, Plot, Series, line, ribbon, show
 from fedveil.report.run_data import RunData
 from fedveil.run.folder.documents import read_statement
+from fedveil.statistics.evaluation.binary import BY_BIN
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 from fedveil.statistics.figures import ALL, Row, curves, rows
+from fedveil.statistics.inference.newton import Effect
+from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted
 from fedveil.statistics.intervals import Interval
 from fedveil.statistics.request import TOO_FEW
 from fedveil.statistics.result import ReleasedStatistics, read_released
@@ -163,7 +168,11 @@ def evaluation_section(run: RunData) -> Section | None:
     found = run.evaluated
     if found is None:
         return None
-    rows = [row_cells(row) for row in found.rows]
+    by_bin = [row_cells(row) for row in found.rows if row.figure == BY_BIN]
+    rows = [row_cells(row) for row in found.rows if row.figure != BY_BIN]
+    bins = collapsible(
+        "The calibration as a table", table(HEAD, by_bin, caption="Shares by bin of the score")
+    )
     return Section(
         identifier="evaluation",
         title="Test metrics",
@@ -174,8 +183,9 @@ def evaluation_section(run: RunData) -> Section | None:
         ),
         plots=list(_evaluation_plots(found)),
         body=table(
-            HEAD, rows, caption="Every figure with its interval for the population these people come from"
-        ),
+            HEAD, rows, caption="Figures with their intervals for the population these people come from"
+        )
+        + (bins if by_bin else EMPTY),
     )
 
 
@@ -192,3 +202,97 @@ def _evaluation_plots(found: ReleasedEvaluation) -> Iterator[Plot]:
                 line(0, name="model", points=one.points),
             ),
         )
+
+
+# --- regressions ---
+
+_RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "survival": "hazard ratio"}
+
+
+def write_inference(folder: Path) -> Path:
+    """Write `report.html` of a regression into its run folder, from the released figures only.
+
+    Raises:
+        RunFolderError: the folder has no regression or no statement, or cannot be written to.
+    """
+    fitted = read_fitted(folder)
+    page = document(
+        title=fitted.name,
+        kicker="fedveil · inference",
+        lead="What was promised comes first; what was found comes after it.",
+        sections=[promise(read_statement(folder / "privacy.json")), _found(fitted)],
+    )
+    return write_document(folder / "report.html", page)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value in the usual format of publications.
+
+    >>> p_text(3e-7), p_text(0.0456)
+    ('< 0.0001', '0.0456')
+    """
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def _found(fitted: FittedRegression) -> Section:
+    family = fitted.family.name
+    title = f"{family} regression of {', '.join(fitted.family.columns)}"
+    if fitted.hidden_reason is not None:
+        return Section(
+            identifier="coefficients", title=title, body=notice(fitted.hidden_reason, kind="warning")
+        )
+    ratio = _RATIOS.get(family)
+    head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
+    body = [_cells(one) for one in fitted.effects]
+    width = len(body[0])
+    body += [[name, TOO_FEW_HERE, *[""] * (width - 2)] for name in fitted.lost]
+    drawn = list(_forest([one for one in fitted.effects if one.name in fitted.design.names], ratio))
+    return Section(
+        identifier="coefficients",
+        title=title,
+        plots=drawn,
+        body=table([*head, "t", "df", "p", "width from privacy"], body, caption="All coefficients"),
+    )
+
+
+def _cells(one: Effect) -> list[str]:
+    ratios = (
+        [] if one.ratio is None else [show(one.ratio[0]), f"{show(one.ratio[1])} to {show(one.ratio[2])}"]
+    )
+    return [
+        one.name,
+        show(one.estimate),
+        f"{show(one.low)} to {show(one.high)}",
+        *ratios,
+        f"{one.z:.2f}",
+        f"{one.freedom:.3g}",
+        p_text(one.p),
+        f"{one.privacy:.0%}",
+    ]
+
+
+def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
+    """Yield a forest plot: coefficients with their intervals, one below the other."""
+    if not effects:
+        return
+    ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
+    label = ratio or "coefficient"
+    told = "; ".join(f"{one.name}: {show(value)}" for one, (value, _, _) in zip(effects, ends, strict=True))
+    yield Plot(
+        title=label.capitalize(),
+        alt=f"Points with intervals, one a coefficient. {told}.",
+        caption=f"With 95 % intervals for the population, per unit of the column. {told}.",
+        # No effect is a ratio of 1 or a coefficient of 0; ratios are symmetric on a logarithmic axis.
+        x=Axis(title=label, log=ratio is not None, rule=0.0 if ratio is None else 1.0),
+        y=Axis(title="", categories=tuple(one.name for one in effects)),
+        series=(
+            Series(
+                name="",
+                mark="intervals",
+                x=tuple(value for value, _, _ in ends),
+                y=tuple(range(len(ends))),
+                low=tuple(low for _, low, _ in ends),
+                high=tuple(high for _, _, high in ends),
+            ),
+        ),
+    )

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from markupsafe import Markup
 
 from fedveil.errors import ConfigError
-from fedveil.privacy.attack_bound import attack_accuracy
+from fedveil.privacy.audit import attack_accuracy
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency
 from fedveil.privacy.statement import Statement

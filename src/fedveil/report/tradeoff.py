@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import RunFolderError
-from fedveil.report import comparison_plots
+from fedveil.report import plots
 from fedveil.report.document import PRIVATE, Section, document, table, write_document
 from fedveil.report.drawing import Plot, show, words
 from fedveil.report.run_data import DIRECTION, RunData, load_run
@@ -118,7 +118,7 @@ def curves(runs: Sequence[Traded], key: str) -> tuple[Plot, ...]:
     labels = line_labels(runs, key)
     values = sorted({run.value for run in runs}, key=_place)
     return tuple(
-        comparison_plots.against_key(_means(runs, labels, name), values, key, _title(name))
+        plots.against_key(_means(runs, labels, name), values, key, _title(name))
         for name in (*metrics, *costs)
     )
 
@@ -127,7 +127,7 @@ def fronts(runs: Sequence[Traded], key: str) -> tuple[Plot, ...]:
     """Return a plot of all runs with their Pareto front for every pair of a metric and a cost."""
     metrics, costs = _measures(runs)
     return tuple(
-        comparison_plots.pareto(
+        plots.pareto(
             [
                 (getattr(run, cost), run.metrics[metric], f"{run.run} ({key} = {run.value})", run in best)
                 for run in runs

@@ -35,8 +35,14 @@ from fedveil.data.records import Groups, Population, Records
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.methods.method import sum_noise_std
 from fedveil.methods.server_state import begin_state
-from fedveil.privacy.attack_bound import attack_accuracy, membership_bound
-from fedveil.privacy.audit import EpsilonBound, Membership, canary_bound, membership
+from fedveil.privacy.audit import (
+    EpsilonBound,
+    Membership,
+    attack_accuracy,
+    canary_bound,
+    membership,
+    membership_bound,
+)
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.named_code import check_code
 from fedveil.run.folder.diagnostics import require_same_records
@@ -78,7 +84,7 @@ class Audit:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the claimed epsilon lies below the lower bound of an attack."""
+        """Return whether the claimed epsilon lies below the lower bound of an attack."""
         return self.claimed is not None and self.bound is not None and self.bound.epsilon > self.claimed
 
 

@@ -27,13 +27,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fedveil.checks import equal_up_to_rounding
-from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
+from fedveil.errors import IntegrityError, PrivacyError, RunFolderError, SiloVanished
 from fedveil.files import read_json, reading
 from fedveil.methods.guarantee import Guarantee
-from fedveil.privacy.accounting_rule import load_event_types
+from fedveil.privacy.accountant import load_event_types
 from fedveil.privacy.events import Event, event_from_json
 from fedveil.privacy.ledger import Entry, Ledger
-from fedveil.protocols.errors import SiloVanished
 from fedveil.run.folder.documents import SCHEMA_VERSION, FailedAttempt, read_lines
 from fedveil.run.folder.run_folder import STATEMENT, RunFolder
 
@@ -101,7 +100,7 @@ class Journal:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the parties sign every step, each in a process of its own."""
+        """Return whether the parties sign every step, each in a process of its own."""
         return self._witness is not None
 
     def close(self) -> None:
@@ -260,7 +259,7 @@ class Step:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next attempt needs a charge."""
+        """Return whether the next attempt needs a charge."""
         return self.charges <= self._spent_before + self._released + self._lost_sight_of()
 
     def _lost_sight_of(self) -> int:

@@ -17,14 +17,14 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from fedveil.errors import SiloVanished
 from fedveil.methods.guarantee import Guarantee
-from fedveil.protocols.errors import SiloVanished
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt, Journal, Step, Witness
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -174,7 +174,7 @@ class RunParts(ABC, Generic[EndingT]):
     @property
     @abstractmethod
     def is_whole(self) -> bool:
-        """Whether nothing is left to release, so that the silos may sign the end."""
+        """Return whether nothing is left to release, so that the silos may sign the end."""
 
     @property
     @abstractmethod

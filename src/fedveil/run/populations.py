@@ -14,7 +14,7 @@ from fedveil.errors import RunFolderError
 from fedveil.files import read_content
 from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.experiment import DataSection, refuse_session
-from fedveil.run.placement import Machines
+from fedveil.run.executors import Machines
 from fedveil.run.releases.preprocessing import read_preprocessed
 
 

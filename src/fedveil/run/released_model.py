@@ -1,4 +1,4 @@
-"""What a released model of a table does: partial dependence by column, and a tree.
+"""Explain a released model of a table: partial dependence by column, and a surrogate tree.
 
 Everything here follows from the released model and the public schema, so it costs no privacy. No record is read.
 """

@@ -15,7 +15,6 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records, limit_records_per_user
-from fedveil.data.schema import refuse_late_entry
 from fedveil.errors import CompositionError, ConfigError, DataError
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.derive import derive
@@ -24,7 +23,7 @@ from fedveil.methods.method import Method, contribution_weights, message_length
 from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
-from fedveil.privacy.noise.law import grid_gaussian
+from fedveil.privacy.noise import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -34,7 +33,7 @@ from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.task_choice import beginning, task_of
 from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
-from fedveil.run.placement import AnyTrainer, batching_caveats, place_on_device
+from fedveil.run.executors import AnyTrainer, batching_caveats, place_on_device
 from fedveil.run.populations import PopulationCache
 from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing
@@ -79,7 +78,7 @@ class Prepared:
 
     @property
     def secure(self) -> bool:
-        """Whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
+        """Return whether noise and sampling are unpredictable: the run has no ``privacy.insecure_seed``."""
         return self.experiment.privacy.insecure_seed is None
 
     def epsilon_after(self, rounds: int) -> float:
@@ -203,7 +202,6 @@ def prepare(
     # Side releases are planned from public numbers first, so that a refusal depends on no record.
     evaluation, preprocessing = _beside(experiment, populations)
     population = populations.load(experiment.data, experiment.seed)
-    refuse_late_entry(population.schema, "training")
     experiment = _with_delta(experiment, population.n_users)
     experiment.privacy.check_delta(population.n_users)
     if experiment.schema_version == 1:

@@ -20,21 +20,19 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from fedveil.errors import SiloVanished
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.method import message_kinds, message_length
 from fedveil.methods.no_protection import open_sums
-from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
-from fedveil.protocols.errors import SiloVanished
+from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver, Transcript
 from fedveil.protocols.protocol import ProtocolSpec
-from fedveil.protocols.transcript import Transcript
 from fedveil.run.journal import Attempt
 from fedveil.run.loop import Played
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
-from fedveil.run.rounds.next_model import next_model
 from fedveil.run.rounds.retries import DropoutRule
-from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup, next_model
 from fedveil.run.steps.release import ReleasePart
 from fedveil.run.steps.training import TrainingPart
 from fedveil.training.server.optimizers import State

@@ -2,7 +2,8 @@
 
 The processes form a gloo group of :mod:`torch.distributed`, as under ``torchrun``. Process 0 is the run. Each other
 process receives the trainer and the records from it, through a pipe and never through a file, and trains its part of
-every round on one core (:mod:`fedveil.training.distributed`). See docs/how-to/several-processes.md.
+every round on one core (:mod:`fedveil.training.distributed`). Records are sent from where they lie, without a copy in
+process 0; each other process holds them once. See docs/how-to/several-processes.md.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
+from torch import Tensor
 
 from fedveil.errors import ConfigError
 from fedveil.randomness import ExperimentRandomness
@@ -30,6 +32,11 @@ from fedveil.run.setup import Prepared, check_dealt_out
 from fedveil.sanitize import sanitize
 from fedveil.training.distributed import DistributedTrainer, serve
 from fedveil.training.trainer import PartitionedTrainer
+
+_LARGE: Final = 1 << 20
+"""Least size of a tensor that is sent from where it lies, in bytes."""
+_CHUNK: Final = 1 << 24
+"""Bytes of a message through a pipe: a receiver holds one message beside what it has received."""
 
 
 @contextmanager
@@ -77,7 +84,15 @@ class _Carrier(pickle.Pickler):
     """Pickler that refuses code of a session without a file, which no other process can import."""
 
     def reducer_override(self, one: Any) -> Any:
-        """Refuse a class or a function of such a session; leave all other objects to pickle."""
+        """Refuse a class or a function of such a session; carry a large tensor as an array."""
+        if (
+            type(one) is Tensor
+            and one.device.type == "cpu"
+            and one.nbytes >= _LARGE
+            and not one.requires_grad
+        ):
+            with suppress(TypeError):  # a type of numbers that NumPy lacks
+                return torch.from_numpy, (one.numpy(),)
         session = sys.modules["__main__"]
         is_code = isinstance(one, type | FunctionType)
         if is_code and one.__module__ == "__main__" and not hasattr(session, "__file__"):
@@ -98,25 +113,44 @@ def check_carried(prepared: Prepared) -> None:
         pickle_for_workers(split_trainer(prepared))
 
 
-def pickle_for_workers(value: object) -> bytes:
-    """Return a value in the form that other processes of this program read.
+def pickle_for_workers(value: object) -> list[memoryview]:
+    """Return a value in the form that other processes of this program read, and the memory of its large arrays.
+
+    The arrays are not copied: :func:`send_parts` reads them where they lie.
 
     Raises:
         ConfigError: names what cannot be carried: an object without an importable class or function, an open file.
     """
-    stream = BytesIO()
+    stream, arrays = BytesIO(), list[pickle.PickleBuffer]()
     try:
-        _Carrier(stream, pickle.HIGHEST_PROTOCOL).dump(value)
+        _Carrier(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=arrays.append).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"trainer.processes: the model, the loss or the local algorithm cannot be carried to other processes "
             f"({sanitize(str(error))}); define it at the top of a module, without lambdas, or leave processes at 1"
         ) from None
-    return stream.getvalue()
+    return [stream.getbuffer(), *(one.raw() for one in arrays)]
+
+
+def send_parts(pipe: Connection, parts: Sequence[memoryview]) -> None:
+    """Send what :func:`pickle_for_workers` returned."""
+    pipe.send([part.nbytes for part in parts])
+    for part in parts:
+        for start in range(0, part.nbytes, _CHUNK):
+            pipe.send_bytes(part[start : start + _CHUNK])
+
+
+def receive_parts(pipe: Connection) -> Any:
+    """Receive a value that :func:`send_parts` sent; its arrays are filled in place."""
+    parts = [bytearray(size) for size in pipe.recv()]
+    for part in parts:
+        for start in range(0, len(part), _CHUNK):
+            pipe.recv_bytes_into(part, start)
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from the process that started this one
 
 
 @contextmanager
-def _workers(payload: bytes, count: int) -> Iterator[None]:
+def _workers(payload: Sequence[memoryview], count: int) -> Iterator[None]:
     """Start ``count`` - 1 worker processes; this process becomes process 0 of the default group.
 
     Raises:
@@ -138,7 +172,7 @@ def _workers(payload: bytes, count: int) -> Iterator[None]:
                 others.append((process, mine))
             for _, pipe in others:
                 with suppress(OSError):  # a dead worker; its answer below says so
-                    pipe.send_bytes(payload)
+                    send_parts(pipe, payload)
             for process, pipe in others:
                 _check_begun(process, pipe)
             distributed.init_process_group("gloo", init_method=store, rank=0, world_size=count)
@@ -176,7 +210,7 @@ def _work(pipe: Connection, store: str, rank: int, count: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; process 0 ends the others
     torch.set_num_threads(1)
     try:
-        trainer, cohort, bound, seed = pipe.recv()
+        trainer, cohort, bound, seed = receive_parts(pipe)
     except (ImportError, AttributeError) as error:
         pipe.send_bytes(str(error).encode())
         return

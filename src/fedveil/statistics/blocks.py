@@ -2,15 +2,25 @@
 
 Convexity does the rest. A person's vector in a silo is a mean of those of the records there, a person's weights sum
 to at most 1, and norms are convex: so no person is longer than the longest record (docs/theory/statistics.md).
+
+The vector of a release: its blocks one after the other, each scaled so that one person's vector has norm 1 at most.
+
+Block b has vectors of norm at most c_b and d_b numbers whose errors count lambda_b each. Sent as a_b v_b with
+sum (a_b c_b)^2 = 1, its numbers have noise sigma / a_b. The sum of lambda_b d_b (sigma / a_b)^2 is least for
+
+    share_b = (a_b c_b)^2 = c_b sqrt(lambda_b d_b) / sum of the same,
+
+which is as good as separate releases that split mu^2 = sigma^-2, in one exchange and for one charge.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from jaxtyping import Float64
@@ -21,9 +31,11 @@ from fedveil.errors import ConfigError
 from fedveil.statistics.cells import Everybody, Partition
 from fedveil.statistics.strategy import Kind, Strategy
 
+# --- blocks ---
+
 
 class Encoder(ABC):
-    """What a record is turned into, before groups and strategy.
+    """Base class: map a record to the numbers of a block, before grouping and strategy.
 
     Attributes:
         width: length of a record's vector.
@@ -48,13 +60,13 @@ class Encoder(ABC):
 
     @property
     def n_expected_cells(self) -> int:
-        """One, unless an encoder says so."""
+        """Return 1; encoders with longer vectors override this."""
         return 1
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record."""
+        """Return the names of the columns that are read."""
 
     @property
     @abstractmethod
@@ -64,7 +76,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def norm(self) -> float:
-        """The largest l2 norm of a record's vector."""
+        """Return the largest l2 norm of a record's vector."""
 
     @abstractmethod
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -94,7 +106,7 @@ class OneHot(Encoder):
 
     @property
     def n_expected_cells(self) -> int:
-        """The cells that are not there for what is missing."""
+        """Return the cells other than those for missing values."""
         return self.cells.n_expected_cells
 
     @property
@@ -133,7 +145,7 @@ class Powers(Encoder):
 
     @property
     def norm(self) -> float:
-        """The square root of the width, where all numbers are at a bound."""
+        """Return the square root of the width, where all numbers are at a bound."""
         return math.sqrt(self.width)
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
@@ -185,23 +197,23 @@ class Block:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """What is sent of every group; cells that are in no order are sent as they are."""
+        """Return the strategy matrix of every group; unordered cells are sent as they are."""
         ordered = 0 if self.kind == "flat" else self.encoder.ordered_cells
         return Strategy(self.kind, ordered, self.encoder.width - ordered)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record, its group included."""
+        """Return the names of the columns that are read, those of the groups included."""
         return tuple(name for name in (*self.encoder.columns, *self.groups.columns) if name != "silo")
 
     @property
     def length(self) -> int:
-        """How many numbers are sent."""
+        """Return the number of sent numbers."""
         return self.groups.size * self.strategy.n_sent
 
     @property
     def norm(self) -> float:
-        """The largest l2 norm of one person's vector.
+        """Return the largest l2 norm of one person's vector.
 
         Under a strategy other than flat a record is one-hot, so that its code is a column of the strategy.
         """
@@ -233,3 +245,88 @@ class Block:
 def _csr(values: np.ndarray, columns: np.ndarray, n: int, width: int) -> sparse.csr_array:
     """Return the matrix with one entry a row."""
     return sparse.csr_array((values, columns, np.arange(n + 1)), shape=(n, width))
+
+
+# --- layout of a release ---
+
+MOST_NUMBERS: Final = 8192
+"""Numbers of one release: whoever reads it holds the covariance of its cells, 512 MiB of so many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutSlot:
+    """A block's place in the vector.
+
+    Attributes:
+        block: what it is.
+        start: of its numbers in the vector.
+        share: of the squared norm, and so of mu^2.
+    """
+
+    block: Block
+    start: int
+    share: float
+
+    @property
+    def scale(self) -> float:
+        """a_b, what the block's numbers are multiplied by."""
+        return math.sqrt(self.share) / self.block.norm
+
+    @property
+    def place(self) -> slice:
+        """Return the slice of the vector that holds the numbers."""
+        return slice(self.start, self.start + self.block.length)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of a release with their shares; public, and the same for every silo.
+
+    Raises:
+        ConfigError: no block, more than 8,192 numbers, or a weight that is not above 0.
+    """
+
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a vector without numbers, and blocks that nobody weighs."""
+        if not self.blocks:
+            raise ConfigError("statistics.release: nothing is asked for")
+        if self.length > MOST_NUMBERS:
+            many = max(self.blocks, key=lambda block: block.length)
+            raise ConfigError(
+                f"statistics.release.{many.release}: {many.length} of {self.length} numbers; a release takes "
+                f"at most {MOST_NUMBERS}: ask for fewer columns, categories, bins or groups"
+            )
+        for block in self.blocks:
+            if not (math.isfinite(block.weight) and block.weight > 0):
+                raise ConfigError(f"statistics.release.{block.release}.weight: must be above 0")
+
+    @cached_property
+    def slots(self) -> tuple[LayoutSlot, ...]:
+        """Return the blocks with their places and shares, in order."""
+        demand = [block.norm * math.sqrt(block.weight * block.length) for block in self.blocks]
+        total, start, found = math.fsum(demand), 0, []
+        for block, wanted in zip(self.blocks, demand, strict=True):
+            found.append(LayoutSlot(block=block, start=start, share=wanted / total))
+            start += block.length
+        return tuple(found)
+
+    @property
+    def length(self) -> int:
+        """d, how many numbers are sent."""
+        return sum(block.length for block in self.blocks)
+
+    @property
+    def norm(self) -> float:
+        """Return the largest l2 norm of one person's vector: 1."""
+        return math.sqrt(math.fsum((slot.scale * slot.block.norm) ** 2 for slot in self.slots))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns that are read, each once."""
+        return tuple(dict.fromkeys(name for block in self.blocks for name in block.columns))
+
+    def slots_of(self, release: str) -> Sequence[LayoutSlot]:
+        """Return the parts of one release."""
+        return tuple(slot for slot in self.slots if slot.block.release == release)

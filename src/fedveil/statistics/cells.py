@@ -39,7 +39,7 @@ class Partition(ABC):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """What is read of a record."""
+        """Return the names of the columns that are read."""
 
     @property
     @abstractmethod
@@ -53,12 +53,12 @@ class Partition(ABC):
 
     @property
     def size(self) -> int:
-        """How many cells."""
+        """Return the number of cells."""
         return len(self.labels)
 
     @property
     def n_expected_cells(self) -> int:
-        """How many cells people are expected to spread over, for predictions alone."""
+        """Return the number of cells that people are expected to spread over; used only in predictions."""
         return self.size
 
     @abstractmethod
@@ -79,7 +79,7 @@ class _OfColumn(Partition):
 
 @dataclass(frozen=True)
 class States(_OfColumn):
-    """Whether a column has a value: valid, missing, unreadable."""
+    """Cells "valid", "missing" and "unreadable" of a column."""
 
     labels: ClassVar[tuple[str, ...]] = ("with a value", MISSING, UNREADABLE)
     n_expected_cells: ClassVar[int] = 1  # most have a value
@@ -102,7 +102,7 @@ class Bins(_OfColumn):
 
     @property
     def ordered_cells(self) -> int:
-        """All but missing and unreadable."""
+        """Return the number of cells except "missing" and "unreadable"."""
         return len(self.edges) + 1
 
     @property
@@ -248,7 +248,7 @@ class _Followed(Partition):
 
 @dataclass(frozen=True)
 class Exits(_Followed):
-    """When a record is last followed, LAST INTERVAL FIRST, so that leading sums are the people at risk.
+    """Interval in which a record is last followed, LAST INTERVAL FIRST, so that leading sums count people at risk.
 
     Cells: beyond the grid; (g_J-1, g_J]; ...; [g_0, g_1]; unreadable (no time, a time before the grid, no event).
     """
@@ -260,7 +260,7 @@ class Exits(_Followed):
 
     @property
     def ordered_cells(self) -> int:
-        """All but the unreadable."""
+        """Return the number of cells except "unreadable"."""
         return len(self.grid)
 
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:

@@ -9,7 +9,7 @@ import numpy as np
 from fedveil.data.columns import categories_of
 from fedveil.data.schema import Number, Schema, Survival, refuse_late_entry
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block, Encoder, OneHot, Powers
+from fedveil.statistics.blocks import Block, Encoder, Layout, OneHot, Powers
 from fedveil.statistics.cells import (
     Bins,
     Categories,
@@ -22,7 +22,6 @@ from fedveil.statistics.cells import (
     States,
     declared_groups,
 )
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.local_vectors import LocalStatistic
 from fedveil.statistics.request import (
     ColumnRelease,

@@ -146,7 +146,7 @@ class _Pair:
 
     @property
     def interval(self) -> Interval:
-        """The correlation with its interval, within [-1, 1]."""
+        """Return the correlation with its interval, within [-1, 1]."""
         r, (_, one, other) = self._estimate, self._clear
         weights = self._weights(np.array([r]), np.array([np.sqrt(other / one)]))
         noise, people = (

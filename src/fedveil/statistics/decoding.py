@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from fedveil.statistics.blocks import Layout, LayoutSlot
 from fedveil.statistics.cells import Partition
-from fedveil.statistics.layout import Layout, LayoutSlot
 
 # --- isotonic regression ------------------------------------------------------------------------------------
 # Isotonic regression: the rising sequence that lies nearest to noisy values of one that rises.

@@ -10,13 +10,13 @@ and means and variances of columns, have neither.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 NORMAL_95: Final = 1.959963984540054
 Ends: TypeAlias = tuple[float | None, float | None]
 LEAST_RATIO: Final = 4.0
-"""How many standard deviations a denominator is from 0 at least, where a ratio has an interval."""
+"""Least ratio of a denominator to its standard deviation for a quotient to have an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,20 @@ class Interval:
             low_here=rescale(self.low_here),
             high_here=rescale(self.high_here),
             privacy=self.privacy,
+        )
+
+    def within(self, lower: float, upper: float) -> Interval:
+        """Return the interval with its ends cut to a range that is known to hold the figure."""
+
+        def cut(value: float | None) -> float | None:
+            return None if value is None else min(max(value, lower), upper)
+
+        return replace(
+            self,
+            low=cut(self.low),
+            high=cut(self.high),
+            low_here=cut(self.low_here),
+            high_here=cut(self.high_here),
         )
 
     def minus(self, other: Interval, privacy: float) -> Interval:
@@ -116,7 +130,7 @@ class Estimate:
 
     @property
     def interval(self) -> Interval:
-        """The normal intervals."""
+        """Return the normal intervals."""
         return normal(self.value, self.noise, self.people)
 
     def minus(self, other: Estimate) -> Interval:

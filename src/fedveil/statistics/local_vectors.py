@@ -21,7 +21,7 @@ from fedveil.data.columns import Column, ColumnTable, Places, State
 from fedveil.data.records import Groups
 from fedveil.privacy.bounds import FixedVector
 from fedveil.stage import Source
-from fedveil.statistics.layout import Layout, LayoutSlot
+from fedveil.statistics.blocks import Layout, LayoutSlot
 
 Progress = Callable[[int, int], None]
 """Called after each chunk with the number of finished (silo, person) pairs and the number of all pairs."""

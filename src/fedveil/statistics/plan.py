@@ -1,4 +1,4 @@
-"""What a release would show, before any record is read: predicted errors, and refusals from public numbers alone.
+"""Prediction of the errors of a release from public numbers, and refusal of a hopeless one, before a record is read.
 
 Predictions take all n_users people to have one record each, spread evenly over cells; numbers have a standard deviation
 of a third of half their declared range, so that the bounds are three away. What is true of the noise is exact.
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block
+from fedveil.statistics.blocks import Block, Layout, LayoutSlot
 from fedveil.statistics.compose import COMPLETE, FIRSTS, SECONDS
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.layout import Layout, LayoutSlot
 from fedveil.statistics.request import Request
 
 _SPREAD: Final = 1 / 3
@@ -27,7 +26,7 @@ _QUARTERS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is predicted of one block.
+    """Predicted errors of one block.
 
     Attributes:
         release, part: which.

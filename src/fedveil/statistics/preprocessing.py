@@ -1,4 +1,4 @@
-"""What is declared of tables and updates, refined by releases: bounds, medians, categories, and the clip.
+"""Refinement of declared bounds, medians, categories and of the clip by releases.
 
 =========  ================================================  =======================================================
 asked for  a record is                                       decoded to
@@ -32,11 +32,10 @@ from pydantic import ConfigDict, Field
 
 from fedveil.data.schema import Category, Number, Schema
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import Bins, Categories
 from fedveil.statistics.decoding import Cells, decode, isotonic_regression
 from fedveil.statistics.intervals import NORMAL_95
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.strategy import largest_leading
 from fedveil.validation import DocumentTable
@@ -55,7 +54,7 @@ _HALF_POWERS: Final = range(-8, 9)
 
 
 class PreprocessingRequest(DocumentTable):
-    """What a preprocessing is of: public, and fixed before a record is looked at.
+    """Request for preprocessing: public, and fixed before a record is read.
 
     Attributes:
         schema_: as declared.
@@ -79,17 +78,17 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def unit(self) -> float:
-        """What a person's vector weighs in the sum of one silo at most."""
+        """Return the largest weight of a person's vector in the sum of one silo."""
         return unit_of(self.silos, len(self.silo_names))
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The numbers that are looked at."""
+        """Return the numbers that are looked at."""
         return tuple(dict.fromkeys((*self.bounds, *self.impute)))
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """What is released, in the order of the releases: of columns, of lengths of updates; each where asked for.
+        """Return the layouts in the order of the releases: of columns, then of update lengths; each only if requested.
 
         Raises:
             ConfigError: as :attr:`layout`.
@@ -99,7 +98,7 @@ class PreprocessingRequest(DocumentTable):
 
     @property
     def layout(self) -> Layout:
-        """The blocks of the release that refines the schema, one a column.
+        """Return the blocks of the release that refines the schema, one a column.
 
         Raises:
             ConfigError: a column of another kind, or missing values that no rule allows.

@@ -1,4 +1,4 @@
-"""What statistics are asked for: the table ``[statistics]``, checked before any record is read.
+"""Request for statistics: the table ``[statistics]``, checked before any record is read.
 
 What cannot be had under a guarantee is refused by its name, with the reason and what would do instead.
 """
@@ -30,7 +30,7 @@ def unit_of(silos: SiloWeights, n_silos: int) -> float:
 
 
 TOO_FEW: Final = "too few people for this budget"
-"""What stands in place of a figure that has no interval."""
+"""Text shown for a figure without an interval."""
 
 MOST_GROUPINGS: Final = 2
 """Columns that groups are made of."""
@@ -101,7 +101,7 @@ class ColumnRelease(_Part):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What is shown, in a policy's words."""
+        """Return the shown figures by their names in a policy."""
         return self.show
 
     @model_validator(mode="before")
@@ -144,13 +144,13 @@ class ColumnRelease(_Part):
 
 
 class _Joint(_Part):
-    """What is one figure by itself."""
+    """Base class of requests that are one figure each."""
 
     kind: str
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What is shown, in a policy's words."""
+        """Return the shown figures by their names in a policy."""
         return (self.kind,)
 
 
@@ -185,7 +185,7 @@ class CorrelationRelease(_Joint):
 
 
 SHOWN: Final = ("count", "missing", "histogram", "categories", "quantiles", "mean", "variance")
-"""What a column can show."""
+"""Figures of one column."""
 
 FIGURES: Final = (*SHOWN, "survival", "cross", "correlation")
 """All that a release of statistics can show, as a silo's policy allows it."""

@@ -85,17 +85,17 @@ class Strategy:
 
     @property
     def width(self) -> int:
-        """How many cells there are."""
+        """Return the number of cells."""
         return self.ordered + self.free
 
     @property
     def n_sent(self) -> int:
-        """How many numbers are sent."""
+        """Return the number of sent numbers."""
         return self.width + (self.ordered if self.kind == "stacked" else 0)
 
     @cached_property
     def matrix(self) -> Float64[np.ndarray, "sent width"]:
-        """A."""
+        """Return the (rows, cells) matrix A."""
         if self.kind == "flat":
             return np.eye(self.width)
         coefficients = prefix_coefficients(self.ordered)
@@ -116,12 +116,12 @@ class Strategy:
 
     @property
     def cell_noise(self) -> float:
-        """The largest standard deviation of a cell, in that of the numbers sent."""
+        """Return the largest standard deviation of a cell, in units of the noise on a sent number."""
         return 1.0 if self.kind == "flat" else math.sqrt(float(np.diag(self.covariance).max()))
 
     @property
     def leading_noise(self) -> float:
-        """The largest standard deviation of a sum of leading cells, in that of the numbers sent; 0 without an order."""
+        """Return the largest standard deviation of a sum of leading cells, in units of the noise; 0 if unordered."""
         return math.sqrt(largest_leading(self.covariance, self.ordered)) if self.ordered else 0.0
 
     @cached_property

@@ -67,7 +67,7 @@ class Curve:
 
     @cached_property
     def falling(self) -> Float64[np.ndarray, " k"]:
-        """The falling curve in [0, 1] that lies nearest to S, weighted by the variances of log S."""
+        """Return the falling curve in [0, 1] that lies nearest to S, weighted by the variances of log S."""
         if not len(self.survival):
             return self.survival
         weights = 1 / (np.diag(self.covariance) + self.few**2)

@@ -47,7 +47,7 @@ _MANY: Final = (257, 300)
 _POOL: Final = 1000  # number of made-up records; contributions share them
 
 
-def tried_slots(width: int, most: int) -> tuple[int, int]:
+def tried_slots(width: int, most: int, *, fixed: bool = False) -> tuple[int, int]:
     """Return the numbers of slots of the two batches that test a width: a long and a short one.
 
     The long batch has a slot at every offset from a cache line (:data:`LINE`), or is the largest batch of this width.
@@ -56,15 +56,20 @@ def tried_slots(width: int, most: int) -> tuple[int, int]:
     Args:
         width: records of each contribution.
         most: slots of the largest batch of this width, a multiple of its :func:`slot_multiple`.
+        fixed: whether all batches of this width have that number of slots; no other number is tried then.
 
-    >>> tried_slots(16, 2), tried_slots(16, 100), tried_slots(1, 1000)
-    ((2, 2), (16, 2), (64, 32))
+    >>> tried_slots(16, 2), tried_slots(16, 100), tried_slots(1, 1000), tried_slots(1, 64, fixed=True)
+    ((2, 2), (16, 2), (64, 32), (64, 64))
     """
+    if fixed:
+        return most, most
     one = slot_multiple(width)
     return min(most, max(2 * one, LINE)), one
 
 
-def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[int, int]) -> bool:
+def is_gradient_batch_independent(
+    task: Task, cohort: Cohort, shapes: Mapping[int, int], *, fixed: bool = False
+) -> bool:
     """Return whether a made-up contribution's gradient is independent of its slot and neighbours.
 
     For every width, the gradients of one contribution are computed in all slots of a long batch, and among others in
@@ -74,13 +79,14 @@ def is_gradient_batch_independent(task: Task, cohort: Cohort, shapes: Mapping[in
         task: a task that vmap can batch.
         cohort: gives the shapes of a record.
         shapes: slots of the largest batch, by the number of records of each contribution.
+        fixed: whether these are the only numbers of slots.
     """
     gradients = BatchedGradients.for_task(task, cohort.device)
     with single_threaded(), without_fallback_warnings():
         for width, most in shapes.items():
             # Gradients in all slots of a long batch must equal the gradient in the middle of a short one, among
             # others.
-            long, short = tried_slots(width, most)
+            long, short = tried_slots(width, most, fixed=fixed)
             among_others = _MadeUp(task, cohort, width, short)
             place = short // 2
             everywhere = among_others.repeated(place, long)

@@ -95,6 +95,8 @@ class DpSgdTrainer:
     privacy: PrivacyRandomness
     memory: int = RECORD_MEMORY
     together: bool = True
+    silos_at_once: int = _SILOS
+    numbers_at_once: int = _DRAWN
 
     def __post_init__(self) -> None:
         check_computed(self.local)
@@ -141,7 +143,7 @@ class DpSgdTrainer:
         norms = torch.zeros(len(members), dtype=torch.float64, device=cohort.device)
         to_do = sum(run.plan.steps for run in runs)
         watch = ProgressMonitor(progress, to_do)
-        together = _SILOS if records.side_by_side else 1
+        together = self.silos_at_once if records.side_by_side else 1
         for first in range(0, len(runs), together):
             deltas = self._updates(runs[first : first + together], job, records, watch)
             for i, delta in enumerate(deltas, first):
@@ -171,7 +173,7 @@ class DpSgdTrainer:
     def _batches(self, run: SiloRun, *, drops_out: bool) -> Iterator[RecordBatch]:
         """Yield the records that join each step of one silo."""
         count = len(run.held)
-        for first, steps in _blocks(run.plan.steps, count):
+        for first, steps in _blocks(run.plan.steps, count, self.numbers_at_once):
             stream = (*run.path, first)
             source = self.privacy.stream("dp-sgd batch", *stream)
             joined = poisson(steps * count, run.plan.rate, source).view(steps, count)
@@ -186,7 +188,7 @@ class DpSgdTrainer:
     def _noise(self, run: SiloRun, bound: Bound) -> Iterator[Float64[Tensor, " d"]]:
         """Yield the (d,) noise of each step of one silo."""
         d, std = self.task.dimension, self.local.noise_multiplier * bound.norm
-        for first, steps in _blocks(run.plan.steps, d):
+        for first, steps in _blocks(run.plan.steps, d, self.numbers_at_once):
             if std == 0:
                 yield from torch.zeros(steps, d, dtype=torch.float64)
                 continue
@@ -194,12 +196,12 @@ class DpSgdTrainer:
             yield from torch.from_numpy(self.noise(steps * d, std, bound.grid, source)).view(steps, d)
 
 
-def _blocks(steps: int, numbers: int) -> Iterator[tuple[int, int]]:
+def _blocks(steps: int, numbers: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield (first step, number of steps) of each block that is drawn in one call.
 
-    A block has about 2^16 numbers, or one step.
+    A block has at most ``most`` numbers, or one step.
     """
-    at_once = max(1, _DRAWN // max(1, numbers))
+    at_once = max(1, most // max(1, numbers))
     for first in range(0, steps, at_once):
         yield first, min(at_once, steps - first)
 

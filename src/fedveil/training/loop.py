@@ -156,7 +156,7 @@ class BatchGradient:
 
     @property
     def drops_out(self) -> bool:
-        """Whether the model has dropout, so that :meth:`evaluate` reads its seed."""
+        """Return whether the model has dropout, so that :meth:`evaluate` reads its seed."""
         return bool(self._seeds)
 
     def evaluate(

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedveil.errors import ConfigError, DataError, ModelError
-from fedveil.training.import_path import import_object
+from fedveil.user_code import import_object
 
 TaskKind: TypeAlias = Literal["classification", "multi-label", "regression", "multi-output", "survival"]
 RecordFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -32,6 +32,8 @@ Terms: TypeAlias = Float[Tensor, "b"]
 Present: TypeAlias = Bool[Tensor, "g b"]
 Slopes: TypeAlias = Float[Tensor, "g k b"]
 """Gradient with respect to every output of every record of g batches, class by class."""
+_ENTRY = 2
+"""Column of the entry in survival targets that have one."""
 
 
 @runtime_checkable
@@ -75,12 +77,12 @@ class Loss(ABC):
 
     @property
     def in_closed_form(self) -> bool:
-        """Whether :meth:`slopes` is a formula of this class and does not need ``torch.func``."""
+        """Return whether :meth:`slopes` is a formula of this class and does not need ``torch.func``."""
         return type(self).slopes is not Loss.slopes
 
     @property
     def by_row(self) -> bool:
-        """Whether rows of several contributions may be passed in one call of :meth:`slopes`.
+        """Return whether rows of several contributions may be passed in one call of :meth:`slopes`.
 
         True only for the formulas of this module, which treat each row separately by inspection. A third-party
         function may look at other rows for a few values only, and so pass every trial.
@@ -342,7 +344,10 @@ class Cox(Loss):
     count, as in FLamby's Fed-TCGA-BRCA baseline. A batch of one record has gradient 0. The cost is O(b log b). The
     loss is finite for every finite score, because sums of exponentials are accumulated as logarithms.
 
-    Targets: (b, 2), event (1 or 0) and time.
+    With late entry, a third column of the targets, the risk set also requires entry_j < time_i: a record counts only
+    once it is under observation. The cost is then O(b^2), because such sets are no prefixes.
+
+    Targets: (b, 2), event (1 or 0) and time; or (b, 3) with the entry, before the time.
     Reference: D. R. Cox, "Regression models and life-tables", J. R. Stat. Soc. B 34(2), 1972.
     """
 
@@ -355,27 +360,33 @@ class Cox(Loss):
         """Return 1/2, which was chosen on TcgaBrca; a score's curvature depends on the risk sets."""
         return 0.5
 
-    def records(self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b 2"], mask: Mask) -> Terms:
+    def records(self, outputs: Float[Tensor, "b 1"], targets: Float[Tensor, "b k"], mask: Mask) -> Terms:
         """Return the terms in the order of the batch; no risk set contains a padding row."""
         present = mask.to(torch.bool)
         event, time = targets[..., 0].to(outputs.dtype), targets[..., 1]
         order = _longest_first(time, present)
         scores = _centred(outputs[..., 0], present)
+        if targets.shape[-1] > _ENTRY:
+            at_risk = torch.where(_risk_sets(targets, order, present), scores.unsqueeze(-2), -torch.inf)
+            terms = torch.logsumexp(at_risk, -1) - scores
+            return torch.where(present, event * terms, torch.zeros_like(terms))
         # A_i = log sum_{j <= i} exp(s_j), over positions sorted by time, longest first.
         at_risk = torch.logcumsumexp(scores.gather(-1, order), -1)
         terms = at_risk.gather(-1, order.argsort(-1)) - scores
         return torch.where(present, event * terms, torch.zeros_like(terms))
 
     def slopes(
-        self, outputs: Float[Tensor, "g 1 b"], targets: Float[Tensor, "g b 2"], present: Present
+        self, outputs: Float[Tensor, "g 1 b"], targets: Float[Tensor, "g b k"], present: Present
     ) -> Float[Tensor, "g 1 b"]:
-        """Return the gradient of the sum of terms with respect to the scores, in closed form.
+        """Return the gradient of the sum of terms with respect to the scores, in closed form without late entry.
 
             d/ds_i = sum_{l >= i} event_l exp(s_i - A_l) - event_i,    A_l = log sum_{j <= l} exp(s_j)
 
         Positions are sorted as in the class docstring. No exponent is positive, because A_l >= s_i for l >= i. Rows
         that are not ``present`` get 0.
         """
+        if targets.shape[-1] > _ENTRY:
+            return super().slopes(outputs, targets, present)
         event = torch.where(present, targets[..., 0].to(outputs.dtype), 0)
         order = _longest_first(targets[..., 1], present)
         scores = _centred(outputs[:, 0], present).gather(-1, order)
@@ -388,14 +399,18 @@ class Cox(Loss):
         return torch.where(present, slopes, 0).unsqueeze(-2)
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
-        """Accept (event, time) with event 0 or 1 and a finite time, for a model of one output."""
+        """Accept (event, time) or (event, time, entry), event 0 or 1, finite times, for a model of one output."""
         if n_outputs != 1:
             raise ModelError(f"cox needs one output, a log hazard; the model has {n_outputs}")
-        if not targets.is_floating_point() or targets.shape[1:] != (2,):
-            raise DataError(f"cox needs (event, time) per record, two floats, not {_described(targets)}")
-        event, time = targets.unbind(-1)
+        if not targets.is_floating_point() or targets.shape[1:] not in ((_ENTRY,), (_ENTRY + 1,)):
+            raise DataError(
+                "cox needs (event, time) per record, two floats, or (event, time, entry), not "
+                f"{_described(targets)}"
+            )
+        event, times = targets[:, 0], targets[:, 1:]
         _refuse_rows((event != 0) & (event != 1), "the event is neither 0 nor 1")
-        _refuse_rows(~torch.isfinite(time), "the time is not finite")
+        _refuse_rows(~torch.isfinite(times).all(-1), "the time is not finite")
+        _refuse_rows(times[:, -1] > times[:, 0], "the entry is not before the time")
 
 
 class RecordLoss(Loss):
@@ -469,6 +484,20 @@ def _longest_first(time: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -
     return torch.where(present, time, -torch.inf).sort(dim=-1, stable=True, descending=True).indices
 
 
+def _risk_sets(
+    targets: Float[Tensor, "*g b 3"], order: Shaped[Tensor, "*g b"], present: Bool[Tensor, "*g b"]
+) -> Bool[Tensor, "*g b b"]:
+    """Return whether record j (column) is in the risk set of record i (row), under late entry.
+
+    j is i, or j is sorted before i and entered before i's time. A row that is not present has itself alone.
+    """
+    time, entry, place = targets[..., 1], targets[..., _ENTRY], order.argsort(-1)
+    outlives = place.unsqueeze(-2) < place.unsqueeze(-1)
+    entered = entry.unsqueeze(-2) < time.unsqueeze(-1)
+    itself = place.unsqueeze(-2) == place.unsqueeze(-1)
+    return (outlives & entered & present.unsqueeze(-2)) | itself
+
+
 def _centred(scores: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Float[Tensor, "*g b"]:
     """Subtract the largest present score from all scores.
 
@@ -540,7 +569,7 @@ class ClassWeighted(Loss):
 
     @property
     def by_row(self) -> bool:
-        """Whether the base loss treats each row separately; the weight depends on its own row alone."""
+        """Return whether the base loss treats each row separately; the weight depends on its own row alone."""
         return self._base.by_row
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:

@@ -42,13 +42,13 @@ from typing import Final, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from fedveil.errors import ConfigError, ModelError
 from fedveil.sanitize import sanitize
-from fedveil.training.import_path import import_object
 from fedveil.training.losses import Loss, Metric, TaskKind
+from fedveil.user_code import import_object
 
 
 def accuracy(
@@ -111,14 +111,14 @@ def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
 
 
 def c_index(
-    outputs: Float[Tensor, "n 1"], targets: Float[Tensor, "n 2"], weights: Shaped[Tensor, "n"] | None = None
+    outputs: Float[Tensor, "n 1"], targets: Float[Tensor, "n k"], weights: Shaped[Tensor, "n"] | None = None
 ) -> float:
-    """Return Harrell's concordance index of risk scores for (event, time) targets.
+    """Return Harrell's concordance index of risk scores for (event, time) or (event, time, entry) targets.
 
     Records i, j are comparable if i has an event and j outlives i: time_i < time_j, or time_i = time_j with j
     censored. A comparable pair is concordant if score_i > score_j, because a higher risk score means an earlier event
     (a score is a negated survival time). It counts one half if the scores are equal. Records of weights v and w make
-    v w pairs. O(n log^2 n). NaN if no pair is comparable.
+    v w pairs. With late entry, j must also have entered before time_i. O(n log^2 n). NaN if no pair is comparable.
 
     Reference: F. E. Harrell et al., "Evaluating the yield of medical tests", JAMA 247(18), 1982.
     """
@@ -126,19 +126,49 @@ def c_index(
         return math.nan
     score, weight = _array(outputs[:, 0]), _weights(targets, weights)
     event, time = _array(targets[:, 0]) == 1, _array(targets[:, 1])
+    comparable, concordant = _comparable_pairs(score, weight, event, time)
+    if targets.shape[1] > 2:
+        # An entry at or after time_i implies a longer time: such pairs are counted above, and subtracted here. Each
+        # entry stands as a censored record without an event of its own, sorted after the events of its time.
+        both = np.concatenate
+        pairs, agreeing = _comparable_pairs(
+            both((score, score)),
+            both((weight, weight)),
+            both((event, np.zeros_like(event))),
+            both((time, _array(targets[:, 2]))),
+            partner=both((np.zeros_like(weight), weight)),
+        )
+        comparable, concordant = comparable - pairs, concordant - agreeing
+    return _ratio(concordant, comparable)
+
+
+def _comparable_pairs(
+    score: Shaped[np.ndarray, "n"],
+    weight: Float64[np.ndarray, "n"],
+    event: Bool[np.ndarray, "n"],
+    time: Shaped[np.ndarray, "n"],
+    partner: Float64[np.ndarray, "n"] | None = None,
+) -> tuple[float, float]:
+    """Return the total weight of the pairs of an event and a record that outlives it, and of the concordant ones.
+
+    Args:
+        score, weight, event, time: of every record.
+        partner: weight of a record as the one that outlives; None: ``weight``.
+    """
+    partner = weight if partner is None else partner
     # Sort by time, events before censored records: the comparable partners of an event are all records after its tied
     # events. Tied events are not comparable. They are sorted by score, so only their pairs of equal scores were
     # counted; these are subtracted below (`tied`).
     order = np.lexsort((score, ~event, time))
-    score, weight, event, time = score[order], weight[order], event[order], time[order]
+    score, weight, event, time, partner = (values[order] for values in (score, weight, event, time, partner))
     _, rank = np.unique(score, return_inverse=True)
     dying = weight * event
-    after = np.concatenate((np.cumsum(weight[::-1])[::-1], [0.0]))
+    after = np.concatenate((np.cumsum(partner[::-1])[::-1], [0.0]))
     tied_events = np.searchsorted(time[event], time, side="right") - np.searchsorted(time[event], time)
     comparable = float(dying @ after[np.searchsorted(time, time) + tied_events])
-    below, equal = _pairs_by_rank(dying, weight, rank.astype(np.int64))
-    tied = _tied_pairs(dying, time, rank)
-    return _ratio(below + (equal - tied) / 2, comparable)
+    below, equal = _pairs_by_rank(dying, partner, rank.astype(np.int64))
+    tied = _tied_pairs(np.where(event, partner, 0.0), time, rank)
+    return comparable, below + (equal - tied) / 2
 
 
 def mae(

@@ -41,10 +41,10 @@ from fedveil.errors import ModelError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
 from fedveil.training.copying import unwrap
-from fedveil.training.import_path import import_object
 from fedveil.training.newton import whitened_hazards, whitened_linear, whitened_rates
 from fedveil.training.trees import boosted_trees
 from fedveil.training.validation import validate_behaviour, validate_layers
+from fedveil.user_code import import_object
 
 # --- resnet --------------------------------------------------------------------------------------------------------
 # Residual networks for images (He et al. 2016), with GroupNorm (Wu and He 2018) instead of BatchNorm. BatchNorm would

@@ -9,7 +9,7 @@ mean m(f) of y, and B, c public:
 
 because a |z| <= B and a |z|^2 <= B^2 for every z. Rounds 1 and 2 release H and set the basis, in which later rounds
 release psi: directions in which records differ little get lengths like the others, and less noise
-(:mod:`fedveil.training.newton_steps`). B of the first round is declared; a basis that was set has B = 1. A contribution
+(:mod:`fedveil.training.newton`). B of the first round is declared; a basis that was set has B = 1. A contribution
 is the mean over its records of one vector that holds both parts, scaled to l2 norm at most 1
 (:mod:`fedveil.statistics.inference.scores`). A user's weights over the silos sum to at most 1, so one user, with all
 records in all silos, changes the sum by at most 1. docs/theory/newton.md.
@@ -34,7 +34,8 @@ records that the model gets wrong, whose pull it limits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -44,9 +45,10 @@ from jaxtyping import Float64
 from scipy.special import expit
 from torch import Tensor, nn
 
+from fedveil.config_keys import Positive
 from fedveil.errors import ModelError
 from fedveil.statistics.inference.families import REACH, PiecewiseExponential, Poisson
-from fedveil.statistics.inference.scores import ScoreCode, Shares, triangle
+from fedveil.statistics.inference.scores import ScoreCode, ScoreSums, Shares, triangle
 from fedveil.training.losses import (
     BinaryCrossEntropy,
     Cox,
@@ -56,7 +58,10 @@ from fedveil.training.losses import (
     SquaredError,
 )
 from fedveil.training.record_sums import RecordBatch, RecordSums, RecordVectors
+from fedveil.training.server.optimizers import Model, Optimizer, State
 from fedveil.training.task import Task
+
+# --- local sums ---
 
 SUMS: Final = "scores and curvatures"
 """Kind of the sums, for the server's step."""
@@ -297,7 +302,8 @@ class HazardFamily(LinearFamily):
     martingale M = sum_j (e_j - h_j) its score is a (M z, kappa e, kappa h), kappa = 1/2. The squared norm is convex in
     h, so it is largest at a corner of the simplex sum h <= c: at h = 0 it is |z|^2 + kappa^2, and at h = c e_k at most
     (1 - c)^2 |z|^2 + kappa^2 (1 + c^2), which is less because kappa, c <= 1 and |z| <= B = 1 scales a. So
-    |score| <= sqrt(B^2 + kappa^2).
+    |score| <= sqrt(B^2 + kappa^2). With late entry a record is followed from its entry on: its hazards are in the same
+    simplex, so the bound is the same.
 
     Attributes:
         horizon: public time at which follow-up ends.
@@ -333,8 +339,8 @@ class HazardFamily(LinearFamily):
         targets: np.ndarray,
         baseline: Float64[np.ndarray, " j"],
     ) -> tuple[Float64[np.ndarray, "n k"], Float64[np.ndarray, "n m"]]:
-        time_event = targets[:, ::-1].astype(np.float64)
-        events, followed = self.law.follow(time_event, predictors + baseline)
+        swapped = np.concatenate((targets[:, 1::-1], targets[:, 2:]), axis=1).astype(np.float64)
+        events, followed = self.law.follow(swapped, predictors + baseline)
         martingale = (events - followed).sum(axis=1, keepdims=True)
         return martingale, _BASELINE * np.concatenate((events, followed), axis=1)
 
@@ -411,3 +417,88 @@ def check_linear(task: Task, family: LinearFamily) -> None:
             f"method newton: the model is {type(model).__name__} and the loss {task.loss.name}; it takes its own form "
             f"of a linear model: {family.needs}. uldp-avg-w takes other models and losses"
         )
+
+
+# --- steps of the server ---
+
+_SINGULAR: Final = 1e-10
+_LONGER: Final = 1.3
+"""Ratio of the bound B to the root mean square of a record's length."""
+_LEAST: Final = 0.1
+"""Lower limit of the mean square length, whose noisy estimate may be too small or negative."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonSteps(Optimizer):
+    """Steps of a linear model from released curvatures and scores.
+
+    The first two rounds release curvatures, set the basis and predict the family's center. Every later round releases
+    scores at the model.
+
+    Attributes:
+        family: the public bounds of scores and curvatures.
+        ridge: factor of the noise in a step.
+        noise_std: standard deviation of the noise on every number of the mean.
+    """
+
+    reads: ClassVar[str] = SUMS
+
+    family: LinearFamily
+    ridge: Positive = 1.0
+    noise_std: float = 0.0
+
+    def at_noise(self, noise_std: float) -> NewtonSteps:
+        return replace(self, noise_std=noise_std)
+
+    def refuses(self, method: Any) -> Iterable[str]:
+        yield from super().refuses(method)
+        if not method.noise_known:
+            yield "Newton steps weigh curvature against the noise, whose size is not known here"
+
+    def init(self, model: Model) -> State:
+        """Return the state before the first round: 0 rounds, and L^2 = 0 until a round of moments sets it."""
+        return {
+            "newton.round": torch.zeros((), dtype=torch.int64),
+            "newton.length": torch.zeros((), dtype=torch.float64),
+        }
+
+    def step(self, model: Model, mean: Float64[Tensor, " length"], state: State) -> tuple[Model, State]:
+        """Return the next model and state; ``mean`` is (length,) the mean of the round's vectors."""
+        number, family = int(state["newton.round"]) + 1, self.family
+        code = family.code(len(model), number)
+        found = code.decode(mean.cpu().numpy(), self.noise_std)
+        after = model.cpu().double().numpy().copy()
+        basis, slopes, baseline = family.split(after)
+        squared = state["newton.length"]
+        if number <= MOMENT_ROUNDS:
+            moved, length = whitening(found.curvature, found.curvature_sd)
+            basis[:] = moved @ basis
+            # Coefficients whose prediction is the center, whatever the features.
+            slopes[:] = np.linalg.solve(basis.T, np.eye(family.width)[-1]) * family.center
+            baseline[:] = 0.0
+            squared = torch.tensor(length, dtype=torch.float64)
+        else:
+            gradient, beside = np.split(found.gradient, [slopes.size])
+            slopes += gradient.reshape(slopes.shape) / self._steepness(slopes, float(squared), found)
+            baseline += family.baseline_step(beside, found.gradient_sd)
+        stepped = torch.from_numpy(after).float().to(model.device)
+        return stepped, {"newton.round": torch.tensor(number), "newton.length": squared}
+
+    def _steepness(self, slopes: np.ndarray, squared: float, found: ScoreSums) -> float:
+        """Return 1 / A, the divisor of a step along the scores."""
+        slope, norm = self.family.slope(len(slopes)), self.family.residual_norm(len(slopes))
+        return max(slope / squared, 2 * self.ridge * slope * found.gradient_sd / norm)
+
+
+def whitening(moments: Float64[np.ndarray, "n n"], sd: float) -> tuple[Float64[np.ndarray, "n n"], float]:
+    """Return (n, n) the map to a basis with released second moments of at most 1 / L^2 in every direction, and L^2.
+
+    Args:
+        moments: (n, n) released second moments.
+        sd: standard deviation of the noise on a diagonal entry.
+    """
+    values, vectors = np.linalg.eigh(moments)
+    floor = max(sd * math.sqrt(len(moments)), _SINGULAR * float(values.max(initial=0.0)), 1e-300)
+    kept = np.maximum(values, floor)
+    squared = _LONGER**2 * max(_LEAST, float((values / kept).sum()))
+    return (vectors / np.sqrt(kept)) @ vectors.T / math.sqrt(squared), squared

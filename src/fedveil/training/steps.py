@@ -111,7 +111,7 @@ class LocalSgd(Source):
 
     @property
     def has_rate(self) -> bool:
-        """Whether the learning rate is a number; an experiment finds it where it is a word."""
+        """Return whether the learning rate is a number; an experiment finds it where it is a word."""
         return is_number(self.learning_rate)
 
     @property

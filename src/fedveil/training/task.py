@@ -19,8 +19,8 @@ from torch.func import functional_call
 from fedveil.errors import ModelError
 from fedveil.training.copying import copy_module, unwrap
 from fedveil.training.dropout import with_seeded_dropout
-from fedveil.training.frozen_norm import with_frozen_norms
 from fedveil.training.losses import Loss, Metric
+from fedveil.training.pretrained import with_frozen_norms
 from fedveil.training.validation import validate_layers
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -68,7 +68,7 @@ class Task:
     Args:
         model: any module whose output for a record depends on that record alone. It is copied; dropout layers of
             the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`), and frozen
-            BatchNorm layers become constants (:mod:`fedveil.training.frozen_norm`).
+            BatchNorm layers become constants (:mod:`fedveil.training.pretrained`).
         loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
         metrics: ``metric(outputs, targets, weights)`` by its name in reports.
         precision: the precision in which layers compute during training; see :meth:`outputs`.

@@ -329,7 +329,7 @@ class PartitionedTrainer(ABC):
 
     @property
     def has_generated_kernels(self) -> bool:
-        """Whether the trainer compiles kernels of its own."""
+        """Return whether the trainer compiles kernels of its own."""
         return False
 
     def partition(self, job: TrainJob, rank: int, world: int) -> Int64[Tensor, " share"]:

@@ -278,7 +278,8 @@ def _leaves_alone(trainer: PartitionedTrainer, cohort: Cohort) -> bool:
     if not _placed_anywhere(cohort):
         return False
     if isinstance(trainer, VmapTrainer):
-        return is_gradient_batch_independent(trainer.task, cohort, trainer.batch_shapes(cohort))
+        shapes, fixed = trainer.batch_shapes(cohort), trainer.has_fixed_slots(cohort)
+        return is_gradient_batch_independent(trainer.task, cohort, shapes, fixed=fixed)
     sgd = as_sgd(trainer.local)
     few_epochs = replace(trainer, local=replace(sgd, epochs=min(sgd.epochs, _EPOCHS)))
     return is_training_batch_independent(few_epochs, trainer.task.initial(), cohort, _tried_batch(trainer))

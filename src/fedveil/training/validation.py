@@ -23,8 +23,8 @@ from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.copying import copy_module, is_compiled
 from fedveil.training.dropout import with_seeded_dropout
-from fedveil.training.frozen_norm import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.losses import Loss, TaskKind
+from fedveil.training.pretrained import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.shapes import single_threaded
 from fedveil.training.state_leak_check import WHY, fingerprint, first_difference, snapshot
 from fedveil.user_code import failed_at
@@ -310,7 +310,8 @@ def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) ->
     shape = (_ROWS, *like.shape[1:])
     row = torch.arange(_ROWS)
     if task == "survival":
-        return torch.stack([(row % 2 == 0).to(like.dtype), (row + 1).to(like.dtype)], -1)
+        columns = ((row % 2 == 0), row + 1, row / 2)  # event, time, entry
+        return torch.stack([one.to(like.dtype) for one in columns[: shape[1]]], -1)
     if task == "multi-label":
         return ((row[:, None] >> torch.arange(shape[1]) % 3) % 2).to(like.dtype)
     values = row % max(outputs, 2) if task == "classification" else row / _ROWS

@@ -89,12 +89,16 @@ class VmapTrainer(PartitionedTrainer):
         compile: compile the batched gradient with ``torch.compile`` (needs a C++ compiler). This takes tens of
             seconds for every new set of sizes, pays only for long runs of networks of affine layers, and changes
             results by float32 rounding.
+        slots: number of slots of every batch, or as many of them as memory permits. A library that chooses its kernels
+            by the number of slots then chooses the same for all. None takes 64 on a CUDA device and with ``compile``,
+            and any number elsewhere.
     """
 
     name: ClassVar[str] = "vmap"
 
     memory: int | None = None
     compile: bool = False
+    slots: int | None = None
 
     @property
     def has_generated_kernels(self) -> bool:
@@ -144,7 +148,7 @@ class VmapTrainer(PartitionedTrainer):
             filled = torch.cat(
                 [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
             )
-            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk.width, watch.check)
+            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk, watch.check)
             with single_threaded(), without_fallback_warnings():
                 deltas = train(sgd, batched, state.rows(filled), batches)
             yield chunk.positions, deltas[: len(chunk.positions)]
@@ -171,8 +175,9 @@ class VmapTrainer(PartitionedTrainer):
                 yield Chunk(width=width, slots=1, positions=of_width)
                 continue
             for positions in torch.split(of_width, most):
-                slots = most if self._has_fixed_slots(cohort) else round_up_slots(len(positions), width)
-                yield Chunk(width=width, slots=slots, positions=positions)
+                fixed = self.has_fixed_slots(cohort)
+                slots = most if fixed else round_up_slots(len(positions), width)
+                yield Chunk(width=width, slots=slots, positions=positions, fixed=fixed)
 
     def batch_shapes(self, cohort: Cohort) -> dict[int, int]:
         """Return the batch shapes that may occur, whatever the records are.
@@ -182,8 +187,9 @@ class VmapTrainer(PartitionedTrainer):
 
         Returns:
             For every width (records per step of one contribution, padding included) the largest number of slots
-            of a batch. The other numbers of slots of this width are the smaller multiples of its
-            :func:`slot_multiple`. Widths whose contributions are always computed one by one are omitted.
+            of a batch. It is the only one where the number of slots is fixed; elsewhere the others of this width are
+            the smaller multiples of its :func:`slot_multiple`. Widths whose contributions are always computed one by
+            one are omitted.
         """
         per_record = floats_per_record(self.task, cohort)
         # Contributions with more records have one of these widths too, or are computed one by one.
@@ -201,12 +207,14 @@ class VmapTrainer(PartitionedTrainer):
         fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
         if width >= self._alone_from or fitting < slot_multiple(width):
             return 1
-        if self._has_fixed_slots(cohort):
-            return round_up_slots(_FIXED_SLOTS, width)
-        return fitting // slot_multiple(width) * slot_multiple(width)
+        most = fitting // slot_multiple(width) * slot_multiple(width)
+        if self.has_fixed_slots(cohort):
+            return min(most, round_up_slots(self.slots or _FIXED_SLOTS, width))
+        return most
 
-    def _has_fixed_slots(self, cohort: Cohort) -> bool:
-        return self.compile or cohort.device.type == "cuda"
+    def has_fixed_slots(self, cohort: Cohort) -> bool:
+        """Return whether all batches of a width have the same number of slots, in every step."""
+        return self.slots is not None or self.compile or cohort.device.type == "cuda"
 
     @property
     def _alone_from(self) -> int:
@@ -255,11 +263,13 @@ class Chunk:
         width: records per step of each, padding included.
         slots: number of computed contributions, repeated ones included; 1 means one by one.
         positions: (b,) their positions in the members, largest first.
+        fixed: whether every step computes all slots, and not only those of contributions with records left.
     """
 
     width: int
     slots: int
     positions: Int64[Tensor, " b"]
+    fixed: bool = False
 
 
 class BatchedGradients:
@@ -334,7 +344,7 @@ class Batches:
         cohort: the records.
         members: (b,) indices of the contributions.
         seeds: (b,) their seeds.
-        width: records per step of each.
+        chunk: how the contributions are computed.
         look: called before every step.
     """
 
@@ -344,10 +354,11 @@ class Batches:
         cohort: Cohort,
         members: Int64[Tensor, " b"],
         seeds: Int64[Tensor, " b"],
-        width: int,
+        chunk: Chunk,
         look: Callable[[], None],
     ) -> None:
-        self._sgd, self._cohort, self._seeds, self._width = sgd, cohort, seeds, width
+        self._sgd, self._cohort, self._seeds, self._width = sgd, cohort, seeds, chunk.width
+        self._fixed = chunk.fixed
         self._look = look
         self._sizes = cohort.sizes(members)
         self._start = torch.from_numpy(cohort.groups.start[members.cpu().numpy()])
@@ -371,7 +382,8 @@ class Batches:
     def _gather(self, order: Int64[Tensor, "b longest"], first: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Read the records at positions first, first + 1, ... of the order, padded to the width."""
         active = int((self._sizes > first).sum())
-        rows = min(round_up_slots(active, self._width), self.count)
+        # Which contributions have records left depends on their sizes: a library may choose kernels by their number.
+        rows = self.count if self._fixed else min(round_up_slots(active, self._width), self.count)
         place = torch.arange(first, first + self._width)
         mask = place < self._sizes[:rows, None]
         positions = order[:rows, place.clamp(max=order.shape[1] - 1)]

@@ -9,11 +9,10 @@ import numpy as np
 from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from fedveil.privacy.accounting_rule import AccountingRule, Divergences, Losses
+from fedveil.privacy.accountant import AccountingRule, Divergences, Losses
 from fedveil.privacy.claims import Claim
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent
-from fedveil.privacy.fixed_size import fixed_size_deltas, widest_loss
-from fedveil.privacy.sampling import Sampler, over_sample
+from fedveil.privacy.sampling import Sampler, fixed_size_deltas, over_sample, widest_loss
 from fedveil.randomness import BitSource
 
 

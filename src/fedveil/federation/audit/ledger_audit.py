@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, run_check
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
-from fedveil.errors import FedveilError, IntegrityError, RunFolderError
+from fedveil.errors import CryptoError, FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.audit.run_record import RoundPlace
 from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership

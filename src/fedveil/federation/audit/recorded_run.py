@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.checks import Check, Unchecked, run_check
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import PublicIdentity
-from fedveil.errors import IntegrityError
+from fedveil.errors import CryptoError, IntegrityError
 from fedveil.federation.audit.ledger_audit import LedgerExport
 from fedveil.federation.audit.released_files import FILES, Ended, check_releases, check_schema
 from fedveil.federation.audit.run_record import (
@@ -118,7 +117,7 @@ class RecordedRun:
 
     @property
     def is_federated(self) -> bool:
-        """Whether the run belongs to a federation."""
+        """Return whether the run belongs to a federation."""
         return bool({STATE, ROUNDS, AGREED} & self._files.keys())
 
     def check_signatures(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:

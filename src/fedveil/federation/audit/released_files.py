@@ -1,6 +1,6 @@
 """Verify the release files of a run against the data that its parties signed.
 
-    numbers     the digests of the record (:mod:`fedveil.statistics.stored`)
+    numbers     the digests of the record (:mod:`fedveil.statistics.result`)
     all else    computed again, as the silos do: from the document and the membership of the terms, which silos sign
                 with every round, and from the schema whose digest the membership has
 
@@ -38,7 +38,7 @@ from fedveil.statistics.evaluation.result import EVALUATING
 from fedveil.statistics.evaluation.result import FILE as EVALUATED
 from fedveil.statistics.inference.result import FILE as FITTED
 from fedveil.statistics.result import FILE as COUNTED
-from fedveil.statistics.stored import NoisySum, NoisySums, Numbers, digest_of_release
+from fedveil.statistics.result import NoisySum, NoisySums, Numbers, digest_of_release
 from fedveil.validation import validate_document
 
 _TERMS: Final = "the experiment of the terms"

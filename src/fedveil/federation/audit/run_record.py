@@ -12,7 +12,7 @@
 Numbers are lengths in bytes. A part is a release, which is one round (``prep/1``, ``eval/1``; ``1``, ``2``, ... in a
 document of releases), or the training, whose name is empty. X binds the whole request to the silo
 (:mod:`~fedveil.federation.transcript_binding`). M is SHA-256 of the round's model; zeros without a model, or if only
-the silos have it. R is the digest of all earlier releases (:mod:`fedveil.statistics.stored`). Each line
+the silos have it. R is the digest of all earlier releases (:mod:`fedveil.statistics.result`). Each line
 holds the digest of the line before it, and the digest of its round's result: the next model, or the release.
 
 Claim: a party without any of the keys cannot change the data that a silo or the coordinator signed, nor remove or
@@ -38,15 +38,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import RunFolderError
+from fedveil.errors import CryptoError, ProtocolError, RunFolderError
 from fedveil.federation.exchange import Answers
 from fedveil.federation.membership import Membership
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, writing
 from fedveil.line_log import LineLog, split_lines
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.session_messages import (
     Attestation,
     Declined,
@@ -59,7 +57,7 @@ from fedveil.protocols.session_messages import (
 )
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.sanitize import quiet_log
-from fedveil.statistics.stored import digest_of_all, digest_of_release
+from fedveil.statistics.result import digest_of_all, digest_of_release
 
 _log = quiet_log("fedveil.coordinator")
 

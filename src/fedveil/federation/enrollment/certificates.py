@@ -26,10 +26,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_files import is_protected, protect, unprotect
-from fedveil.crypto.keys import Passphrase, read_private_file, write_private_file
-from fedveil.errors import ConfigError
+from fedveil.crypto.keys import (
+    Passphrase,
+    is_protected,
+    protect,
+    read_private_file,
+    unprotect,
+    write_private_file,
+)
+from fedveil.errors import ConfigError, CryptoError
 from fedveil.federation.transport.https.key_digests import public_key_digest
 from fedveil.files import read_content, reading
 
@@ -116,7 +121,7 @@ class Authority:
         return builder.sign(self.key, SHA256()).public_bytes(Encoding.PEM)
 
     def save(self, folder: Path, passphrase: bytes | None) -> None:
-        """Write ``ca.key`` (0600) and ``ca.crt``; a passphrase opens the key (:mod:`~fedveil.crypto.key_files`)."""
+        """Write ``ca.key`` (0600) and ``ca.crt``; a passphrase opens the key (:mod:`~fedveil.crypto.keys`)."""
         raw = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         if passphrase is not None:
             named = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -229,8 +234,13 @@ def new_server_key(path: Path) -> bytes:
     return request.public_bytes(Encoding.PEM)
 
 
-def days_left(path: Path, issuer: Path) -> float:
+def days_left(path: Path, issuer: Path, *, now: datetime | None = None) -> float:
     """Return for how many days a certificate is still valid.
+
+    Args:
+        path: of the certificate.
+        issuer: path of the authority's certificate.
+        now: of the clock; None: the system's.
 
     Raises:
         ConfigError: missing, no certificate, not of this authority, or not valid at this clock.
@@ -243,7 +253,7 @@ def days_left(path: Path, issuer: Path) -> float:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
     except Exception as error:
         raise ConfigError(f"{path}: no certificate of {issuer.name} ({type(error).__name__})") from None
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     if now < certificate.not_valid_before_utc or now > certificate.not_valid_after_utc:
         raise ConfigError(
             f"{path}: valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "

@@ -18,8 +18,7 @@ from typing import Final
 import tomlkit
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedveil.crypto.key_files import is_protected
-from fedveil.crypto.keys import IdentityKey, Passphrase, read_private_file, same_fingerprint
+from fedveil.crypto.keys import IdentityKey, Passphrase, is_protected, read_private_file, same_fingerprint
 from fedveil.data.schema import parse_schema
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.charter import CHARTER, Charter

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from pydantic import Field
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, format_fingerprint
-from fedveil.errors import ConfigError, IntegrityError
+from fedveil.errors import ConfigError, CryptoError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Digest, FoundingDocument, Key
 from fedveil.federation.enrollment.certificates import node_key_digest, request_key
 from fedveil.federation.transport.https.key_digests import public_key_digest

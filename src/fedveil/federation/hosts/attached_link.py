@@ -63,7 +63,7 @@ class AttachedLink:
 
     @property
     def listens(self) -> bool:
-        """Whether a process accepts connections at the socket."""
+        """Return whether a process accepts connections at the socket."""
         try:
             with socket.socket(socket.AF_UNIX) as tried:
                 return tried.connect_ex(address(self.socket)) == 0

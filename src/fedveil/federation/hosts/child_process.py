@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from fedveil.errors import ConfigError, HostError
 from fedveil.federation.hosts.sockets import RunningFolder
@@ -105,13 +105,17 @@ class ChildProcess:
         self._process.stdin.close()
 
 
-def settings_of_parent(end: Callable[[], None]) -> dict[str, Any]:
+def settings_of_parent(end: Callable[[], None], pipe: BinaryIO | None = None) -> dict[str, Any]:
     """Return the settings that the parent sent; a thread empties the folder ``run`` and calls ``end`` when it exits.
+
+    Args:
+        end: called when the parent exits.
+        pipe: from the parent; None: standard input.
 
     Raises:
         ProcessError: it was started by hand.
     """
-    told = sys.stdin.buffer
+    told = sys.stdin.buffer if pipe is None else pipe
     line = told.readline()
     try:
         settings: dict[str, Any] = json.loads(line)

@@ -1,4 +1,4 @@
-"""Whether a party is connected, since when, and why not: what ``health``, ``status`` and the metrics tell."""
+"""State of a party's connection, its time and its cause, as shown by ``health``, ``status`` and the metrics."""
 
 from __future__ import annotations
 

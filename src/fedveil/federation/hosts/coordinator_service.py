@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, ProtocolError
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ProcessError
 from fedveil.federation.hosts.connection_state import LinkConnection
@@ -35,7 +35,6 @@ from fedveil.federation.hosts.sockets import RunningFolder, listen
 from fedveil.federation.hosts.status import party_status
 from fedveil.federation.membership_delivery import MembershipDelivery
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
-from fedveil.protocols.errors import ProtocolError
 
 if TYPE_CHECKING:  # they load PyTorch, which only a coordinator that plays a run needs
     from fedveil.federation.coordinator import CoordinatorParty

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.sockets import address
 from fedveil.federation.limits import BEGINNING, LARGEST_MESSAGE
-from fedveil.protocols.errors import ProtocolError
 from fedveil.sanitize import sanitize
 
 _LENGTH: Final = struct.Struct(">Q")

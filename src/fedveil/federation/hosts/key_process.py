@@ -17,14 +17,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, Protocol
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, ProtocolError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import listen
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.files import sync_folder, writing
-from fedveil.protocols.errors import ProtocolError
 from fedveil.sanitize import quiet_log
 
 SIGN_OF_LIFE: Final = 30.0
@@ -110,6 +109,7 @@ class KeyProcess:
         sign_of_life: seconds after which a question is not kept waiting any longer.
         group: number of the group that may open the socket; None: the owner alone.
         note_contact: called when a message of the coordinator's was answered.
+        question_seconds: for how long a caller may take to send a message and to read its answer.
     """
 
     def __init__(
@@ -119,8 +119,10 @@ class KeyProcess:
         sign_of_life: float = SIGN_OF_LIFE,
         group: int | None = None,
         note_contact: Callable[[], None] = lambda: None,
+        question_seconds: float = _QUESTION_SECONDS,
     ) -> None:
         self._party, self._sign_of_life, self._note_contact = party, sign_of_life, note_contact
+        self._question_seconds = question_seconds
         self._messages: SimpleQueue[_Reading] = SimpleQueue()
         self._reading: _Reading | None = None
         try:
@@ -138,7 +140,7 @@ class KeyProcess:
             except OSError:
                 return
             with connection:
-                connection.settimeout(_QUESTION_SECONDS)
+                connection.settimeout(self._question_seconds)
                 try:
                     self._answer(connection)
                 except (OSError, ProtocolError) as error:

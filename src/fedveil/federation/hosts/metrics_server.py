@@ -104,6 +104,10 @@ class MetricsServer:
         trouble: why the party does not do its work; empty if it does.
         figures: what it tells a collector.
         connection: facts of its connection, as JSON.
+        question_seconds: for how long a question may take to arrive whole, and its answer to leave.
+
+    Attributes:
+        fresh_seconds: for how long figures are told again as they are.
 
     Raises:
         ConfigError: other hosts reach the address, or it is taken.
@@ -116,7 +120,9 @@ class MetricsServer:
         trouble: Callable[[], str],
         figures: Callable[[], str],
         connection: Callable[[], dict[str, Any]] = dict,
+        question_seconds: float = _SECONDS,
     ) -> None:
+        self.fresh_seconds, self._seconds = _FRESH_SECONDS, question_seconds
         self._trouble, self._figures, self._connection = trouble, figures, connection
         self._lock = threading.Lock()
         self._told: str | None = None
@@ -147,8 +153,8 @@ class MetricsServer:
                 time.sleep(_PAUSE_SECONDS if self._open else 0)
                 continue
             with connection, suppress(OSError):
-                answer = self._answer(_read(connection), host)
-                connection.settimeout(_SECONDS)
+                answer = self._answer(_read(connection, self._seconds), host)
+                connection.settimeout(self._seconds)
                 connection.sendall(answer)
 
     def _answer(self, question: bytes, host: bytes | None) -> bytes:
@@ -185,7 +191,7 @@ class MetricsServer:
                 except Exception as error:  # whatever it is: the next question may find it well again
                     _log.warning("figures cannot be told: %s", type(error).__name__)
                     self._told = None
-                self._until = time.monotonic() + _FRESH_SECONDS
+                self._until = time.monotonic() + self.fresh_seconds
             return self._told
 
 
@@ -198,13 +204,13 @@ def _listen_locally(port: str) -> socket.socket:
         raise ConfigError(f'metrics = "{port}": {error.strerror}') from None
 
 
-def _read(connection: socket.socket) -> bytes:
+def _read(connection: socket.socket, seconds: float) -> bytes:
     """Return a question up to its empty line; what is no whole one by then is returned as it is.
 
     Raises:
         OSError: it did not arrive in time.
     """
-    until, question = time.monotonic() + _SECONDS, b""
+    until, question = time.monotonic() + seconds, b""
     while b"\r\n\r\n" not in question and len(question) < _LONGEST:
         left = until - time.monotonic()
         if left <= 0:

@@ -1,4 +1,4 @@
-"""Whether a silo reaches its coordinator: name, proxy, TLS, keys and clock, each in a sentence of its own."""
+"""Check of a silo's connection to its coordinator: one sentence each on name, proxy, TLS, keys and clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from fedveil.errors import HostError
 from fedveil.federation.enrollment.certificates import check_client_certificate
 from fedveil.federation.hosts.folders import SiloFolder
-from fedveil.federation.transport.https.connection_faults import host_of_url, proxy_for
+from fedveil.federation.transport.https.connection_faults import host_of_server, host_of_url, proxy_for
 from fedveil.federation.transport.https.silo_client import FaultError, SiloClient, client_context
 
 MOST_SKEW_SECONDS: Final = 60.0
@@ -48,15 +48,15 @@ def try_coordinator(folder: SiloFolder) -> Reachability:
     """Make one authenticated request to the coordinator, and tell what was found on the way.
 
     Raises:
-        ConfigError: a certificate or key of the silo itself is missing, or not valid at this clock.
+        ConfigError: a certificate or key of the silo itself is missing, or not valid at this clock; or HTTPS_PROXY is
+            not the URL of an HTTP proxy.
     """
     if folder.settings.carrier == "bridge":
         told = "made by a bridge, whose own log says whether messages pass"
         return Reachability({"connection": told}, "")
     check_client_certificate(folder.path)
     server = folder.settings.coordinator
-    host = server.rpartition(":")[0].strip("[]")
-    proxy = proxy_for(host)
+    host, proxy = host_of_server(server), proxy_for(server)
     findings = {"name": _resolve(host, proxy), "proxy": _describe_proxy(proxy)}
     client = SiloClient(
         server,

@@ -22,13 +22,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, ProtocolError
 from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.hosts.folders import MembershipFile, SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.membership_delivery import Outcome, is_delivery, open_delivery, pack_answer
 from fedveil.federation.silo import SiloParty
-from fedveil.protocols.errors import ProtocolError
 
 _log: Final = logging.getLogger("fedveil.silo")
 

@@ -20,6 +20,7 @@ from fedveil.federation.hosts.metrics_server import MetricsServer
 from fedveil.federation.hosts.served_silo import ServedSilo
 from fedveil.federation.hosts.sockets import RunningFolder
 from fedveil.federation.hosts.status import party_status
+from fedveil.federation.transport.https.connection_faults import proxy_for
 
 _AGAIN_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 2.0
@@ -44,7 +45,8 @@ class SiloService:
 
     Raises:
         ConfigError: the client certificate is missing, of another key or not valid at this clock, or the membership
-            names no server key; or this host has no group of the name in ``silo.toml``.
+            names no server key; this host has no group of the name in ``silo.toml``; or HTTPS_PROXY is not the URL of
+            an HTTP proxy.
         CryptoError: the node key is missing, or others can read it.
     """
 
@@ -144,6 +146,7 @@ class SiloService:
 
     def _network_settings(self) -> dict[str, object]:
         folder = self._silo
+        proxy_for(folder.settings.coordinator)  # refused here, and not again and again by the network process
         if (days := check_client_certificate(folder.path)) < _SOON_DAYS:
             _log.warning("the certificate client.crt is valid for %.0f days; the founder seals again", days)
         return {

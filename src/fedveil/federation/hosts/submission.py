@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fedveil.data.records import empty_groups
-from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, RunFolderError
+from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, ProtocolError, RunFolderError
 from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import RunRecord, members_at_end, signed_end
 from fedveil.federation.canonical_document import public_text
@@ -29,13 +29,11 @@ from fedveil.federation.silo_data import load_public_test_table
 from fedveil.federation.silo_session.release_task import release_plan
 from fedveil.federation.silo_session.training_task import training_plan
 from fedveil.files import read_content, read_toml
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
-from fedveil.run.config.table_choice import complete_for_table
-from fedveil.run.config.task_choice import beginning
+from fedveil.run.config.task_choice import beginning, complete_for_table
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
 from fedveil.run.loop import EndingT, Part, RunParts
@@ -331,7 +329,11 @@ def watch(
 
 
 def open_session(
-    run: RunParts[EndingT], part: Part, record: RunRecord, heads: SeenHeads
+    run: RunParts[EndingT],
+    part: Part,
+    record: RunRecord,
+    heads: SeenHeads,
+    party: type[CoordinatorParty[Any]] = CoordinatorParty,
 ) -> CoordinatorParty[EndingT]:
     """Return the coordinator's state machine for a part of a run.
 
@@ -342,6 +344,7 @@ def open_session(
         part: the next part.
         record: record of the run; also the run's witness.
         heads: ledger heads of the silos, over all runs.
+        party: class of the state machine.
 
     Raises:
         CompositionError: the method does not run between institutions.
@@ -350,7 +353,7 @@ def open_session(
     """
     try:
         plan, offered = _plan(part), public_text(run.document, record.membership.silos)
-        return CoordinatorParty(run=run, part=part, plan=plan, offered=offered, record=record, heads=heads)
+        return party(run=run, part=part, plan=plan, offered=offered, record=record, heads=heads)
     except BaseException:
         run.close()
         raise

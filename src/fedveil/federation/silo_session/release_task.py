@@ -34,7 +34,7 @@ from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.release import Release, ReleaseInputs
-from fedveil.statistics.stored import NoisySum, NoisySums
+from fedveil.statistics.result import NoisySum, NoisySums
 
 
 def release_plan(

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import RoundStartState, SessionPlan
 from fedveil.methods.server_state import with_clip
+from fedveil.protocols.field_codecs import Writer
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
     GlobalModel,
@@ -22,7 +23,6 @@ from fedveil.protocols.session_messages import (
     SampledUsers,
     SessionMessage,
 )
-from fedveil.protocols.wire import Writer
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import Prepared

@@ -32,7 +32,7 @@ from fedveil.run.releases.preprocessing import Preprocessing
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.run_preprocessing import lengths_of_updates, training_rows
 from fedveil.run.setup import Prepared
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 
 
 class SiloTasks:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from safetensors.numpy import save
 
 from fedveil.crypto.key_agreement import RoundId
-from fedveil.errors import RunFolderError
+from fedveil.errors import ProtocolError, RefusedSumError, RunFolderError
 from fedveil.federation.audit.run_record import final_attestation, known_before, round_attestation
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
@@ -38,7 +38,6 @@ from fedveil.federation.transcript_binding import (
 )
 from fedveil.files import reading
 from fedveil.methods.method import shows_counts
-from fedveil.protocols.errors import ProtocolError, RefusedSumError
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import ClientContext, ProtocolSpec
 from fedveil.protocols.refusals import Code

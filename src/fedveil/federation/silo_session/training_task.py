@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.errors import OwnRecordsError
 from fedveil.federation.cpu_quota import Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import MODEL, UNIT, RoundStartState, SessionPlan
@@ -33,12 +34,10 @@ from fedveil.methods.server_state import (
     with_clip,
 )
 from fedveil.privacy.events import Event
-from fedveil.protocols.errors import OwnRecordsError
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
-from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.round_context import SumHistory
+from fedveil.run.rounds.round_context import SumHistory, next_model
 from fedveil.run.setup import Prepared
 from fedveil.training.server.optimizers import State, matching
 

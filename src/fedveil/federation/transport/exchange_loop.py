@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.transport.interface import Received, Transport
-from fedveil.protocols.errors import ProtocolError
 
 ASK_AGAIN_SECONDS: Final = 5.0
 """Wait before a silo is asked the same again after an answer that did not count."""
@@ -119,7 +119,8 @@ class _Offers:
 
     def ask_again(self, silo: int, seconds: float) -> None:
         """Have a silo asked the same again, if its message is still current then."""
-        self._again[silo] = self._clock() + seconds
+        if silo in self._current:
+            self._again[silo] = self._clock() + seconds
 
     def seconds_since(self, silo: int) -> float:
         """Return for how long the silo's current message has been offered."""

@@ -13,8 +13,7 @@ from typing import ClassVar, Final, TypeAlias, cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.exchanges import Exchanges, ExchangeStep
+from fedveil.errors import ProtocolError
 from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
@@ -26,8 +25,7 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.recovery_server import RecoverableServer
-from fedveil.protocols.masking.recovery_silo import RecoverableSilo
+from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.messages import (
     Announcement,
@@ -37,7 +35,14 @@ from fedveil.protocols.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protocols.protocol import ClientContext, ClientInputs, ClientProtocol, ServerProtocol
+from fedveil.protocols.protocol import (
+    ClientContext,
+    ClientInputs,
+    ClientProtocol,
+    Exchanges,
+    ExchangeStep,
+    ServerProtocol,
+)
 
 Units: TypeAlias = Int64[np.ndarray, " d"]
 
@@ -91,7 +96,7 @@ class MaskedSumSpec(AggregationPlan):
 
     @property
     def repeatable(self) -> bool:
-        """Whether every sum is over all clients; a sum with recovery may have other clients and noise."""
+        """Return whether every sum is over all clients; a sum with recovery may have other clients and noise."""
         return self.threshold is None
 
     @property

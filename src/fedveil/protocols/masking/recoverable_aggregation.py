@@ -38,8 +38,8 @@ from enum import Enum, auto
 from fedveil.crypto.key_agreement import KEY_BYTES, RoundId, SignedKey
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.crypto.shamir import SHARE_BYTES
+from fedveil.errors import ProtocolError
 from fedveil.privacy.claims import Reveals
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import BLOCK, fixed_bytes, message_codec, wire_field
 from fedveil.protocols.messages import SIGNED_KEY, SILOS, Message, by_silo, message
 

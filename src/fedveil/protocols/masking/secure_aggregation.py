@@ -25,7 +25,7 @@ from jaxtyping import Int64
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.masks import Words, apply_masks_
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import ProtocolError
 from fedveil.protocols.messages import (
     WORD_BYTES,
     Announcement,
@@ -170,7 +170,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun that awaits :meth:`contribute`."""
+        """Return whether a round has begun that awaits :meth:`contribute`."""
         return self._phase is _Phase.INPUTS
 
     def receive(self, data: bytes) -> list[bytes]:
@@ -247,12 +247,12 @@ class AggregationServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether every silo's key has arrived, so that a round can begin."""
+        """Return whether every silo's key has arrived, so that a round can begin."""
         return self._phase is not _Phase.SETUP
 
     @property
     def may_have_released(self) -> bool:
-        """Whether own masks of this attempt were requested; from then on its privacy event is charged."""
+        """Return whether own masks of this attempt were requested; from then on its privacy event is charged."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:

@@ -16,23 +16,31 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from fedveil.crypto.key_agreement import RoundId
+from fedveil.errors import ProtocolError
 from fedveil.privacy.noise import DiscreteGaussian
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.exchanges import Exchanges, ExchangeStep, Shape
 from fedveil.protocols.messages import Announcement, Directory, MaskedVector, RoundStart
-from fedveil.protocols.partial_encryption.inputs import PartialInputs, PartialResult, SplitUpdate
 from fedveil.protocols.partial_encryption.messages import (
     Ballot,
+    PartialInputs,
+    PartialResult,
     PartialSum,
     PartialUpdate,
     Partition,
     SealedKeys,
+    SplitUpdate,
 )
-from fedveil.protocols.partial_encryption.part_encoding import WHOLE_NUMBERS, PartEncoding
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import WHOLE_NUMBERS, PartEncoding, PartialPlan
 from fedveil.protocols.partial_encryption.server import PartialServer
 from fedveil.protocols.partial_encryption.silo import PartialSilo
-from fedveil.protocols.protocol import ClientContext, ClientInputs, ClientProtocol, ServerProtocol
+from fedveil.protocols.protocol import (
+    ClientContext,
+    ClientInputs,
+    ClientProtocol,
+    Exchanges,
+    ExchangeStep,
+    ServerProtocol,
+    Shape,
+)
 from fedveil.protocols.session_messages import ModelStored
 
 # --- workers ------------------------------------------------------------------------------------------------

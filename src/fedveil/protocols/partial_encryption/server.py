@@ -7,11 +7,9 @@ from typing import NoReturn
 import numpy as np
 
 from fedveil.crypto.ckks import CkksSum
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_agreement import RoundId
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.messages import Announcement, Envelope, MaskedVector, Message, RoundStart
-from fedveil.protocols.partial_encryption.ballots import decode_bitmap, encode_bitmap, largest
 from fedveil.protocols.partial_encryption.messages import (
     Ballot,
     PartialSum,
@@ -19,7 +17,7 @@ from fedveil.protocols.partial_encryption.messages import (
     Partition,
     SealedKeys,
 )
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import PartialPlan, decode_bitmap, encode_bitmap, largest
 from fedveil.protocols.partial_encryption.silo import Phase
 from fedveil.protocols.parties import CohortServer
 from fedveil.protocols.protocol import Drawn, Outgoing
@@ -49,7 +47,7 @@ class PartialServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether the common keys have been relayed, so that a round can begin."""
+        """Return whether the common keys have been relayed, so that a round can begin."""
         return self._phase is not Phase.SETUP
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:

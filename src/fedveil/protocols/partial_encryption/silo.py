@@ -26,29 +26,28 @@ from enum import Enum, auto
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from fedveil.crypto.aead import seal, unseal
 from fedveil.crypto.ckks import CkksKey
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import CONTEXT_BYTES, RUN_BYTES, derive
+from fedveil.crypto.key_agreement import CONTEXT_BYTES, RUN_BYTES, derive, seal, unseal
 from fedveil.crypto.masks import apply_masks_
-from fedveil.protocols.errors import ProtocolError, RefusedSumError
+from fedveil.errors import CryptoError, ProtocolError, RefusedSumError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, MaskedVector, Message, RoundStart
-from fedveil.protocols.partial_encryption.ballots import (
-    Order,
-    decode_bitmap,
-    encode_bitmap,
-    largest,
-    secret_order,
-)
-from fedveil.protocols.partial_encryption.inputs import PartialInputs, PartialResult
 from fedveil.protocols.partial_encryption.messages import (
     Ballot,
+    PartialInputs,
+    PartialResult,
     PartialSum,
     PartialUpdate,
     Partition,
     SealedKeys,
 )
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import (
+    Order,
+    PartialPlan,
+    decode_bitmap,
+    encode_bitmap,
+    largest,
+    secret_order,
+)
 from fedveil.protocols.parties import KeyedSilo
 from fedveil.protocols.protocol import SECRET_BYTES, ClientContext
 
@@ -109,17 +108,17 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun that awaits :meth:`propose`."""
+        """Return whether a round has begun that awaits :meth:`propose`."""
         return self._phase is Phase.VOTES
 
     @property
     def awaits_encryption(self) -> bool:
-        """Whether the partition is known, so that :meth:`encrypt_update` is the next step."""
+        """Return whether the partition is known, so that :meth:`encrypt_update` is the next step."""
         return self._phase is Phase.INPUTS
 
     @property
     def has_result(self) -> bool:
-        """Whether the sum has arrived."""
+        """Return whether the sum has arrived."""
         return self._phase is Phase.DONE
 
     def tag(self, content: bytes) -> bytes:

@@ -6,13 +6,15 @@ from typing import Final
 
 from gmpy2 import mpz
 
-from fedveil.crypto.aead import OVERHEAD_BYTES
+from fedveil.crypto.key_agreement import OVERHEAD_BYTES
 from fedveil.crypto.oblivious_transfer import POINT_BYTES
+from fedveil.errors import ProtocolError
 from fedveil.privacy.claims import Key, Reveals
-from fedveil.protocols.errors import ProtocolError
 from fedveil.protocols.field_codecs import (
     BLOCK,
     REST,
+    Reader,
+    Writer,
     custom_field,
     fixed_bytes,
     integers,
@@ -21,8 +23,7 @@ from fedveil.protocols.field_codecs import (
     wire_field,
 )
 from fedveil.protocols.messages import Message, message
-from fedveil.protocols.weighting.private_weighting import SEED_BYTES
-from fedveil.protocols.wire import Reader, Writer
+from fedveil.protocols.weighting.plan import SEED_BYTES
 
 _MOST: Final = 1 << 19
 """Most ciphertexts of one message. A ciphertext has at least 512 bytes, and weights have one ciphertext per user."""

@@ -19,13 +19,16 @@ import numpy as np
 from gmpy2 import gcd, get_context, mpz, powmod
 from jaxtyping import Float64, Int64
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.masks import UniformIntegers
-from fedveil.crypto.multiexp import SimultaneousPowers, straus_cost
-from fedveil.crypto.paillier import PaillierPrivateKey, PaillierPublicKey, Rerandomizer
-from fedveil.protocols.errors import ProtocolError
-from fedveil.protocols.weighting.plan import WeightingPlan
-from fedveil.protocols.weighting.private_weighting import Contributions
+from fedveil.crypto.paillier import (
+    PaillierPrivateKey,
+    PaillierPublicKey,
+    Rerandomizer,
+    SimultaneousPowers,
+    straus_cost,
+)
+from fedveil.errors import CryptoError, ProtocolError
+from fedveil.protocols.weighting.plan import Contributions, WeightingPlan
 
 # --- threads ------------------------------------------------------------------------------------------------
 # Compute with big integers on all cores: gmpy2 releases the interpreter's lock during a power.

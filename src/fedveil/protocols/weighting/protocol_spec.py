@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from fedveil.crypto.oblivious_transfer import POINT_BYTES
-from fedveil.protocols.exchanges import Exchanges, ExchangeStep, Shape
+from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.protocols.messages import Announcement, Directory, OwnMask, RevealRequest
-from fedveil.protocols.protocol import ClientContext, ClientInputs, ClientProtocol, ServerProtocol
-from fedveil.protocols.weighting.ciphers import Cipher
+from fedveil.protocols.protocol import (
+    ClientContext,
+    ClientInputs,
+    ClientProtocol,
+    Exchanges,
+    ExchangeStep,
+    ServerProtocol,
+    Shape,
+)
 from fedveil.protocols.weighting.messages import (
     BlindedHistogram,
     EncryptedSum,
@@ -25,10 +33,88 @@ from fedveil.protocols.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protocols.weighting.plan import CipherSizes, WeightingPlan
-from fedveil.protocols.weighting.private_weighting import WeightedInputs
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protocols.weighting.plan import CipherSizes, Evaluator, KeyHolder, WeightedInputs, WeightingPlan
+from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protocols.weighting.server import WeightingServer
 from fedveil.protocols.weighting.silo import WeightingSilo
+
+# --- ciphers ---
+
+
+class Cipher(Protocol):
+    """An additively homomorphic cipher."""
+
+    def sizes(self, plan: WeightingPlan) -> CipherSizes:
+        """Return the sizes of the cipher's messages.
+
+        Raises:
+            ProtocolError: the cipher cannot hold the sums of the plan.
+        """
+        ...
+
+    def holder(self, plan: WeightingPlan) -> KeyHolder:
+        """Return the server's key holder, with fresh keys."""
+        ...
+
+    def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
+        """Return a silo's evaluator for the server's public key."""
+        ...
+
+
+@dataclass(frozen=True)
+class Paillier:
+    """Paillier's cipher.
+
+    Attributes:
+        bits: number of bits of the modulus n.
+    """
+
+    bits: int
+
+    def sizes(self, plan: WeightingPlan) -> CipherSizes:
+        """Return the sizes of the messages: numbers modulo n, and ciphertexts modulo n^2."""
+        number, slots = self.bits // 8, choose_layout(plan, self.bits).slots
+        blocks = math.ceil(plan.coordinates / slots)
+        return CipherSizes(
+            key=number, number=number, weight=2 * number, ciphertext=2 * number, ciphertexts=blocks
+        )
+
+    def holder(self, plan: WeightingPlan) -> KeyHolder:
+        """Return the server's key holder, with a fresh modulus."""
+        return PaillierKeyHolder(plan, PaillierPrivateKey.generate(self.bits))
+
+    def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
+        """Return a silo's evaluator for the server's modulus."""
+        return PaillierEvaluator(plan, public, bits=self.bits)
+
+
+@dataclass(frozen=True)
+class Rlwe:
+    """Ring-LWE cipher at 128-bit security; ring and primes follow from the plan."""
+
+    def sizes(self, plan: WeightingPlan) -> CipherSizes:
+        """Return the sizes of the messages: polynomials of the ring, for each plaintext prime."""
+        parameters = choose_parameters(plan)
+        size, primes = parameters.ring.ciphertext_bytes, parameters.plain_count
+        return CipherSizes(
+            key=size * primes,
+            number=(parameters.plain_bits * primes + 7) // 8,
+            weight=size * primes,
+            ciphertext=size,
+            ciphertexts=math.ceil(plan.coordinates / parameters.ring.degree) * primes,
+        )
+
+    def holder(self, plan: WeightingPlan) -> KeyHolder:
+        """Return the server's key holder, with fresh keys."""
+        return RlweKeyHolder(plan)
+
+    def evaluator(self, plan: WeightingPlan, public: bytes) -> Evaluator:
+        """Return a silo's evaluator for the server's public keys."""
+        return RlweEvaluator(plan, public)
+
+
+# --- the protocol ---
 
 Units = Float64[np.ndarray, " d"]
 
@@ -78,7 +164,7 @@ class PrivateWeightingSpec:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a repeated round has the same users; oblivious transfer samples users per session."""
+        """Return whether a repeated round has the same users; oblivious transfer samples users per session."""
         return not self.plan.places
 
     @property

@@ -36,9 +36,13 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.residues import (
+from fedveil.crypto.rlwe import (
+    Ciphertext,
     Residues,
+    Ring,
+    RingEngine,
+    RlweKey,
+    RlwePublicKey,
     from_limbs,
     keyed_residues,
     mixed_radix,
@@ -46,11 +50,9 @@ from fedveil.crypto.residues import (
     random_below,
     times,
 )
-from fedveil.crypto.rlwe import Ciphertext, Ring, RingEngine, RlweKey, RlwePublicKey
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.weighting.paillier_weights import MaskKeys
-from fedveil.protocols.weighting.plan import WeightingPlan
-from fedveil.protocols.weighting.private_weighting import Contributions
+from fedveil.protocols.weighting.plan import Contributions, WeightingPlan
 from fedveil.randomness import KeyedStream
 
 STATISTICAL_BITS: Final = 48

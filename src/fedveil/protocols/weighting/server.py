@@ -1,4 +1,4 @@
-"""Server's end of private weighting (:mod:`fedveil.protocols.weighting.private_weighting`)."""
+"""Server's end of private weighting (:mod:`fedveil.protocols.weighting.plan`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 from gmpy2 import invert, mpz
 from jaxtyping import Bool, Float64
 
-from fedveil.crypto.errors import CryptoError
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.oblivious_transfer import TransferSender
-from fedveil.protocols.errors import ProtocolError
+from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.messages import Announcement, Envelope, Message, OwnMask, RevealRequest
 from fedveil.protocols.parties import CohortServer
 from fedveil.protocols.protocol import Drawn, Outgoing
@@ -28,8 +27,7 @@ from fedveil.protocols.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protocols.weighting.plan import WeightingPlan
-from fedveil.protocols.weighting.private_weighting import KeyHolder, Phase, transfer_context
+from fedveil.protocols.weighting.plan import KeyHolder, Phase, WeightingPlan, transfer_context
 
 _AWAITED: Final[Mapping[Phase, type[Message]]] = {
     Phase.SETUP: Announcement,
@@ -66,12 +64,12 @@ class WeightingServer(CohortServer):
 
     @property
     def ready(self) -> bool:
-        """Whether the setup is complete, so that a round can begin."""
+        """Return whether the setup is complete, so that a round can begin."""
         return self._phase not in (Phase.SETUP, Phase.HISTOGRAM)
 
     @property
     def may_have_released(self) -> bool:
-        """Whether own masks of this attempt were requested; from then on its privacy event is charged."""
+        """Return whether own masks of this attempt were requested; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
     @property

@@ -1,4 +1,4 @@
-"""Silo's end of private weighting (:mod:`fedveil.protocols.weighting.private_weighting`)."""
+"""Silo's end of private weighting (:mod:`fedveil.protocols.weighting.plan`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import numpy as np
 from gmpy2 import gcd, mpz
 from jaxtyping import Float64, Int64
 
-from fedveil.crypto.aead import seal, unseal
-from fedveil.crypto.errors import CryptoError
-from fedveil.crypto.key_agreement import RoundId, derive
+from fedveil.crypto.key_agreement import RoundId, derive, seal, unseal
 from fedveil.crypto.masks import UniformIntegers
 from fedveil.crypto.oblivious_transfer import TransferReceiver, check_point
-from fedveil.protocols.errors import OwnRecordsError, ProtocolError
+from fedveil.errors import CryptoError, OwnRecordsError, ProtocolError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, Message, OwnMask, RevealRequest
 from fedveil.protocols.parties import KeyedSilo
 from fedveil.protocols.protocol import ClientContext
@@ -31,13 +29,13 @@ from fedveil.protocols.weighting.messages import (
     TransferRequests,
     WeightingKey,
 )
-from fedveil.protocols.weighting.plan import WeightingPlan
-from fedveil.protocols.weighting.private_weighting import (
+from fedveil.protocols.weighting.plan import (
     SEED_BYTES,
     Contributions,
     Evaluator,
     Phase,
     WeightedInputs,
+    WeightingPlan,
     transfer_context,
 )
 
@@ -89,7 +87,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
 
     @property
     def awaits_input(self) -> bool:
-        """Whether a round has begun that awaits :meth:`contribute`."""
+        """Return whether a round has begun that awaits :meth:`contribute`."""
         return self._phase is Phase.INPUTS
 
     @property

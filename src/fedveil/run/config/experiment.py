@@ -36,11 +36,11 @@ from fedveil.statistics.request import (
     Columns,
     SiloWeights,
 )
-from fedveil.training.import_path import check_name
 from fedveil.training.losses import LOSSES
 from fedveil.training.metrics import METRIC_NAMES
 from fedveil.training.models import MODELS
 from fedveil.training.steps import LocalSgd
+from fedveil.user_code import check_name
 from fedveil.validation import DocumentTable, validate_document
 
 # --- sections ------------------------------------------------------------------------------------------------------

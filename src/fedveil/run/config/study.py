@@ -27,7 +27,7 @@ from fedveil.errors import ConfigError, FedveilError, did_you_mean
 from fedveil.files import read_toml
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.config.release_document import kind_in
-from fedveil.run.config.table_choice import complete_for_table
+from fedveil.run.config.task_choice import complete_for_table
 from fedveil.validation import DocumentTable, validate_document
 
 _Tables: TypeAlias = dict[str, dict[str, Any]]

@@ -90,7 +90,9 @@ def baseline(prepared: Prepared) -> dict[str, float | None]:
     weights = None if given is None else torch.from_numpy(given)
     targets = torch.from_numpy(population.test_targets)
     outputs = _constant(prepared).expand(len(targets), -1)
-    return {name: finite(metric(outputs, targets, weights)) for name, metric in metrics.items()}
+    found = {name: finite(metric(outputs, targets, weights)) for name, metric in metrics.items()}
+    # The R2 of a mean is 0 but for rounding.
+    return {name: 0.0 if value is not None and abs(value) < 1e-9 else value for name, value in found.items()}
 
 
 def _constant(prepared: Prepared) -> Float[Tensor, "1 k"]:

@@ -29,7 +29,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict, model_validator
 from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_schema_version, parse_json, read_content
 from fedveil.line_log import LineLog
-from fedveil.privacy.accounting_rule import load_event_types
+from fedveil.privacy.accountant import load_event_types
 from fedveil.privacy.statement import Statement
 from fedveil.validation import DocumentTable, validate_document
 

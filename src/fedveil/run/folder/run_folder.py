@@ -229,7 +229,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run has stored round 0, the initial model."""
+        """Return whether the run has stored round 0, the initial model."""
         return (self.path / _CHECKPOINT).exists()
 
     def read_checkpoint(self) -> Checkpoint | None:

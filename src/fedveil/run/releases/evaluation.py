@@ -25,9 +25,9 @@ from fedveil.files import read_json, reading
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.releases.release import Release
-from fedveil.run.releases.release_method import default_silo_weights, design_release
+from fedveil.run.releases.release import Release, default_silo_weights, design_release
 from fedveil.run.releases.side_releases import as_run_release, document_multiplier, shared_multiplier
+from fedveil.statistics.blocks import Layout
 from fedveil.statistics.evaluation.binary import enough_bins
 from fedveil.statistics.evaluation.evaluator import RESERVED
 from fedveil.statistics.evaluation.result import (
@@ -37,10 +37,9 @@ from fedveil.statistics.evaluation.result import (
     read_evaluated,
 )
 from fedveil.statistics.figures import ALL
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.local_vectors import LocalStatistic
 from fedveil.statistics.request import LEAST_BINS, MOST_BINS
-from fedveil.statistics.stored import NoisySum, NoisySums
+from fedveil.statistics.result import NoisySum, NoisySums
 from fedveil.training.task import Task
 from fedveil.training.trainer import Progress
 

@@ -14,13 +14,12 @@ from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.release_document import INFERENCE, InferenceDocument, read_releases
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.prepared_releases import PreparedReleases
-from fedveil.run.releases.release import Release
-from fedveil.run.releases.release_method import design_release
+from fedveil.run.releases.release import Release, design_release
 from fedveil.run.releases.series import calibrate_releases
 from fedveil.statistics.inference.plan import PlannedEffect, check, predict_errors
 from fedveil.statistics.inference.result import FILE, FittedRegression, read_begun
 from fedveil.statistics.request import unit_of
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

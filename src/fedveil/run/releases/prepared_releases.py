@@ -14,7 +14,7 @@ from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.series import Series
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

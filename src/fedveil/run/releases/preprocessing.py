@@ -22,10 +22,9 @@ from fedveil.methods.method import Method
 from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA, RunFolder
-from fedveil.run.releases.release import Release
-from fedveil.run.releases.release_method import default_silo_weights, design_release
+from fedveil.run.releases.release import Release, default_silo_weights, design_release
 from fedveil.run.releases.side_releases import as_run_release, document_multiplier, shared_multiplier
-from fedveil.statistics.layout import Layout
+from fedveil.statistics.blocks import Layout
 from fedveil.statistics.local_vectors import LocalStatistic
 from fedveil.statistics.preprocessing import (
     LENGTH,
@@ -34,7 +33,7 @@ from fedveil.statistics.preprocessing import (
     quantile_of_lengths,
     refine_schema,
 )
-from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 MOST_NOISE: Final = 0.2
 """Largest predicted noise on a cumulative count, as a fraction of all users.

@@ -6,9 +6,11 @@ A simulation plays all silos in one process (:func:`noisy_sum`). In a federation
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,10 +18,14 @@ from jaxtyping import Float64
 
 from fedveil.data.columns import ColumnTable
 from fedveil.data.records import Groups
+from fedveil.errors import ConfigError
 from fedveil.methods.derive import derive, sensitivity
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.message_encoding import Sender
 from fedveil.methods.method import Method, message_kinds, sum_noise_std
+from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.methods.statistic import statistic
+from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee
@@ -27,9 +33,15 @@ from fedveil.privacy.statement import show_at_most
 from fedveil.protocols.driver import LocalDriver
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import PrivacyRandomness
+from fedveil.run.config.declared_tables import DeclaredTables
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.release_document import TableDocument
 from fedveil.run.rounds.client_inputs import ChannelInputs
 from fedveil.statistics.local_vectors import PersonVector, Progress, silo_sums
-from fedveil.statistics.stored import NoisySum
+from fedveil.statistics.request import SiloWeights
+from fedveil.statistics.result import NoisySum
+
+# --- releases ---
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,3 +205,94 @@ def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) 
     )
     result, summed = driver.play((1, 0), tuple(range(release.public.n_silos)), None, work.client_input)
     return NoisySum(work.agreed.decode_sum(result), release.std(summed))
+
+
+# --- method of a release ---
+
+_WEIGHTS: Final[Mapping[str, Weights]] = MappingProxyType(
+    {"records": Weights.BY_RECORDS, "equal": Weights.EQUAL, "uniform": Weights.UNIFORM}
+)
+
+
+def default_silo_weights(document: Experiment) -> SiloWeights:
+    """Return an experiment's default weights of a user over silos.
+
+    They are "equal", which counts users, if the protection weighs by hidden counts; else "uniform".
+    """
+    return "equal" if document.protection.build().weighs else "uniform"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncalibratedRelease:
+    """A release with everything fixed except its noise.
+
+    Attributes:
+        step: the local step.
+        public: numbers of silos and users, and the length of the release.
+        weights: weights of a user over silos.
+        protection: protection of the requesting document.
+        colluding_silos: number of silos that may pool their knowledge.
+    """
+
+    step: PersonVector
+    public: PublicFacts
+    weights: Weights
+    protection: ProtectionStage
+    colluding_silos: int
+
+    def with_noise(self, noise_multiplier: float) -> Release:
+        """Return the release with this noise multiplier."""
+        method = statistic(
+            local=self.step,
+            public=self.public,
+            weights=self.weights,
+            noise_multiplier=noise_multiplier,
+            protection=self.protection,
+            colluding_silos=self.colluding_silos,
+        )
+        return Release(method=method, step=self.step, public=self.public)
+
+
+def design_release(
+    document: Experiment | TableDocument,
+    silos: SiloWeights,
+    step: PersonVector,
+    of: DeclaredTables,
+    *,
+    key: str,
+) -> UncalibratedRelease:
+    """Compose a release that a document requests.
+
+    Args:
+        document: the request, with its protection.
+        silos: weights of a user over silos.
+        step: the local step.
+        of: declared facts about the tables.
+        key: key of the weights in the document, for errors.
+
+    Raises:
+        ConfigError: weights that would reveal counts, or a protection that works on models only.
+    """
+    section, facts = document.protection, of.facts(step.length)
+    protection, weights = section.build(), _WEIGHTS[silos]
+    if silos == "equal" and protection.weighs:
+        # Under equal weights each silo counts one record per user, so a user has at most |S| in all.
+        protection = section.build(n_max=facts.n_silos)
+    if weights.by_records and not protection.weighs:
+        raise ConfigError(
+            f"{key}: '{silos}' counts people, for which silos must weigh a person by what the "
+            "others hold, and these counts are hidden under protection.name = 'private-weighting' alone. Give that, or "
+            "silos = 'uniform', which counts person-silo pairs (and needs no weights)"
+        )
+    if not (protection.masks or protection.weighs or not protection.agrees):
+        raise ConfigError(
+            f"protection.name: '{section.name}' is for models; statistics run under none, "
+            "secure-aggregation or private-weighting"
+        )
+    return UncalibratedRelease(
+        step=step,
+        public=facts,
+        weights=weights,
+        protection=protection,
+        colluding_silos=document.privacy.colluding_silos,
+    )

@@ -28,7 +28,8 @@ class RequestScope:
 
     Attributes:
         figures: names of the requested figures, in the words of a silo's policy.
-        columns: columns of the schema that the releases read.
+        columns: columns of the tables that the releases read; of a time between two dates, both. The schema names such
+            a time freely, so its name must not stand for what is read.
         numbers: length of the longest release; for an evaluation that chooses its bins, with the fewest bins.
         by_silo: whether figures of single silos are requested.
     """
@@ -49,7 +50,7 @@ def statistics_scope(document: ReleaseDocument, of: DeclaredTables) -> RequestSc
     step = compose(request, of.schema, of.silos)
     return RequestScope(
         figures=frozenset(name for one in request.release.values() for name in one.figures),
-        columns=frozenset(step.columns),
+        columns=frozenset(of.schema.read_columns(step.columns)),
         numbers=step.length,
         by_silo="silo" in request.by,
     )
@@ -65,7 +66,7 @@ def regression_scope(document: InferenceDocument, of: DeclaredTables) -> Request
     steps = [fitted.equation(place) for place in range(len(fitted.parts))]
     return RequestScope(
         figures=frozenset({f"{fitted.family.name}-regression"}),
-        columns=frozenset(name for step in steps for name in step.columns),
+        columns=frozenset(of.schema.read_columns(name for step in steps for name in step.columns)),
         numbers=max(step.length for step in steps),
     )
 
@@ -97,7 +98,7 @@ def side_release_scope(experiment: Experiment, of: DeclaredTables) -> RequestSco
         found.append(
             RequestScope(
                 figures=frozenset({"evaluation"}),
-                columns=groups | frozenset(of.schema.target_columns),
+                columns=groups | frozenset(of.schema.read_columns(of.schema.target_columns)),
                 numbers=max(layout.length for layout in evaluation.layouts),
                 by_silo="silo" in evaluation.by,
             )

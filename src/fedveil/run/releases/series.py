@@ -36,7 +36,7 @@ class Series:
 
     @property
     def secure(self) -> bool:
-        """Whether the noise is unpredictable."""
+        """Return whether the noise is unpredictable."""
         return self.privacy.insecure_seed is None
 
     @property

@@ -16,15 +16,13 @@ from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.release_document import STATISTICS, ReleaseDocument, read_releases
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.prepared_releases import PreparedReleases
-from fedveil.run.releases.release import Release
-from fedveil.run.releases.release_method import design_release
+from fedveil.run.releases.release import Release, design_release
 from fedveil.run.releases.series import calibrate_releases
 from fedveil.statistics.compose import compose
 from fedveil.statistics.local_vectors import LocalStatistic
 from fedveil.statistics.plan import Planned, check, predict_errors
 from fedveil.statistics.request import SiloWeights, unit_of
-from fedveil.statistics.result import FILE, ReleasedStatistics, read_released
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import FILE, NoisySums, ReleasedStatistics, read_released
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from fedveil.methods.capabilities import ClientSender, StatefulNoise
 from fedveil.methods.channels import Channel
 from fedveil.methods.message_encoding import EncodedMessage, MessageCost, Sender
 from fedveil.protocols.protocol import Drawn, ProtocolSpec
-from fedveil.protocols.weighting.private_weighting import SEED_BYTES
+from fedveil.protocols.weighting.plan import SEED_BYTES
 from fedveil.run.rounds.diagnostics import TrainingDiagnostics
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.training.trainer import Sums
@@ -215,12 +215,23 @@ class PerClientInputs(RoundInputs):
 
     A sampled client without records has no contribution. It sends an update of zeros, so that the presence of its
     message reveals nothing about its records.
+
+    Args:
+        turn: the round.
+        agreed: the protocol.
+        initial: the model before the first round, if the method needs it.
+        block_elements: largest number of float64 values in the updates of one block.
     """
 
     def __init__(
-        self, turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"] | None = None
+        self,
+        turn: RoundContext,
+        agreed: ProtocolSpec[Any, Any],
+        initial: Float32[Tensor, " d"] | None = None,
+        block_elements: int = _BLOCK_ELEMENTS,
     ) -> None:
         super().__init__(turn, agreed, initial)
+        self._block_elements = block_elements
         groups = turn.setting.cohort.groups
         self._member_of = np.full(turn.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
@@ -260,7 +271,7 @@ class PerClientInputs(RoundInputs):
         turn, dimension = self.turn, len(self.turn.model)
         # Blocks follow the order in which clients send, so each client is trained once and dropped after its
         # message.
-        block = self._order[self._next : self._next + max(1, _BLOCK_ELEMENTS // dimension)]
+        block = self._order[self._next : self._next + max(1, self._block_elements // dimension)]
         present = block[self._member_of[block] >= 0]
         members = torch.from_numpy(self._member_of[present])
         sums = turn.trainer.sums(turn.job(members, turn.method.bound).per_contribution())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedveil.methods.message_encoding import MessageCost
 from fedveil.methods.method import training_bound
-from fedveil.protocols.transcript import Transcript
+from fedveil.protocols.driver import Transcript
 from fedveil.run.folder.run_folder import Row
 from fedveil.run.rounds.round_context import RoundContext
 

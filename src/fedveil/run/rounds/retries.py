@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
+from fedveil.errors import ProtocolError, SiloVanished
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.protocols.driver import Dropouts
-from fedveil.protocols.errors import ProtocolError, SiloVanished
 from fedveil.randomness import ExperimentRandomness
 
 OnMissing = Literal["end", "retry", "recover"]

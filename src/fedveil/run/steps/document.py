@@ -25,7 +25,7 @@ from fedveil.run.loop import RunParts
 from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
 from fedveil.run.steps.experiment import PartEnding
 from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 
 
 class DocumentParts(RunParts[PartEnding]):
@@ -112,7 +112,7 @@ class DocumentParts(RunParts[PartEnding]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every release is made."""
+        """Return whether every release is made."""
         return len(self.prepared.read(self.folder)) == self.prepared.count
 
     @property

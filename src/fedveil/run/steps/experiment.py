@@ -58,8 +58,8 @@ from fedveil.run.setup import Prepared
 from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
 from fedveil.run.steps.training import TrainingPart
 from fedveil.statistics.evaluation.result import EVALUATING, FILE, ReleasedEvaluation, read_evaluated
-from fedveil.statistics.stored import NoisySum, NoisySums
-from fedveil.training.server.spectrum import spectrum
+from fedveil.statistics.result import NoisySum, NoisySums
+from fedveil.training.server.denoise import spectrum
 
 _ENDED: Final = (
     "when the run ended: a callback stopped it before its last round, and what the callback looked at is not covered "
@@ -410,7 +410,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left to release."""
+        """Return whether nothing is left to release."""
         if self._training is None:
             return False
         if self.prepared.evaluation is not None:

@@ -13,7 +13,7 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.run.journal import Journal, Step, StepKey
 from fedveil.run.loop import Played
 from fedveil.run.releases.release import Release
-from fedveil.statistics.stored import NoisySum, NoisySums, digest_of_release
+from fedveil.statistics.result import NoisySum, NoisySums, digest_of_release
 
 
 def no_model() -> Float32[np.ndarray, " d"]:

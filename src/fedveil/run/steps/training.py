@@ -29,11 +29,10 @@ from fedveil.run.releases.run_evaluation import evaluate
 from fedveil.run.releases.side_releases import read_spent_budget
 from fedveil.run.remarks import remarks
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
-from fedveil.run.rounds.next_model import next_model
-from fedveil.run.rounds.round_context import RoundContext
+from fedveil.run.rounds.round_context import RoundContext, next_model
 from fedveil.run.setup import Prepared
 from fedveil.statistics.evaluation.result import read_evaluated
-from fedveil.statistics.stored import NoisySums
+from fedveil.statistics.result import NoisySums
 from fedveil.training.server.optimizers import matching
 
 _STOPPED: Final = "stopped.json"
@@ -123,7 +122,7 @@ class TrainingPart:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last round is complete, or the budget allows no other."""
+        """Return whether the last round is complete, or the budget allows no other."""
         if self.step is None:
             return self.number > self.prepared.experiment.rounds
         return self.step.refusal() is not None

@@ -79,7 +79,7 @@ class _Errors:
 
 
 class ErrorStates(_Errors, Partition):
-    """Whether the error of a record lies within what is declared of it."""
+    """Partition of records by whether their error lies within the declared range."""
 
     labels: ClassVar[tuple[str, ...]] = ("within", "larger error", UNREADABLE)
 
@@ -203,7 +203,7 @@ class _Moments:
 
     @property
     def spread(self) -> Estimate | None:
-        """The error of naming the targets' mean, h sqrt(s2)."""
+        """Return the RMSE of the constant prediction, the targets' mean: h sqrt(s2)."""
         return self._root(self._half, self._s2, self._of_s2, self._farthest)
 
     @property

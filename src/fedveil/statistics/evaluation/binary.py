@@ -1,20 +1,18 @@
 """Test metrics of a classifier of two classes, from noisy counts of labels in bins of its score.
 
-=========  ==========================================================================  ================================
-release    a record is                                                                 decoded to
-=========  ==========================================================================  ================================
-first      the prefix code of its score's bin among those of the log-odds from -8 to 8  edges of equal mass, public then
-second     the unit vector of its (label, bin), once for all people, once a partition  every figure of this file
-=========  ==========================================================================  ================================
+There are two releases. In the first, a record contributes the prefix code of its score's bin, for fixed bins of the
+log-odds from -8 to 8; the released counts give public bin edges of equal mass. In the second, a record contributes the
+unit vector of its (label, bin), for all people and for each partition; the released counts give every figure here.
 
-With counts h1, h0 of the classes' people in B bins by rising score, n1, n0 their sums and F0 = cumulative h0 up to the
-middle of a bin:
+Let h1_i, h0_i be the counts of the two classes in bin i of B, by rising score, n1 and n0 their sums, and F0_i the
+number of negatives below the middle of bin i. Then
 
     AUC = sum_i h1_i F0_i / (n1 n0) + sum_i h1_i h0_i delta_i / (12 n1 n0).
 
-Within a bin the two classes are tied, which counts one half; but where log-odds rise across it by delta_i, a positive
-is above a negative more often, by delta_i / 12 (tilted ties, to first order in delta_i). delta_i is read off the
-isotonic regression of the rates. Every other figure is a quotient of linear sums of cells.
+The first sum counts a pair within one bin as a tie, one half. The second corrects this: if the log-odds of class 1 rise
+by delta_i across bin i, a positive has the larger score with probability 1/2 + delta_i / 12, to first order. delta_i
+comes from the isotonic regression of the rates h1_i / (h0_i + h1_i). Every other figure is a quotient of linear sums of
+cells.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import UNREADABLE, Partition
 from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.counts import (
@@ -53,28 +51,33 @@ from fedveil.statistics.evaluation.evaluator import (
     places,
 )
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.layout import Layout
 
 THRESHOLD: Final = 0.0
-"""The log-odds above which class 1 is predicted."""
+"""Log-odds above which class 1 is predicted."""
 MOST_TIED: Final = 0.5
-"""The largest share of people in one bin for which the area under the curve is told: scores so close together that bins
-do not tell them apart would count as ties."""
+"""Largest share of people in one bin for which the area under the curve is shown.
+
+Scores in one bin count as ties. If most people are in one bin, the area would say nothing about the model.
+"""
 _BINNING: Final = 0.1
-"""The area under the curve of B bins of equal mass errs by about -.3 / B^2 before its ties are corrected, and by less
-than a third of that afterwards, half of which counts as a standard deviation."""
+"""Bound b on the error of the area: at most b / B^2 for B bins of equal mass, after the correction of ties.
+
+Without the correction the error is about -.3 / B^2. Half of the bound counts as a standard deviation.
+"""
 _NOISE: Final = 0.29
-"""Standard deviation of the area by noise: about .29 sqrt(B) sigma sqrt(1/n1^2 + 1/n0^2)."""
+"""Factor c of the area's standard deviation by noise, c sqrt(B) sigma sqrt(1/n1^2 + 1/n0^2)."""
 STEEPEST: Final = 3.0
 EXTREME: Final = 1e-4
+BY_BIN: Final = "observed share of class 1"
+"""Name of the calibration's figures, one per bin."""
 _LABELS: Final = "labels"
 
 
 @dataclass(frozen=True)
 class LabelledBins(Partition):
-    """Label and bin of a score at once; a record whose score is no number has a cell of its own.
+    """Partition of records by (label, bin of the score), with one cell for scores that are no numbers.
 
-    A bin holds the scores above the edge before it, up to its own edge: a score on the threshold predicts class 0.
+    Bin i holds the scores in (edge i-1, edge i], so a score equal to the threshold predicts class 0.
 
     Attributes:
         edges: (B,) ascending; there are B + 1 bins. Equal edges leave bins between them empty.
@@ -85,12 +88,12 @@ class LabelledBins(Partition):
 
     @property
     def bins(self) -> int:
-        """How many bins a label has."""
+        """Return the number of bins per label."""
         return len(self.edges) + 1
 
     @property
     def size(self) -> int:
-        """The bins of both labels, and the cell of scores that are no numbers."""
+        """Return the number of cells: the bins of both labels, and the cell of unreadable scores."""
         return 2 * self.bins + 1
 
     @property
@@ -107,7 +110,7 @@ class LabelledBins(Partition):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreCounts(Counts):
-    """Noisy counts of labels by bins.
+    """Noisy counts of people by label and bin.
 
     Attributes:
         cells: (2, B) of class 0 and class 1, by rising score.
@@ -118,7 +121,7 @@ class ScoreCounts(Counts):
 
     @property
     def predicted_classes(self) -> Float64[np.ndarray, " B"]:
-        """1 in the bins whose scores predict class 1."""
+        """Return (B,) 1 for bins whose scores predict class 1, else 0."""
         return np.where(np.concatenate((self.edges, [np.inf])) > THRESHOLD, 1.0, 0.0)
 
     @property
@@ -127,16 +130,16 @@ class ScoreCounts(Counts):
 
     @property
     def fullest_bin_share(self) -> float:
-        """The share of all people who are in the fullest bin."""
+        """Return the share of people in the fullest bin."""
         return float(self.cells.sum(axis=0).max() / self.cells.sum())
 
 
 @dataclass(frozen=True)
 class TwoClasses(Evaluator):
-    """Two classes, by a score: its log-odds of class 1.
+    """Evaluator of a classifier of two classes whose score is the log-odds of class 1.
 
     Attributes:
-        bins: of equal mass by the first release; one edge more is the threshold.
+        bins: number of bins of equal mass; the threshold is one more edge.
     """
 
     measure: ClassVar[str] = "auc"
@@ -146,7 +149,7 @@ class TwoClasses(Evaluator):
 
     @property
     def first(self) -> Layout:
-        """The scores of all people, of both classes together."""
+        """Return the layout of the first release: the scores of all people, without labels."""
         return first_layout()
 
     def score_bins(self, cells: Float64[np.ndarray, " cells"]) -> ScoreBins:
@@ -189,7 +192,7 @@ class TwoClasses(Evaluator):
             ("specificity", counts.correct * (1 - positive), 1 - positive),
             ("share of class 1", positive, ones),
         ):
-            yield name, "", counts.quotient(above, below) if counts.enough else None
+            yield name, "", counts.rate(above, below) if counts.enough else None
         yield (
             "observed minus predicted",
             "",
@@ -197,7 +200,7 @@ class TwoClasses(Evaluator):
         )
         yield "brier", "", brier(counts, placed) if counts.enough else None
         for mean, found in calibration(counts, p):
-            yield "observed share of class 1", f"predicted {mean:.3f}", found
+            yield BY_BIN, f"predicted {mean:.3f}", found
 
     def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return the ROC curve and the calibration."""
@@ -234,7 +237,7 @@ class TwoClasses(Evaluator):
         return tuple(found)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
-        """Return what noise alone gives the area, for two classes of equal size."""
+        """Return the standard deviation of the area by noise, for two classes of equal size."""
         return predicted_error(self.bins, math.sqrt(variance[_LABELS]), people)
 
 
@@ -250,12 +253,12 @@ def predicted_error(bins: int, noise_std: float, people: float) -> float:
 
 
 def enough_bins(bins: int, noise_std: float, people: float) -> bool:
-    """Whether what binning loses after its correction is below a quarter of the predicted noise."""
+    """Return whether the corrected binning error is below a quarter of the predicted noise."""
     return _BINNING / bins**2 < predicted_error(bins, noise_std, people) / 4
 
 
 def auc(counts: ScoreCounts) -> Estimate | None:
-    """Return the area under the curve with corrected ties; None where a class has too few people or a bin too many."""
+    """Return the AUC with corrected ties; None if a class has too few people or one bin has too many."""
     if not counts.enough or counts.fullest_bin_share > MOST_TIED:
         return None
     (h0, h1), (n0, n1) = counts.cells, counts.cells.sum(axis=1)
@@ -269,11 +272,11 @@ def auc(counts: ScoreCounts) -> Estimate | None:
 
 
 def untold_orders(cells: Float64[np.ndarray, "2 B"]) -> float:
-    """Return the variance that the order of scores within bins gives the area, which nothing that is released tells.
+    """Return the variance of the area due to the unknown order of scores within bins.
 
-    The pairs that h1 of a bin win against h0 have the variance h1 h0 (h1 + h0 + 1) / 12 if all orders are equally
-    likely (Mann and Whitney 1947): 1 / (3 B^2 n) of the area in all, for B bins of equal mass. Many people under little
-    noise are told apart no better than that.
+    In a bin with h1 positives and h0 negatives in random order, the number of pairs with the positive above has the
+    variance h1 h0 (h1 + h0 + 1) / 12 (Mann and Whitney 1947). For B bins of equal mass this gives the area a variance
+    of about 1 / (3 B^2 n), which neither more people nor less noise removes.
     """
     h0, h1 = np.clip(cells, 0, None)
     return float((h1 * h0 * (h1 + h0 + 1)).sum() / (12 * (h0.sum() * h1.sum()) ** 2))
@@ -288,11 +291,11 @@ def observed_minus_predicted(counts: ScoreCounts, placed: ScoreBins) -> Interval
 
 
 def brier(counts: ScoreCounts, placed: ScoreBins) -> Interval | None:
-    """Return the mean of (label - p)^2, with the least interval that holds wherever scores lie in their bins.
+    """Return the mean of (label - p)^2, with an interval that holds wherever scores lie in their bins.
 
-    The estimate takes probabilities of both classes of a bin for alike. They are not (class 1 has the larger ones, if
-    the model is any good), and of the first release they are known but for its noise; so the ends are those of the
-    smallest and of the largest square in every cell: p between the edges of its bin.
+    The estimate assumes that both classes have the same mean p within a bin. This is false: a useful model gives class
+    1 larger values. So the interval's ends use the smallest and the largest square of each cell, for p between the
+    edges of its bin.
     """
     p, square = probabilities(placed.cells, placed.edges)
     ones = np.ones_like(counts.cells)
@@ -309,12 +312,12 @@ def brier(counts: ScoreCounts, placed: ScoreBins) -> Interval | None:
 def calibration(
     counts: ScoreCounts, predicted: Float64[np.ndarray, " B"]
 ) -> tuple[tuple[float, Interval | None], ...]:
-    """Return (mean predicted probability, observed share of class 1) in every bin."""
+    """Return (mean predicted probability, observed share of class 1) of every bin."""
     found = []
     for place, mean in enumerate(predicted.tolist()):
         cell, positive = np.zeros_like(counts.cells), np.zeros_like(counts.cells)
         cell[:, place], positive[1, place] = 1.0, 1.0
-        found.append((mean, counts.quotient(positive, cell)))
+        found.append((mean, counts.rate(positive, cell)))
     return tuple(found)
 
 
@@ -326,13 +329,13 @@ def roc(counts: ScoreCounts) -> tuple[tuple[float, Interval | None, Interval | N
     for place in reversed(range(len(counts.edges))):
         beyond = np.zeros_like(counts.cells)
         beyond[:, place + 1 :] = 1.0
-        false = counts.quotient(beyond * (1 - positive), 1 - positive)
-        found.append((counts.edges[place], false, counts.quotient(beyond * positive, positive)))
+        false = counts.rate(beyond * (1 - positive), 1 - positive)
+        found.append((counts.edges[place], false, counts.rate(beyond * positive, positive)))
     return tuple(found)
 
 
 def tilted_ties(cells: Float64[np.ndarray, "2 B"]) -> float:
-    """Return what positives in a bin gain over negatives there, because log-odds rise across it."""
+    """Return the correction of ties, sum_i h1_i h0_i delta_i / (12 n1 n0); see the module's docstring."""
     h0, h1 = np.clip(cells, 0, None)
     both = h0 + h1
     rates = np.where(both > 0, h1 / np.maximum(both, 1e-300), 0.5)
@@ -343,7 +346,7 @@ def tilted_ties(cells: Float64[np.ndarray, "2 B"]) -> float:
 
 
 def _counts(group: Group, placed: ScoreBins) -> ScoreCounts:
-    """Return the counts without the cell of what is unreadable."""
+    """Return a group's counts without the cell of unreadable scores."""
     sums = group.parts[_LABELS]
     return ScoreCounts(
         cells=sums.values[:-1].reshape(2, -1),

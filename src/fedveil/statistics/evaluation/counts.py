@@ -15,15 +15,14 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import Bins
 from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.evaluator import SCORE, Figure, ScoreBins
 from fedveil.statistics.intervals import LEAST_RATIO, Estimate, Interval, at_the_ends, normal, ratio
-from fedveil.statistics.layout import Layout
 
 LEAST_CLASS: Final = 8.0
-"""How many standard deviations of its noise a number of people is from 0, where figures divide by it."""
+"""Least ratio of a released number of people to the standard deviation of its noise, for figures that divide by it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,18 +46,18 @@ class Counts:
 
     @property
     def some(self) -> bool:
-        """Whether there are enough people for figures that divide by their number."""
+        """Return whether figures may divide by the number of people."""
         return bool(self.cells.sum() >= LEAST_CLASS * np.sqrt(self.variance * self.cells.size))
 
     @property
     def enough(self) -> bool:
-        """Whether each class has enough people for figures that divide by their number."""
+        """Return whether figures may divide by the number of people of each class."""
         sd = float(np.sqrt(self.variance * self.cells.shape[1]))
         return bool((self.cells.sum(axis=1) >= LEAST_CLASS * sd).all())
 
     @property
     def total(self) -> Interval:
-        """How many there are: fixed people, so that the noise alone counts."""
+        """Return the number of people with its interval, which covers the noise alone: the people are fixed."""
         return normal(float(self.cells.sum()), self.variance * self.cells.size, 0.0)
 
     def people(self, gradient: Float64[np.ndarray, "K B"]) -> float:
@@ -93,6 +92,11 @@ class Counts:
         )
         t = a / b if b > 0 else 0.0
         return ratio(a, b, (noise[0] + beside, noise[1], noise[2]), self._people_and_ends(above - t * below))
+
+    def rate(self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"]) -> Interval | None:
+        """Return :meth:`quotient` of a part and its whole, with an interval within [0, 1]."""
+        found = self.quotient(above, below)
+        return None if found is None else found.within(0.0, 1.0)
 
 
 def accuracy(counts: Counts) -> Estimate | None:

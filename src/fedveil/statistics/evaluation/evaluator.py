@@ -1,4 +1,4 @@
-"""The seam between an evaluation and its figures: what is released of one kind of target, and what follows from it.
+"""Interface of evaluators: the vectors released for one kind of target, and the figures computed from them.
 
 ===================  ==========================  ====================================================================
 target               releases                    a record's vector in the last one
@@ -24,10 +24,9 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from fedveil.data.columns import Column, Numbers, Places, State
-from fedveil.statistics.blocks import Block
+from fedveil.statistics.blocks import Block, Layout
 from fedveil.statistics.cells import Partition
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.layout import Layout
 
 SCORE: Final = "the score"
 TARGET: Final = "the target"
@@ -54,7 +53,7 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """What was released of one group of people.
+    """Figures released about one group of people.
 
     Attributes:
         parts: sums by the name of their block.
@@ -66,7 +65,7 @@ class Group:
 
     @property
     def counted_unit(self) -> str:
-        """What is counted, in words."""
+        """Return the counted unit in words: people, or (person, silo) pairs."""
         return "people" if self.people_per_unit == 1 else "person-silo pairs"
 
     def complement(self, part: Group) -> Group:
@@ -114,7 +113,7 @@ class ScoreBins:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A curve for the report: noisy points beside a line that means something."""
+    """Curve for the report: noisy points, and a reference line to compare them with."""
 
     title: str
     x: str
@@ -126,7 +125,7 @@ class Drawing:
 
 
 class Evaluator(ABC):
-    """What is released of one kind of target, and what follows from it; public, and fixed before a record is read.
+    """Base class: vectors released for one kind of target, and the figures computed from them; all of it public.
 
     Attributes:
         measure: the figure whose predicted noise decides whether the evaluation is worth its budget.
@@ -148,7 +147,7 @@ class Evaluator(ABC):
 
     @property
     def first(self) -> Layout | None:
-        """The release that places the bins of scores; None where nothing is binned."""
+        """Return the release that places the bins of scores; None where nothing is binned."""
         return None
 
     def score_bins(self, cells: Float64[np.ndarray, " cells"]) -> ScoreBins:

@@ -1,4 +1,4 @@
-"""What an evaluation released: its noisy vectors with all that figures follow from, as ``evaluation.json`` keeps it.
+"""Result of an evaluation: noisy vectors and all inputs of the figures, as stored in ``evaluation.json``.
 
 Every figure is a function of this file; reading it again costs nothing and touches no record.
 """
@@ -17,10 +17,10 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import ConfigDict
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.data.schema import Amount, Label, Schema, Survival
+from fedveil.data.schema import Amount, Label, Schema, Survival, refuse_late_entry
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json
-from fedveil.statistics.blocks import Block, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import UNREADABLE, Everybody, Partition, Silos, declared_groups
 from fedveil.statistics.decoding import decode
 from fedveil.statistics.evaluation.amounts import Amounts
@@ -40,9 +40,8 @@ from fedveil.statistics.evaluation.evaluator import (
 from fedveil.statistics.evaluation.lifetimes import BINS, Lifetimes
 from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Estimate, Interval
-from fedveil.statistics.layout import Layout
 from fedveil.statistics.request import LEAST_BINS, SiloWeights, unit_of
-from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 from fedveil.validation import DocumentTable
 
 # --- confusion matrix ---------------------------------------------------------------------------------------
@@ -118,8 +117,8 @@ class Classes(Evaluator):
         for place, name in enumerate(self.names):
             own = np.zeros_like(counts.cells)
             own[place] = 1.0
-            yield "recall", name, counts.quotient(own * counts.correct, own)
-            yield "share", name, counts.quotient(own, ones)
+            yield "recall", name, counts.rate(own * counts.correct, own)
+            yield "share", name, counts.rate(own, ones)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
         """Return what noise alone gives the balanced accuracy, for classes of equal size of which half is predicted.
@@ -148,7 +147,7 @@ EVALUATING: Final = "checkpoint/evaluation.json"
 
 
 class EvaluationRequest(DocumentTable):
-    """What an evaluation is of: public, and fixed before a record is looked at.
+    """Request for an evaluation: public, and fixed before a record is read.
 
     Attributes:
         schema_: of the tables.
@@ -173,12 +172,12 @@ class EvaluationRequest(DocumentTable):
 
     @property
     def unit(self) -> float:
-        """What a person's vector weighs in the sum of one silo at most."""
+        """Return the largest weight of a person's vector in the sum of one silo."""
         return unit_of(self.silos, len(self.silo_names))
 
     @property
     def evaluator(self) -> Evaluator:
-        """What is released of this target.
+        """Return the evaluator for this target.
 
         Raises:
             ConfigError: something that the target needs is not declared, or something is that it has not.
@@ -190,6 +189,7 @@ class EvaluationRequest(DocumentTable):
                 return TwoClasses(LEAST_BINS if self.bins is None else self.bins)
             return Classes(target.classes)
         if isinstance(target, Survival):
+            refuse_late_entry(self.schema_, "the noisy evaluation ([evaluation])")
             self._only("survival times", ("bins", "horizons"))
             if not self.horizons:
                 raise ConfigError(
@@ -238,7 +238,7 @@ class EvaluationRequest(DocumentTable):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layouts of all releases; bins that are not placed yet are stood in for, at the same length and norm."""
+        """Return the layouts of all releases, with placeholders of equal length and norm for bins not yet placed."""
         first = self.evaluator.first
         return (*(() if first is None else (first,)), self.last(self.evaluator.placeholder_bins))
 
@@ -265,7 +265,7 @@ class EvaluationRequest(DocumentTable):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleasedEvaluation:
-    """An evaluation.
+    """Result of one evaluation.
 
     Attributes:
         name: of the run.
@@ -288,12 +288,12 @@ class ReleasedEvaluation:
 
     @cached_property
     def score_bins(self) -> ScoreBins:
-        """The bins of scores."""
+        """Return the bins of scores."""
         return self.asked.score_bins(self.releases[:-1])
 
     @cached_property
     def groups(self) -> Mapping[str, Mapping[str, Group]]:
-        """What was released of every group, by partition; "all" has one.
+        """Return the released figures of every group, by partition; the partition "all" has one group.
 
         Strategies of the last release are flat: sums are its numbers themselves, and their noise is white.
         """
@@ -313,12 +313,12 @@ class ReleasedEvaluation:
 
     @property
     def overall(self) -> Group:
-        """What was released of all people."""
+        """Return the released figures of all people."""
         return self.groups[ALL][ALL]
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Every figure with its interval: of all people, and of every group with its difference to all the others."""
+        """Return every figure with its interval: of all people, and of every group, also minus all others."""
         evaluator = self.asked.evaluator
         found = [
             _row(name, ALL, interval, cell)
@@ -345,7 +345,7 @@ class ReleasedEvaluation:
 
     @property
     def headline(self) -> dict[str, Interval | None]:
-        """The figures that runs are compared by, of all people; None for one that has no interval."""
+        """Return the figures of all people that runs are compared by; None for a figure without an interval."""
         wanted = self.asked.evaluator.headline
         return {row.figure: row.interval for row in self.rows if row.group == ALL and row.figure in wanted}
 

@@ -31,7 +31,7 @@ class Term(ABC):
     @property
     @abstractmethod
     def unit(self) -> float:
-        """What one unit of a covariate is in the column."""
+        """Return the length of one unit of the covariate, in units of its column."""
 
     @property
     @abstractmethod
@@ -116,7 +116,7 @@ class Design:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """Return the columns that are read."""
         return tuple(term.column for term in self.terms)
 
     @cached_property
@@ -126,7 +126,7 @@ class Design:
 
     @cached_property
     def units(self) -> tuple[float, ...]:
-        """What one unit of every covariate is in its column."""
+        """Return the length of one unit of every covariate, in units of its column."""
         return tuple(term.unit for term in self.terms for _ in term.names)
 
     @cached_property
@@ -146,7 +146,7 @@ class Design:
 
     @property
     def length(self) -> float:
-        """The expected length of (1, x)."""
+        """Return the expected length of (1, x)."""
         return math.sqrt(1 + sum(mean**2 + spread for mean, spread in self.expected_moments))
 
     def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n p"], Bool[np.ndarray, " n"]]:

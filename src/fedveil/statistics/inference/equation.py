@@ -35,7 +35,7 @@ _CHUNK_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
-    """What one release says of the equation at its theta; sums over all people, with white noise.
+    """Sums of one release over all people, at its theta, with white noise.
 
     Attributes:
         theta: (d,) where.
@@ -82,12 +82,12 @@ class Equation(PersonVector):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The columns of target and covariates."""
+        """Return the columns of target and covariates."""
         return (*self.family.columns, *self.design.columns)
 
     @property
     def width(self) -> int:
-        """How many coefficients."""
+        """Return the number of coefficients."""
         return len(self.theta)
 
     @property
@@ -108,7 +108,7 @@ class Equation(PersonVector):
 
     @property
     def scales(self) -> tuple[float, float, float]:
-        """What g, H and S are multiplied by."""
+        """Return the factors by which g, H and S are multiplied before they are sent."""
         return self.code.scales
 
     def vectors(

@@ -34,9 +34,9 @@ from scipy.special import expit, logit
 from fedveil.data.columns import ColumnTable, State
 
 Each: TypeAlias = Float64[np.ndarray, " n"]
-"""One number a record."""
+"""(n,) one number per record."""
 Known: TypeAlias = tuple[Float64[np.ndarray, "n t"], Bool[np.ndarray, " n"]]
-"""What is explained, and which records have it."""
+"""Targets (n, t), and which of the n records have all of them."""
 Covariates: TypeAlias = Float64[np.ndarray, "n p"]
 Target: TypeAlias = Float64[np.ndarray, "n t"]
 Theta: TypeAlias = Float64[np.ndarray, " d"]
@@ -85,7 +85,7 @@ class Family(ABC):
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """The intercept, unless a family says otherwise."""
+        """Return the names of the leading coefficients; the intercept by default."""
         return ("intercept",)
 
     @property
@@ -95,13 +95,13 @@ class Family(ABC):
 
     @property
     def advice(self) -> str:
-        """What would give a regression more information than fewer columns; nothing, unless a family knows more."""
+        """Return advice for more information other than fewer columns; empty by default."""
         return ""
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns of the target."""
+        """Return the columns of the target."""
 
     @abstractmethod
     def score_norm(self, bound: float) -> float:
@@ -118,7 +118,7 @@ class Family(ABC):
     @property
     @abstractmethod
     def expected(self) -> tuple[float, ...]:
-        """The curvature that is expected of a record, by leading coefficient, under what is declared; no effects."""
+        """Return a record's expected curvature by leading coefficient, from declared numbers, without effects."""
 
     def start(self, n_covariates: int) -> Theta:
         """Return a public theta to begin from: the guess, and no effects."""
@@ -277,7 +277,7 @@ class Poisson(_Generalised):
 
     @cached_property
     def largest(self) -> float:
-        """The largest mu P(Y < c) over all means; curvatures are cut there."""
+        """Return the largest mu P(Y < c) over all means; curvatures are cut there."""
         from scipy.stats import poisson
 
         found = minimize_scalar(
@@ -364,14 +364,14 @@ class PiecewiseExponential(Family):
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """One log hazard an interval."""
+        """Return the names of the leading coefficients, one log hazard per interval."""
         return tuple(
             f"log hazard {low:g} to {high:g}" for low, high in zip(self.grid, self.grid[1:], strict=False)
         )
 
     @property
     def advice(self) -> str:
-        """Where the guessed rate says that nobody is followed any more, and longer intervals."""
+        """Advise a shorter follow-up, ended where the guessed rate leaves nobody at risk, and longer intervals."""
         end = self.grid[0] + self.hazard / self.rate
         if end >= self.grid[-1]:
             return "longer intervals in inference.grid"

@@ -47,7 +47,7 @@ _SWEEPS: Final = 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """What the releases so far say.
+    """Estimate from the releases so far.
 
     Attributes:
         theta: (d,) the estimate.
@@ -234,7 +234,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Covariance:
-    """Of an estimate, on the scale of the equation.
+    """Covariance of an estimate, on the scale of the equation.
 
     Attributes:
         whole: (d, d) V.

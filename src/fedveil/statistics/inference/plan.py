@@ -1,4 +1,4 @@
-"""What a regression would show, before any record is read: predicted errors, and a refusal from public numbers alone.
+"""Prediction of the errors of a regression from public numbers, and refusal of a hopeless one, before a record is read.
 
 Predictions take all n_users people to have one complete record each, covariates of different columns to be independent
 and without effects, and outcomes at the declared rate (logistic, Poisson), with the declared spread (linear), or at the
@@ -30,7 +30,7 @@ _NOTHING: Final = 1e-12
 _FARTHEST: Final = 12.0
 """Largest distance at which a slope is looked at, in units of the predictor."""
 _AROUND: Final = 0.5
-"""What a smallest eigenvalue moves by around the edge of its law, in standard deviations of the noise."""
+"""Spread of the smallest eigenvalue about the edge of its law, in standard deviations of the noise."""
 _DRAWS: Final = 10_000
 _LEAST_NOISE: Final = math.log(1e-3)
 """Logarithm of the least multiple of the noise that a budget is proposed for."""
@@ -38,7 +38,7 @@ _LEAST_NOISE: Final = math.log(1e-3)
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedEffect:
-    """What is predicted of one coefficient.
+    """Predicted errors of one coefficient.
 
     Attributes:
         name: of the coefficient.

@@ -1,4 +1,4 @@
-"""What regression is asked for: the table ``[inference]``, checked before any record is read."""
+"""Request for a regression: the table ``[inference]``, checked before any record is read."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class _Part(DocumentTable):
 
 
 class Scale(_Part):
-    """How a number is scaled: about its mean and its standard deviation, known from elsewhere or released before."""
+    """Scale of a number: mean and standard deviation, known from elsewhere or released before."""
 
     centre: _Finite
     scale: _Positive
 
 
 class _Asked(_Part):
-    """What all families share."""
+    """Keys that all families share."""
 
     features: Annotated[Columns, Field(min_length=1)] | None = Field(
         None, description="columns of the schema's features; default: all"
@@ -127,7 +127,7 @@ class _Asked(_Part):
 
 
 class _OneColumn(_Asked):
-    """What families with one column to explain share."""
+    """Keys of the families that explain one column."""
 
     target: str | None = Field(None, description="column that is explained; default: the schema's target")
 

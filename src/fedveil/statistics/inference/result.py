@@ -1,4 +1,4 @@
-"""What a regression released, as ``inference.json`` keeps it: every noisy vector, and what follows from them.
+"""Result of a regression, as stored in ``inference.json``: all noisy vectors, and the estimates from them.
 
 Coefficients, intervals and the thetas in between are functions of this file, so reading it again costs nothing.
 """
@@ -33,7 +33,7 @@ from fedveil.statistics.inference.newton import (
 )
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.scores import Shares
-from fedveil.statistics.stored import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
 
 # --- schedule -----------------------------------------------------------------------------------------------
 # How the budget is split: three releases, each gradient and curvature, the last one with the spread of the scores.
@@ -100,7 +100,7 @@ TOO_FEW: Final = (
     "to hold; a larger epsilon, more people, or fewer columns and categories would do"
 )
 TOO_FEW_HERE: Final = "too few people or events"
-"""What stands in place of a coefficient that has no interval where others have one."""
+"""Text shown for a coefficient without an interval if others have one."""
 TOO_FAR: Final = (
     "three steps have not come near enough to the solution for intervals to hold: give a first guess that is nearer "
     "(inference.centre for linear, inference.rate for survival), centres and scales nearer to the data "
@@ -129,17 +129,17 @@ class FittedRegression:
 
     @cached_property
     def family(self) -> Family:
-        """The equation that is solved."""
+        """Return the equation that is solved."""
         return self.request.equation(self.schema)
 
     @cached_property
     def design(self) -> Design:
-        """The covariates."""
+        """Return the covariates."""
         return self.request.design(self.schema)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The releases of a whole regression."""
+        """Return the releases of a whole regression."""
         return schedule(self.family)
 
     def equation(self, place: int) -> Equation:
@@ -167,7 +167,7 @@ class FittedRegression:
 
     @cached_property
     def sums(self) -> tuple[Sums, ...]:
-        """What all releases say, each at the theta that follows from those before it."""
+        """Return the sums of all releases, each at the theta computed from the releases before it."""
         if not self.releases:
             return ()
         before, last = replace(self, releases=self.releases[:-1]), self.releases[-1]
@@ -176,12 +176,12 @@ class FittedRegression:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The estimate of all releases."""
+        """Return the estimate of all releases."""
         return estimate(self.sums)
 
     @cached_property
     def identified(self) -> Identified:
-        """The estimate of the coefficients that the releases identify."""
+        """Return the estimate of the coefficients that the releases identify."""
         return identify(self.sums, self.family.least)
 
     @property
@@ -202,7 +202,7 @@ class FittedRegression:
 
     @property
     def has_intervals(self) -> bool:
-        """Whether there are intervals."""
+        """Return whether the estimate has intervals."""
         return self.hidden_reason is None
 
     @property
@@ -214,7 +214,7 @@ class FittedRegression:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """All coefficients that have an interval, in units of their columns; none where no interval would hold."""
+        """Return all coefficients with an interval, in units of their columns; empty if no interval would hold."""
         if not self.has_intervals:
             return ()
         family, design, identified = self.family, self.design, self.identified

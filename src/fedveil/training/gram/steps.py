@@ -289,7 +289,7 @@ class SpanTerms(NamedTuple):
 
     @property
     def moves_start(self) -> bool:
-        """Whether the factor c of W0 leaves 1: at c = 1 it moves by lambda + b + s."""
+        """Return whether the factor c of W0 leaves 1: at c = 1 it moves by lambda + b + s."""
         return self.decay + self.start != 0
 
 

@@ -7,7 +7,7 @@ average  the run's model                                                        
 =======  ==================================================================================  ====================
 Last     x_T
 Tail     mean of x_t over t > T - ceil(share T)                                              Polyak and Juditsky
-Ema      e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1})                                  the same, exponential
+Ema      e_t = e_{t-1} + max(1/(t - s), 1 - beta) (x_t - e_{t-1}), t > s                      the same, exponential
 =======  ==================================================================================  ====================
 
 Silos train from x_t, whatever model the run releases. An average is a function of released models, so it costs no
@@ -116,25 +116,28 @@ class _Mean(Average):
 
 @dataclass(frozen=True, kw_only=True)
 class Ema(_Mean):
-    """Exponential average e_t = e_{t-1} + max(1/t, 1 - beta) (x_t - e_{t-1}), a plain mean at first.
+    """Exponential average e_t = e_{t-1} + max(1/(t - s), 1 - beta) (x_t - e_{t-1}) from round s + 1 on.
 
-    Noise of single rounds averages out over about 1 / (1 - beta) rounds. The average lags behind a model that still
-    changes by the same number of rounds.
+    At first it is a plain mean. Noise of single rounds averages out over about 1 / (1 - beta) rounds. The average lags
+    behind a model that still changes by the same number of rounds.
 
     Args:
         beta: weight of the previous average, in [0, 1).
+        skip: s, number of first rounds whose models do not count; a run that ends earlier releases its last model.
 
     Raises:
-        CompositionError: a weight outside this range.
+        CompositionError: a weight or a number of rounds outside this range.
     """
 
     beta: Annotated[float, Field(ge=0, lt=1, description="weight of the average before")] = 0.8
+    skip: Annotated[int, Field(ge=0, description="number of first rounds whose models do not count")] = 0
 
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
-        return (_free(f"an exponential average of its models, beta {self.beta:g}"),)
+        since = f" from round {self.skip + 1} on" if self.skip else ""
+        return (_free(f"an exponential average of its models{since}, beta {self.beta:g}"),)
 
     def _weight(self, number: int) -> float:
-        return max(1.0 / number, 1.0 - self.beta)
+        return max(1.0 / (number - self.skip), 1.0 - self.beta) if number > self.skip else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,9 @@ _REPLY_SECONDS: Final = 90.0
 """More than a process of Flower takes to start, and :func:`~.relay.ask_key_process` to return. After it the message is
 sent again: a SuperNode that ends has taken the message with it."""
 
+_LEAST_RATE: Final = 2.0**19
+"""Bytes a second, by which a long message has more time: 64 MiB pass the SuperLink twice, and their answer does."""
+
 _LOOK_SECONDS: Final = 0.05
 _NODES_SECONDS: Final = 3.0
 _log = logging.getLogger("fedveil.bridge")
@@ -103,10 +106,12 @@ class _Nodes:
         return bytes(reply[_MESSAGE])  # type: ignore[arg-type]
 
     def _exchange(self, node: int, content: RecordDict) -> ConfigRecord:
-        query = Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=_REPLY_SECONDS)
+        record = content.config_records[_RECORD]
+        seconds = _REPLY_SECONDS + len(bytes(record.get(_MESSAGE, b""))) / _LEAST_RATE  # type: ignore[arg-type]
+        query = Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=seconds)
         with self._lock:
             keys = list(self._grid.push_messages([query]))
-        until = time.monotonic() + _REPLY_SECONDS
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             with self._lock:
                 replies = list(self._grid.pull_messages(keys))
@@ -115,7 +120,7 @@ class _Nodes:
             if replies:
                 return replies[0].content.config_records[_RECORD]
             time.sleep(_LOOK_SECONDS)
-        raise OSError(f"node {node}: no reply within {_REPLY_SECONDS:g} s")
+        raise OSError(f"node {node}: no reply within {seconds:.0f} s")
 
 
 def _content(name: str, value: str | bytes) -> RecordDict:

@@ -13,11 +13,13 @@ import contextlib
 import http.client
 import logging
 import os
+import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from email.message import Message
 from http import HTTPStatus
 from typing import Final
 
@@ -32,6 +34,8 @@ _KEY_PROCESS_SECONDS: Final = 75.0
 """More than the key process takes: after 30 seconds it answers that the silo is at work."""
 
 _PAUSE_SECONDS: Final = 2.0
+_LONGEST_BYTES: Final = 1 << 28
+"""Of a message: the protocol has no longer one."""
 
 _DELIVERED: Final = (HTTPStatus.NO_CONTENT, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 """Replies to an answer that asking again cannot mend: taken; another message is current; too long."""
@@ -72,7 +76,7 @@ class Bridge:
     def __init__(self, path: str, pause: float = _PAUSE_SECONDS) -> None:
         self._path, self._pause = path, pause
         self._ending = threading.Event()
-        self._connections: dict[str, _MailboxConnection] = {}
+        self._connections: dict[str, MailboxConnection] = {}
         self._last = time.monotonic()
 
     def add(self, silo: str, send: SendMessage) -> None:
@@ -83,7 +87,7 @@ class Bridge:
             send: sends a message to it.
         """
         if silo not in self._connections:
-            self._connections[silo] = _MailboxConnection(self._path)
+            self._connections[silo] = MailboxConnection(self._path)
             threading.Thread(target=self._serve, args=(silo, send), daemon=True).start()
 
     def idle_seconds(self) -> float:
@@ -102,27 +106,27 @@ class Bridge:
             try:
                 tag = self._exchange(silo, send, tag)
                 failed = False
-            except (OSError, http.client.HTTPException) as error:
+            except OSError as error:
                 if not (failed or self._ending.is_set()):
                     _log.warning("silo %s: no exchange, trying again: %s", silo, error)
                 tag, failed = "", True  # the message is asked for again
-                self._connections[silo].close()
                 self._ending.wait(self._pause)
+        self._connections[silo].close()
 
     def _exchange(self, silo: str, send: SendMessage, tag: str) -> str:
         """Fetch the current message, unless it is the one of the tag, and bring its answer; return its tag."""
         mailbox = self._connections[silo]
-        status, new_tag, message = mailbox.request_whole(
+        status, found, message = mailbox.request_whole(
             "GET", "/v1/message", {"Silo": silo, "If-None-Match": tag}
         )
         if status == HTTPStatus.NO_CONTENT:
-            if mailbox.is_replaced:
+            if "Replaced" in found:
                 raise OSError("another bridge or silo fetches these messages; is the silo served twice?")
             return tag
         if status != HTTPStatus.OK:
             raise OSError(f"the mailbox answered {status}")
         self._last = time.monotonic()
-        answer = send(message)
+        new_tag, answer = found.get("ETag", ""), send(message)
         self._last = time.monotonic()
         status, _, _ = mailbox.request_whole("POST", "/v1/answer", {"Silo": silo, "Answers": new_tag}, answer)
         if status not in _DELIVERED:
@@ -130,21 +134,21 @@ class Bridge:
         return new_tag
 
 
-class _MailboxConnection(http.client.HTTPConnection):
-    """HTTP over the Unix socket of a link.
+class MailboxConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket of a link; opened by the first request, and again after the link has closed it.
 
-    Attributes:
-        is_replaced: whether the mailbox answered the last request because of a newer one of the same silo.
+    Args:
+        path: of the socket.
+        seconds: longest wait for the socket.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__("mailbox", timeout=_POLL_SECONDS)
-        self._path = path
-        self.is_replaced = False
+    def __init__(self, path: str, seconds: float = _POLL_SECONDS) -> None:
+        super().__init__("mailbox", timeout=seconds)
+        self._path, self._seconds = path, seconds
 
     def connect(self) -> None:
         """Open the socket."""
-        self.sock = _connect(self._path, _POLL_SECONDS)
+        self.sock = _connect(self._path, self._seconds)
 
     def end(self) -> None:
         """Have a request of another thread fail at once."""
@@ -153,13 +157,36 @@ class _MailboxConnection(http.client.HTTPConnection):
                 opened.shutdown(socket.SHUT_RDWR)
 
     def request_whole(
-        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
-    ) -> tuple[int, str, bytes]:
-        """Return status, tag and body of the answer."""
-        self.request(method, path, body, headers)
-        response = self.getresponse()
-        self.is_replaced = response.getheader("Replaced") is not None
-        return response.status, response.getheader("ETag", ""), response.read()
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | Iterable[bytes] = b"",
+        longest: int = _LONGEST_BYTES,
+    ) -> tuple[int, Message, bytes]:
+        """Return status, header fields and body of the answer; after any failure the socket is closed.
+
+        Raises:
+            OSError: there is no link, it does not answer, or the body is longer than ``longest``.
+        """
+        try:
+            if self.sock is not None and _is_readable(self.sock):
+                self.close()  # nothing was asked for: the link has closed the connection, or restarted
+            self.request(method, path, body or None, headers)
+            response = self.getresponse()
+            content = response.read(longest + 1)
+            if len(content) > longest:
+                raise OSError(f"the mailbox sent more than {longest} bytes")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            raise OSError(f"no answer of the mailbox: {error or type(error).__name__}") from error
+        return response.status, response.headers, content
+
+
+def _is_readable(opened: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(opened, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _connect(path: str, seconds: float) -> socket.socket:

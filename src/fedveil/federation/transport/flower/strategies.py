@@ -13,11 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedveil.errors import MessageError, ProtocolError
 from fedveil.federation.transport.flower.mods import QUANTISED, nonce_key
 from fedveil.federation.transport.flower.updates import moved_by, update_of
-from fedveil.protocols.errors import ProtocolError
 from fedveil.quantization.codec import gaussian_channel
-from fedveil.quantization.errors import MessageError
 from fedveil.quantization.streams import KeyedStreams
 from fedveil.training.server.denoise import Laplacian
 

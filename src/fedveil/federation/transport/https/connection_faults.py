@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
+
+from fedveil.errors import ConfigError
+from fedveil.sanitize import sanitize
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,38 @@ class WrongServerKeyError(ssl.SSLCertVerificationError):
     """A server certificate of the federation's authority with another key than the membership names."""
 
 
-def proxy_for(host: str) -> str | None:
-    """Return the URL of the proxy that the environment names for a host (``HTTPS_PROXY``, ``NO_PROXY``), or None."""
-    if urllib.request.proxy_bypass(host):  # type: ignore[attr-defined, unused-ignore]
+def host_of_server(server: str) -> str:
+    """Return the host of ``HOST:PORT``, without the brackets of an IPv6 address."""
+    return server.rpartition(":")[0].strip("[]")
+
+
+def proxy_for(server: str) -> str | None:
+    """Return the URL of the proxy that the environment names for a server, or None.
+
+    The variables are ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``; ``HOST:PORT`` means ``http://HOST:PORT``.
+
+    Args:
+        server: host and port.
+
+    Raises:
+        ConfigError: not the URL of an HTTP proxy.
+    """
+    if urllib.request.proxy_bypass(host_of_server(server)):  # type: ignore[attr-defined, unused-ignore]
         return None
     proxies = urllib.request.getproxies()
-    return proxies.get("https") or proxies.get("all")
+    named = proxies.get("https") or proxies.get("all")
+    if not named:
+        return None
+    url = named if "://" in named else f"http://{named}"
+    try:
+        if httpx.Proxy(url).url.scheme in ("http", "https") and urlsplit(url).hostname:
+            return url
+    except (ValueError, httpx.InvalidURL):
+        pass
+    raise ConfigError(  # without what it is: it may have a password
+        "HTTPS_PROXY (or ALL_PROXY): must be an HTTP proxy, http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT; "
+        "other kinds, such as SOCKS, are not supported"
+    )
 
 
 _VERIFY_SENTENCES: Final = (
@@ -158,3 +189,46 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+# --- log of repeated faults ---
+
+INTERVAL_SECONDS: Final = 60.0
+_MOST_CAUSES: Final = 100
+
+
+class FaultLog:
+    """Logs faults; a fault of the same cause within a minute is counted and not written.
+
+    Args:
+        log: where lines go.
+        clock: seconds; never goes back.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._next: dict[str, float] = {}
+        self._suppressed: dict[str, int] = {}
+
+    def warn(self, cause: str, sentence: str) -> None:
+        """Log a fault.
+
+        Args:
+            cause: short name; faults of one name count as the same.
+            sentence: what happened and what to do; may hold text from outside.
+        """
+        now = self._clock()
+        if now < self._next.get(cause, now):
+            self._suppressed[cause] = self._suppressed.get(cause, 0) + 1
+            return
+        if len(self._next) >= _MOST_CAUSES:
+            self.forget()
+        count = self._suppressed.pop(cause, 0)
+        self._next[cause] = now + INTERVAL_SECONDS
+        more = f" ({count} more like it since the last such line)" if count else ""
+        self._log.warning("%s: %s%s", cause, sanitize(sentence), more)
+
+    def forget(self) -> None:
+        """Start anew: the next fault of every cause is written."""
+        self._next.clear()
+        self._suppressed.clear()

@@ -28,9 +28,12 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedveil.federation.transport import frames
-from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import (
+from fedveil.federation.transport import interface
+from fedveil.federation.transport.https.connection_faults import FaultLog
+from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
+from fedveil.federation.transport.https.key_digests import KeyDigests, key_digest
+from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
+from fedveil.federation.transport.interface import (
     ANSWER_PATH,
     HEADER,
     MAILBOX_HEADER,
@@ -38,9 +41,6 @@ from fedveil.federation.transport.frames import (
     TAG_HEADER,
     pack_frames,
 )
-from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
-from fedveil.federation.transport.https.key_digests import KeyDigests, key_digest
-from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
 
 _MEMBERS_BYTES: Final = 1 << 20
 _LONGEST_POLL: Final = 60.0
@@ -163,17 +163,17 @@ class CoordinatorEndpoint:
         """Answer a request."""
         path, _, query = request.target.partition("?")
         match request.method, path:
-            case "PUT", frames.MEMBERS_PATH:
+            case "PUT", interface.MEMBERS_PATH:
                 document = json.loads(await request.read(_MEMBERS_BYTES))
                 self._mailbox.introduce(Members(**{name: tuple(value) for name, value in document.items()}))
                 return self._respond(204)
-            case "GET", frames.MEMBERS_PATH:
+            case "GET", interface.MEMBERS_PATH:
                 seen = json.dumps(self._mailbox.last_contacts())
                 return self._respond(200, seen.encode())
-            case "PUT", frames.MESSAGES_PATH:
+            case "PUT", interface.MESSAGES_PATH:
                 await self._offer(request)
                 return self._respond(204)
-            case "GET", frames.ANSWERS_PATH:
+            case "GET", interface.ANSWERS_PATH:
                 return await self._collect(request, float(query or 0))
         raise RefusedRequestError(404)
 

@@ -23,8 +23,8 @@ from typing import Final
 
 import h11
 
-from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import split
+from fedveil.federation.transport.https.connection_faults import FaultLog
+from fedveil.federation.transport.interface import split
 
 _READ_BYTES: Final = 1 << 16
 _ACCEPT_PAUSE_SECONDS: Final = 0.1
@@ -197,14 +197,18 @@ class Connection:
             try:
                 async with asyncio.timeout(seconds):
                     head = await self.next_event()
+                    if not isinstance(head, h11.Request):
+                        return
+                    # A body that is announced and does not come must not outlast the deadline.
+                    has_body = head.method == b"GET" and not isinstance(
+                        await self.next_event(), h11.EndOfMessage
+                    )
             except TimeoutError:
-                return
-            if not isinstance(head, h11.Request):
                 return
             request = Request(self, head, self._peer)
             try:
-                if request.method == "GET":
-                    await self._expect_no_body()
+                if has_body:
+                    raise RefusedRequestError(413)
                 response = await handler(request)
             except RefusedRequestError as refused:
                 cause = {"Cause": refused.cause} if refused.cause else {}
@@ -250,10 +254,6 @@ class Connection:
             for one in (waiting, reading):
                 one.cancel()
             await asyncio.gather(waiting, reading, return_exceptions=True)
-
-    async def _expect_no_body(self) -> None:
-        if not isinstance(await self.next_event(), h11.EndOfMessage):
-            raise RefusedRequestError(413)
 
     async def _send(self, response: Response) -> None:
         now = formatdate(usegmt=True)  # `fedveil federation check` compares the clocks
@@ -402,10 +402,12 @@ class HttpServer:
             _log.exception("a request could not be answered")
         finally:
             writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_LINGER_SECONDS):
-                    await writer.wait_closed()
-            transport.abort()
+            try:
+                with contextlib.suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(_LINGER_SECONDS):
+                        await writer.wait_closed()
+            finally:
+                transport.abort()
 
     async def _recognise(self, request: Request) -> Response:
         """Count the connection as its member's, if it is one's, and answer."""

@@ -9,9 +9,11 @@ compression is asked for or undone, and no redirect is followed. ``tests/test_ht
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -19,25 +21,32 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.hosts.ipc import ask
-from fedveil.federation.transport.fault_log import FaultLog
-from fedveil.federation.transport.frames import ANSWER_PATH, MESSAGE_PATH, TAG_HEADER, split
 from fedveil.federation.transport.https.connection_faults import (
     Fault,
+    FaultLog,
     WrongServerKeyError,
     fault_of_error,
     fault_of_status,
     proxy_for,
 )
-from fedveil.federation.transport.https.key_digests import key_digest
-from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
-from fedveil.protocols.errors import ProtocolError
+from fedveil.federation.transport.https.key_digests import KeyDigests
+from fedveil.federation.transport.interface import (
+    ANSWER_PATH,
+    MESSAGE_PATH,
+    TAG_HEADER,
+    AnswerMessage,
+    NoAnswerError,
+    split,
+)
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
@@ -55,6 +64,7 @@ _FINAL_STATUSES: Final = (
 )
 """Of an answer that was brought: taken, answers no current message, too long. After any other it is brought again."""
 
+_TAG: Final = re.compile(r"[\x21-\x7e]{1,100}")
 _log = logging.getLogger("fedveil.silo")
 
 
@@ -77,12 +87,22 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
         folder: has ``ca.crt``, ``client.crt`` and ``node.key``.
         server_key: SHA-256 (hex) of the server's SubjectPublicKeyInfo.
     """
+    digest_of = KeyDigests()
 
     def check(certificate: bytes | None) -> None:
-        if certificate is None or key_digest(certificate) != server_key:
+        digest = digest_of(certificate or b"")
+        if not digest or digest != server_key:
             raise WrongServerKeyError("the server has another key than the membership names")
 
     class PinnedSocket(ssl.SSLSocket):
+        def getpeername(self) -> Any:
+            """Close a socket without a peer: ``wrap_socket`` asks first, and would leave it open or without TLS."""
+            try:
+                return super().getpeername()
+            except OSError as error:
+                self.close()
+                raise ConnectionResetError(errno.ECONNRESET, "closed before TLS began") from error
+
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
             check(self.getpeercert(binary_form=True))
@@ -137,7 +157,7 @@ class Contact:
 def _skew(date: str) -> float | None:
     try:
         return time.time() - parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -164,7 +184,7 @@ class SiloClient:
     ) -> None:
         self._server, self._answer, self._largest = server, answer, largest
         self._report, self._backoff = report, backoff
-        self._proxy = proxy_for(server.rpartition(":")[0].strip("[]"))
+        self._proxy = proxy_for(server)
         self._client = httpx.Client(
             base_url=f"https://{server}",
             verify=context,
@@ -173,6 +193,7 @@ class SiloClient:
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
             headers={"Accept-Encoding": "identity"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # what a server sets is not kept
         )
         self._faults = FaultLog(_log)
         self._failures, self._connected = 0, False
@@ -227,7 +248,10 @@ class SiloClient:
             self._backoff.sleep(_REPLACED_SECONDS)
         if status != HTTPStatus.OK:
             return False
-        self._tag = headers.get(TAG_HEADER, "")
+        tag = headers.get(TAG_HEADER, "")
+        if not _TAG.fullmatch(tag):
+            raise FaultError(Fault("tag", f"{self._server}: sent a message without a valid {TAG_HEADER}"))
+        self._tag = tag
         if "again" not in headers:
             self._message = body
         return True

@@ -69,12 +69,12 @@ class SiloPrivacyFilter(Filter):  # type: ignore[misc]
     a task without a model                TASK_RESULT_FILTER_ERROR; nothing is charged
     another return code than OK           the return code alone
     a charge above the budget             TASK_RESULT_FILTER_ERROR, in this job and all others
-    a ledger that is lost or damaged      TASK_RESULT_FILTER_ERROR, until it is restored
+    a ledger that is missing or damaged   TASK_RESULT_FILTER_ERROR, until it is restored
     ====================================  ===================================================================
 
     Args:
-        folder: of ledger and statement, which exists and is this silo's alone; ``{site}`` in it stands for the site's
-            name in NVFlare.
+        folder: of ledger and statement, this silo's alone; has an empty ``ledger.jsonl`` at first. ``{site}`` in it
+            stands for the site's name in NVFlare.
         clip: C, l2 norm of an update, in the unit of the parameters.
         noise_multiplier: z; the noise has the standard deviation z C in every coordinate.
         epsilon: budget over all jobs.
@@ -98,18 +98,18 @@ class SiloPrivacyFilter(Filter):  # type: ignore[misc]
 
         NVFlare's own DXOFilter lets through every result that has another return code, or is no DXO. Hence a Filter.
         """
-        code = shareable.get_return_code()
-        if code != ReturnCode.OK:
-            # A code of the job's own could say anything about the data.
-            return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
         try:
+            code = shareable.get_return_code()
+            if code != ReturnCode.OK:
+                # A code of the job's own could say anything about the data.
+                return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
             dxo = self._release(from_shareable(shareable), fl_ctx)
+            return dxo.update_shareable(_with_round(fl_ctx))
         except Exception as error:  # NVFlare would log the text of an error that leaves the filter
             self.log_error(
                 fl_ctx, f"fedveil: this silo's result does not leave: {_explain(error)}", fire_event=False
             )
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
-        return dxo.update_shareable(_with_round(fl_ctx))
 
     def _release(self, dxo: DXO, fl_ctx: FLContext) -> DXO:
         """Return the clipped and noisy update, after it was charged.
@@ -193,13 +193,13 @@ class _Received:
 
 
 def _model_of(shareable: Shareable) -> _Received | None:
-    """Return the model of a task's data; None if it has none."""
+    """Return the model of a task's data; None if it has none that can be read."""
     try:
         dxo = from_shareable(shareable)
         if dxo.data_kind == DataKind.WEIGHTS and dxo.data:
             return _Received(dxo.data, shareable.get_header(AppConstants.CURRENT_ROUND))
-    except (ModelError, ValueError):
-        pass
+    except Exception:  # of torch, say, for an array that it does not read: NVFlare would log the error's text
+        return None
     return None
 
 

@@ -8,8 +8,9 @@ Why it holds, and where:
 
 * An update has l2 norm at most C as stored (:class:`~fedveil.privacy.bounds.Clip`), so that another data set moves it
   by at most 2 C (:data:`ADJACENCY`). The noise is exact and discrete
-  (:class:`~fedveil.privacy.noise.law.DiscreteGaussian`); the charged event contains the loss of its grid.
+  (:class:`~fedveil.privacy.noise.DiscreteGaussian`); the charged event contains the loss of its grid.
 * An update is charged durably before its noise is drawn, and is not returned if that failed.
+* The site's operator makes the empty ledger, once. A ledger that is missing is one that was lost: nothing is released.
 
 Not claimed: :data:`UNCOVERED`, which is part of the statement.
 """
@@ -25,7 +26,7 @@ import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 
-from fedveil.errors import PrivacyError, RunFolderError
+from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import read_json, replace_file, writing
 from fedveil.line_log import LineLog
 from fedveil.privacy.accounting import make_accountant
@@ -33,7 +34,7 @@ from fedveil.privacy.bounds import Clip
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, GridEvent, atoms
 from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.noise.law import grid_law
+from fedveil.privacy.noise import grid_law
 from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant, show_noise
 from fedveil.randomness import PrivacyRandomness
 
@@ -85,13 +86,13 @@ class SiloAccount:
         Several jobs of a site, each a process, take turns. An update with NaN or infinity becomes zero.
 
         Args:
-            folder: of ledger and statement, which exists.
+            folder: of ledger and statement; has an empty ledger at first.
             job: name of the job.
             update: one row; overwritten.
 
         Raises:
             BudgetError: the charge would exceed the budget; nothing is written.
-            IntegrityError: the ledger is damaged, or lacks charges that the statement has.
+            IntegrityError: the ledger is missing or damaged, or lacks charges that the statement has.
             RunFolderError: a file cannot be read or written.
         """
         grid = GridEvent(loss=2 * update.numel() * self._law.log_ratio_to_gaussian)
@@ -109,6 +110,11 @@ class SiloAccount:
 
     def _charge(self, folder: Path, job: str, event: Event) -> Statement:
         """Write a charge and the statement of all charges, and return it when both are on disk."""
+        if not (folder / LEDGER).exists():
+            raise IntegrityError(
+                f"{folder / LEDGER}: no such file: put back the ledger as it was last; only before the first update "
+                "of this silo, make it as an empty file"
+            )
         with Ledger(folder / LEDGER, unit=UNIT, adjacency=ADJACENCY) as ledger:
             path = folder / STATEMENT
             if path.exists():
