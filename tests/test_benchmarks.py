@@ -23,6 +23,8 @@ from benchmarks import (
     first_run,
     flamby,
     flamby_page,
+    outcomes,
+    survival_trees,
     table_data,
     tables,
     tables_page,
@@ -119,7 +121,9 @@ def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch)
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
     kept, chosen = tables.read(), choices.read()
-    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(kept, chosen)
+    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(
+        kept, chosen, outcomes.read(), survival_trees.read()
+    )
     asked = [*tables.cells(list(table_data.TABLES), tables.EPSILONS)]
     for cell in [*asked, *tables.cells(list(table_data.RDATASETS), tables.EPSILONS[1:2])]:
         assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 import fedveil as fv
-from fedveil.bundle.export import export_torch
+from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.data.records import Affine, Population, Records
 from fedveil.data.schema import Schema
 from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
@@ -696,6 +696,12 @@ def test_a_model_of_counts_or_survival_is_resumed_saved_and_verified(kind: str, 
     assert np.ptp(read.predict(new)) > 0.01
     stored = torch.load(export_torch(read, tmp_path / "model.pt"), weights_only=True)
     assert all(torch.equal(stored[name], value) for name, value in read.model.state_dict().items())
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(export_onnx(read, tmp_path / "model.onnx")))
+    for count in (1, 7):
+        (shown,) = session.run(None, {"features": new[:count]})
+        assert shown == pytest.approx(read.predictor.outputs(new[:count]), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_a_constant_answer_is_what_a_model_must_beat(tmp_path: Path) -> None:
         {"accuracy": 0.95, "balanced_accuracy": 0.5, "auc": 0.5, "loss": entropy}
     )
     page = result.report().read_text()
-    shown = [page.index(f">Test {name}<") for name in ("auc", "accuracy", "balanced accuracy")]
+    shown = [page.index(f">Test {name}<") for name in ("AUC", "accuracy", "balanced accuracy")]
     assert shown == sorted(shown)
     one_logit = train(tmp_path, nn.Linear(3, 1), people(test=rare), rounds=1)
     assert list(one_logit.metrics) == ["auc", "accuracy", "loss"]

@@ -152,7 +152,7 @@ def test_labels_train_predict_report_and_bundle(tmp_path: Path) -> None:
     assert ((chances > 0.5) == (predicted == 1)).all()
     assert (predicted == LABELS).mean() > 0.85
     page = result.report().read_text()
-    assert "auc[fever]" in page
+    assert "AUC[fever]" in page
     bundle = fv.load(result.save(tmp_path / "bundle"))
     assert bundle.manifest.targets == NAMES
     np.testing.assert_array_equal(bundle.predict(X), predicted)

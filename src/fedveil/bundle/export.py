@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from fedveil.bundle.archive import BundleError
@@ -15,18 +17,25 @@ from fedveil.bundle.bundle import Bundle
 from fedveil.errors import ConfigError
 from fedveil.files import as_path, writing
 from fedveil.sanitize import sanitize
+from fedveil.statistics.inference.families import REACH
+from fedveil.training.newton import WhitenedLinear, WhitenedRates
 from fedveil.training.trees import LEAVES, BoostedTrees
+
+_Graph: TypeAlias = tuple[list[Any], int, list[Any]]
+"""Operators from ``features`` to ``outputs``, number of outputs, constants."""
 
 
 def export_onnx(bundle: Bundle, path: str | Path) -> Path:
     """Write the model as ONNX: input ``features`` (records, ...) float32, output ``outputs`` (records, k).
 
-    Boosted trees are one TreeEnsembleRegressor of the operator set ai.onnx.ml, other models a graph. The input must be
-    in the form that the model sees: encoded by the schema, scaled by the manifest's factor and shift.
+    Boosted trees are one TreeEnsembleRegressor of the operator set ai.onnx.ml, and the models of newton one linear
+    layer; other models are traced. The number of records is free. The input must be in the form that the model sees:
+    encoded by the schema, scaled by the manifest's factor and shift.
 
     Raises:
         ConfigError: the extra ``onnx`` is not installed.
-        BundleError: ONNX cannot express a part of the model, or the file cannot be written.
+        BundleError: ONNX cannot express a part of the model, or for one number of records only; or the file cannot be
+            written.
     """
     path = as_path(path, "export_onnx")
     try:
@@ -34,9 +43,11 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         import_module("onnxscript")
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'fedveil[onnx]'") from None
-    if isinstance(bundle.model, BoostedTrees):
+    if isinstance(model := bundle.model, BoostedTrees | WhitenedLinear):
+        found = _tree_ensemble(model) if isinstance(model, BoostedTrees) else _linear_layer(model)
+        nodes, outputs, tensors = found
         with writing(path, BundleError):
-            path.write_bytes(_tree_ensemble(bundle.model))
+            path.write_bytes(_onnx_model(nodes, bundle.manifest.input.shape, outputs, tensors))
         return path
     # Two records: torch.export would specialise a dimension of size 1 instead of keeping it dynamic.
     made_up = torch.zeros(2, *bundle.manifest.input.shape)
@@ -62,16 +73,80 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         raise BundleError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         log.setLevel(level)
+    _check_records_free(path)
     return path
 
 
-def _tree_ensemble(model: BoostedTrees) -> bytes:
-    """Return trees as an ONNX model of one operator; trees that have not grown are left out.
+def _check_records_free(path: Path) -> None:
+    """Remove a file whose graph takes one number of records only: tracing may fix a size that the model reads.
+
+    Raises:
+        BundleError: as said.
+    """
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    if not all(one.type.tensor_type.shape.dim[0].dim_param for one in (*graph.input, *graph.output)):
+        path.unlink()
+        raise BundleError(
+            f"{path}: the model cannot be written as ONNX: its graph takes one number of records only; the model's "
+            "forward must not depend on the number of records"
+        )
+
+
+def _linear_layer(model: WhitenedLinear) -> _Graph:
+    """Return a linear model of newton as one layer: the coefficients of the features, without the basis.
+
+    Mean counts are the exponential of the layer, cut as in :class:`fedveil.training.newton.WhitenedRates`.
+    """
+    from onnx import helper, numpy_helper
+
+    with torch.no_grad():
+        weight, bias = (one.cpu().numpy() for one in model.coefficients())
+    nodes = [
+        helper.make_node("Flatten", ["features"], ["rows"]),
+        helper.make_node("Gemm", ["rows", "weight", "bias"], ["linear"], transB=1),
+    ]
+    constants = {"weight": weight, "bias": bias}
+    if isinstance(model, WhitenedRates):
+        constants |= {"low": np.array(-REACH, np.float32), "high": np.array(REACH, np.float32)}
+        nodes += [
+            helper.make_node("Clip", ["linear", "low", "high"], ["cut"]),
+            helper.make_node("Exp", ["cut"], ["outputs"]),
+        ]
+    else:
+        nodes.append(helper.make_node("Identity", ["linear"], ["outputs"]))
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    return nodes, len(weight), tensors
+
+
+def _onnx_model(nodes: Sequence[Any], shape: Sequence[int], outputs: int, tensors: Sequence[Any]) -> bytes:
+    """Return a checked ONNX model of some nodes.
+
+    Args:
+        nodes: its operators, from ``features`` to ``outputs``.
+        shape: of a record.
+        outputs: number of outputs.
+        tensors: constants.
+    """
+    from onnx import TensorProto, checker, helper
+
+    read = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["records", *shape])
+    shown = helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["records", outputs])
+    graph = helper.make_graph(nodes, "model", [read], [shown], tensors)
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    found = helper.make_model(graph, opset_imports=sets, ir_version=8, producer_name="fedveil")
+    checker.check_model(found)
+    return bytes(found.SerializeToString())
+
+
+def _tree_ensemble(model: BoostedTrees) -> _Graph:
+    """Return trees as one operator; trees that have not grown are left out.
 
     The nodes of a tree are numbered level by level, so that node i has the children 2 i + 1 and 2 i + 2; a record goes
     to the second where its feature exceeds the cut.
     """
-    from onnx import TensorProto, checker, helper
+    from onnx import helper
 
     leaves = model.leaves.detach().cpu().flatten(0, 1)
     grown = leaves.flatten(1).any(dim=1).nonzero().flatten()
@@ -90,7 +165,7 @@ def _tree_ensemble(model: BoostedTrees) -> bytes:
     column[~is_leaf], value[~is_leaf] = feature[:, level].flatten(), cut.flatten()
     ensemble = helper.make_node(
         "TreeEnsembleRegressor",
-        ["features"],
+        ["rows"],
         ["outputs"],
         domain="ai.onnx.ml",
         n_targets=outputs,
@@ -106,13 +181,7 @@ def _tree_ensemble(model: BoostedTrees) -> bytes:
         target_ids=torch.arange(outputs).repeat(trees * LEAVES).tolist(),
         target_weights=leaves[grown].flatten().tolist(),
     )
-    read = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["records", len(model.cuts)])
-    shown = helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["records", outputs])
-    graph = helper.make_graph([ensemble], "boosted-trees", [read], [shown])
-    sets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    found = helper.make_model(graph, opset_imports=sets, ir_version=8, producer_name="fedveil")
-    checker.check_model(found)
-    return bytes(found.SerializeToString())
+    return [helper.make_node("Flatten", ["features"], ["rows"]), ensemble], outputs, []
 
 
 def export_torch(bundle: Bundle, path: str | Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import Code, Json, print_result
+from fedveil.cli.options import Code, Json, check_writable, print_result
 from fedveil.errors import ConfigError
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle: a folder or a .zip")]
@@ -46,6 +46,7 @@ def predict_command(
     from fedveil.bundle.bundle import load_bundle, write_table
 
     _refuse_read("--output", output, (bundle, table))
+    check_writable("--output", output)
     kept = tuple(dict.fromkeys(keep or ()))
     made = load_bundle(bundle, network).predict_table(table, kept)
     write_table(made, output, kept)

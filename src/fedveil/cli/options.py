@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -14,6 +15,7 @@ import typer
 
 from fedveil.console import Terminal, print_json, rows_table
 from fedveil.errors import ConfigError
+from fedveil.files import writing
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.api.frame import Frame
@@ -112,14 +114,23 @@ def print_tables(found: Frame) -> None:
         OUT.print(rows_table(rows, title=title))
 
 
-def check_csv(path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is charged.
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is charged or computed.
+
+    The file is opened to append, so that the operating system decides (permissions, names, read-only volumes, full
+    quotas); one that did not exist is removed again. Pipes and devices are not opened.
 
     Raises:
-        ConfigError: its folder does not exist, or it is a folder.
+        ConfigError: names the option, the file and the reason.
     """
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ConfigError(f"--csv {path}: a file in an existing folder is needed")
+    # os.path answers False where a name is too long, and pathlib raises.
+    new = path is not None and not os.path.lexists(path)
+    if path is None or not (new or os.path.isfile(path) or os.path.isdir(path)):
+        return
+    with writing(f"{option} {path}", ConfigError), open(path, "ab"):
+        pass
+    if new:
+        path.unlink()
 
 
 def print_frame(found: Frame, as_json: bool) -> None:

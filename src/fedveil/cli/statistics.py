@@ -13,7 +13,7 @@ from fedveil.cli.options import (
     Csv,
     Json,
     Runs,
-    check_csv,
+    check_writable,
     expand_option_groups,
     print_frame,
     print_result,
@@ -60,7 +60,7 @@ def stats_command(
     from fedveil.api.releases import plan_statistics, release_statistics
     from fedveil.run.config.release_document import ReleaseDocument, read_releases
 
-    check_csv(output.csv)
+    check_writable("--csv", output.csv)
     document = read_releases(file, ReleaseDocument)
     if plan:
         planned = plan_statistics(document)
@@ -188,7 +188,7 @@ def infer_command(
     from fedveil.api.releases import plan_regression, release_regression
     from fedveil.run.config.release_document import InferenceDocument, read_releases
 
-    check_csv(output.csv)
+    check_writable("--csv", output.csv)
     document = read_releases(file, InferenceDocument)
     if plan:
         found = plan_regression(document)
