@@ -15,6 +15,7 @@ import torch
 from fedveil.errors import CompositionError
 from fedveil.training.server.averages import Average, Ema, Last, Tail
 from fedveil.training.server.optimizers import Schedule, State, factor, matching
+from tests.contract.plugin_members import plugin_members
 
 SIZE, ROUNDS = 5, 12
 AVERAGE_CASES: dict[str, Average] = {
@@ -23,6 +24,7 @@ AVERAGE_CASES: dict[str, Average] = {
     "late ema": Ema(beta=0.8, skip=3),
     "tail": Tail(share=0.5, rounds=ROUNDS),
     "short tail": Tail(share=0.01, rounds=ROUNDS),
+    **plugin_members("averages"),
 }
 averages = pytest.mark.parametrize("average", AVERAGE_CASES.values(), ids=AVERAGE_CASES.keys())
 MODELS = list(torch.from_numpy(np.random.default_rng(0).normal(size=(ROUNDS, SIZE)).astype(np.float32)))

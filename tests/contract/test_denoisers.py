@@ -21,18 +21,23 @@ from fedveil.training.server.denoise import (
     effective_dimensions,
     smooth,
 )
+from tests.contract.plugin_members import plugin_members
 
 ORDERS = ("BCHW", "BCWH", "BHWC", "BWHC")
-DENOISER_CASES: dict[str, Denoiser] = {
-    "none": NoDenoiser(),
-    "laplacian 0": Laplacian(smoothing=0.0),
-    "james-stein": JamesStein(),
-    "soft-threshold": SoftThreshold(),
-} | {
-    f"laplacian {scope} {order}": Laplacian(smoothing=1.5, scope=scope, order=order)
-    for scope in ("tensor", "vector")
-    for order in ORDERS
-}
+DENOISER_CASES: dict[str, Denoiser] = (
+    {
+        "none": NoDenoiser(),
+        "laplacian 0": Laplacian(smoothing=0.0),
+        "james-stein": JamesStein(),
+        "soft-threshold": SoftThreshold(),
+    }
+    | {
+        f"laplacian {scope} {order}": Laplacian(smoothing=1.5, scope=scope, order=order)
+        for scope in ("tensor", "vector")
+        for order in ORDERS
+    }
+    | plugin_members("denoisers")
+)
 denoisers = pytest.mark.parametrize("denoiser", DENOISER_CASES.values(), ids=DENOISER_CASES.keys())
 SHAPES = [(4, 3, 2, 5), (4,), (1,), (2,), (3, 7)]
 SIZE = sum(math.prod(shape) for shape in SHAPES)

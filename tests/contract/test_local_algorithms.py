@@ -46,6 +46,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, PartitionedTrainer, Sums, TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
+from tests.contract.plugin_members import plugin_members
 from tests.contract.test_samplers import load_example
 from tests.training import cohort_of, everyone, task_of
 
@@ -92,6 +93,7 @@ ALGORITHMS: dict[str, LocalAlgorithm] = {
     "every factor of the span": Halved(),
     "with state": Corrected(),
     "control variates": ControlVariates(),
+    **plugin_members("local_algorithms"),
 }
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
 STEPS: dict[str, dict[str, Any]] = {

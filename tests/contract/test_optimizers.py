@@ -13,6 +13,7 @@ import torch
 
 from fedveil.errors import ConfigError
 from fedveil.training.server.optimizers import FedAdam, FedYogi, Optimizer, ServerSgd, State, factor, matching
+from tests.contract.plugin_members import plugin_members
 
 OPTIMIZER_CASES: dict[str, Optimizer] = {
     "sgd": ServerSgd(0.3),
@@ -22,6 +23,7 @@ OPTIMIZER_CASES: dict[str, Optimizer] = {
     "fedyogi": FedYogi(learning_rate=0.05, beta2=0.9, tau=0.01),
     "linear": ServerSgd(0.3, momentum=0.8, schedule="linear", rounds=12),
     "cosine": FedAdam(learning_rate=0.05, beta2=0.9, schedule="cosine", rounds=15),
+    **plugin_members("optimizers"),
 }
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZER_CASES.values(), ids=OPTIMIZER_CASES.keys())
 SIZE, ROUNDS = 7, 12

@@ -20,6 +20,7 @@ from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protocols.weighting.plan import WeightingPlan
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder
+from tests.contract.plugin_members import plugin_members
 from tests.opened_parties import PartialParties, WeightingParties
 
 SILOS, LENGTH, LIMIT = 3, 5, 1000
@@ -103,6 +104,7 @@ class PartlyEncrypted:
 PROTECTIONS = {
     "secure aggregation": Summing,
     "private weighting, Paillier": partial(Weighting, "paillier"),
+    **plugin_members("protections"),
 }
 if find_spec("tenseal"):
     PROTECTIONS["private weighting, ring-LWE"] = partial(Weighting, "rlwe")

@@ -28,6 +28,7 @@ from fedveil.run.config.experiment import merge, parse
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
+from tests.contract.plugin_members import plugin_members
 
 FALSE_ALARM = 1e-7
 ROUNDS, USERS = 8_000, 250
@@ -53,6 +54,7 @@ SAMPLERS: dict[str, Sampler] = {
     "poisson 1": PoissonUsers(rate=1.0),
     "uniform 60 of 250": UniformClients(population=USERS, sample=60),
     "one of two": OneOfTwo(),
+    **plugin_members("samplers"),
 }
 FEW = 4
 AMONG_FEW: dict[str, Sampler] = {
@@ -62,6 +64,7 @@ AMONG_FEW: dict[str, Sampler] = {
     "uniform 1 of 4": UniformClients(population=FEW, sample=1),
     "uniform 3 of 4": UniformClients(population=FEW, sample=3),
     "one of two": OneOfTwo(),
+    **plugin_members("samplers"),
 }
 """Samplers whose claims are compared with their law among a few users."""
 
