@@ -131,6 +131,8 @@ def dask_cluster(port: int) -> Iterator[tuple[str, Callable[[], int]]]:
         worker = ("distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", "--no-nanny", address)
         command = [sys.executable, "-m", *worker]
         opened.append(subprocess.Popen(command, start_new_session=True))
+        with pytest.importorskip("distributed").Client(address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=120)
         return opened[-1].pid
 
     with started(*scheduler):
