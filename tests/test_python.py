@@ -315,6 +315,7 @@ def test_a_constant_answer_is_what_a_model_must_beat(tmp_path: Path) -> None:
     assert number.baseline["mae"] == pytest.approx(np.abs(X[:9, 1] - X[:9, 1].mean()).mean(), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:the loss cox compares records")
 def test_regression_survival_and_clients_run(tmp_path: Path) -> None:
     held = people(targets=X[:, 1] + 1, task="regression", classes=None, test=(PUBLIC[:9], X[:9, 1] + 1))
     result = train(tmp_path, nn.Linear(3, 1), held, loss=absolute)
