@@ -84,6 +84,7 @@ def test_a_regressor_scales_by_its_declared_range() -> None:
         fitted(Regressor, wanted, target_range=(900, 1000))
 
 
+@pytest.mark.filterwarnings("ignore:the loss cox compares records")
 def test_survival_takes_pairs_and_the_arrays_of_scikit_survival() -> None:
     time, event = np.exp(-X[:, 0]), np.ones(200, dtype=bool)
     structured = np.array(list(zip(event, time, strict=True)), dtype=[("dead", "?"), ("days", "f8")])

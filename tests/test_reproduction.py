@@ -129,6 +129,8 @@ def test_a_result_file_belongs_to_a_table():
         "first-run",
         "tables",
         "choices",
+        "outcomes",
+        "survival-trees",
         "flamby",
         "ergonomics",
         "statistics",
