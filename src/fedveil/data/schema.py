@@ -285,11 +285,13 @@ def _check_amount(lower: object, upper: object, outside: str) -> None:
 class Amount(_Part):
     """A number to predict, not scaled, with optional declared bounds.
 
-    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``).
+    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``). ``count = true``
+    declares a count 0, 1, 2, ..., whose lower bound is 0; a fraction is then invalid.
     """
 
     kind: Literal["number"]
     column: str
+    count: Literal[True] | None = None
     lower: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
     upper: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
     outside: Literal["error", "clip"] = "error"
@@ -299,6 +301,11 @@ class Amount(_Part):
         _check_amount(self.lower, self.upper, self.outside)
         if self.lower is not None and self.upper is not None:
             check_bounds(self.lower, self.upper)
+        if self.count and (self.lower != 0 or self.upper is None or not self.upper.is_integer()):
+            raise ValueError(
+                "count: give lower = 0 and upper, the largest count, as a whole number (about 4 times the mean that "
+                'you expect; outside = "clip" takes larger counts for it)'
+            )
         return self
 
     @property
