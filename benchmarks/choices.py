@@ -12,7 +12,7 @@ choosing: the scores need a trusted server, main silos are not looked at, and th
 candidates, report-noisy-max is the sign of one noisy difference.
 
 Beside it stands the choice of the rule (docs/which-model.md) at the whole budget, on the same seeds, from
-``results/tables.json`` (``fedveil bench tables``): the people who are held out, the noise and the trees are the same.
+``results/tables.json`` (``fedveil bench tables``): the people who are held out are the same.
 ``fedveil bench choices`` keeps its runs in ``results/choices.json``.
 """
 

@@ -4,8 +4,9 @@ Tables come with installed packages; nothing is downloaded. Numbers are scaled t
 range rounded outwards by 2 %, as a schema would declare them; categories are 0/1 features. Where a table names no
 person, every record is one person's; each person has a main silo among four, and the made-up hospital has 1 to 4
 records a person, a quarter of them elsewhere. A quarter of the people is held out. Runs are kept in
-``results/tables.json``, seed by seed, so that an interrupted benchmark goes on; a seed draws the held-out people, the
-noise and the trees. ``python -m benchmarks.tables_page`` writes docs/which-model.md of them.
+``results/tables.json``, seed by seed, so that an interrupted benchmark goes on; a seed draws the held-out people and
+the cuts of trees, and the noise of every run is fresh. ``python -m benchmarks.tables_page`` writes docs/which-model.md
+of them.
 """
 
 from __future__ import annotations

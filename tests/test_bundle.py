@@ -596,8 +596,11 @@ def test_what_cannot_be_checked_is_said(made: Path, tmp_path: Path) -> None:
 def test_the_commands_sign_and_verify(copy: Path, tmp_path: Path) -> None:
     key = as_json("sign", copy, "--key", tmp_path / "key.pem", "--new-key")["key"]
     assert as_json("verify", copy, "--trust", key)["holds"] is True
+    assert "checks hold. What is unchecked cannot be shown by these files." in ended("verify", copy).out
     (copy / "card.html").write_text("x")
-    assert ended("verify", copy).code == 7
+    refused = ended("verify", copy)
+    assert refused.code == 7
+    assert "checks fail." in refused.out
 
 
 @pytest.mark.parametrize("key", ["xyz", "00", "g" * 64, ""])

@@ -153,7 +153,7 @@ def test_the_tutorial_of_three_hospitals_is_true(hospitals: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     checked = dict(table_rows(fedveil(only(page, 5))))
     said = words(text[text.index("You should see") : text.index("Try to break")])
-    for number, key in (("3 silos", "silos"), ("300 users", "users"), ("1500 records", "records")):
+    for number, key in (("3 silos", "silos"), ("300 users", "users"), ("1500 records", "training records")):
         assert (number in said, number.split()[0]) == (True, checked[key])
     assert f"{checked['parameters']} parameters" in said
     assert f"{checked['contributions']} contributions" in said

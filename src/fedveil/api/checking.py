@@ -116,7 +116,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "experiment": experiment.name,
         "silos": prepared.population.n_silos,
         "users": prepared.population.n_users,
-        "records": len(prepared.population.train),
+        "training records": len(prepared.population.train),
         "parameters": prepared.task.dimension,
         "contributions": len(prepared.setting.cohort.groups),
         "trainer": prepared.setting.trainer.name,

@@ -42,8 +42,14 @@ def verify_command(
     found = _verified(made, trust or [], (charter, membership), ledger or [])
     rows = [{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks]
     checks = [asdict(one) for one in found.checks]
-    print_result(as_json, {"path": made, "holds": found.holds, "checks": checks}, rows_table(rows))
     failed = [one for one in found.checks if one.outcome == "fails"]
+    held = sum(one.outcome == "holds" for one in found.checks)
+    closing = (
+        f"{len(failed)} of {held + len(failed)} checks fail."
+        if failed
+        else f"All {held} checks hold. What is unchecked cannot be shown by these files."
+    )
+    print_result(as_json, {"path": made, "holds": found.holds, "checks": checks}, rows_table(rows), closing)
     if failed:
         raise IntegrityError(f"{found.path}: {failed[0].name}: {failed[0].detail}")
 

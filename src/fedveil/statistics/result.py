@@ -226,5 +226,8 @@ def read_released(folder: Path) -> ReleasedStatistics:
     """
     path = folder / FILE
     if not path.exists():
-        raise RunFolderError(f"{folder}: no run of `fedveil stats`: it has no {FILE}")
+        raise RunFolderError(
+            f"{folder}: no released figures: it has no {FILE} of `fedveil stats`, no regression and no [evaluation]; "
+            "`fedveil report` shows a training run"
+        )
     return ReleasedStatistics.from_json(read_json(path, RunFolderError), path)
