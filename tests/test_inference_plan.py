@@ -186,7 +186,7 @@ def test_a_budget_that_would_do_is_found_or_none_is_named() -> None:
     mu = least_budget(fitted)
     with pytest.raises(ConfigError, match="too few people") as caught:
         check(lambda factor: plan_at(fitted, mu / (10 * factor)), fitted.family, 10.0, lambda z: z)
-    assert float(str(caught.value).split("epsilon = ")[1].split(",")[0]) == pytest.approx(1.0, rel=0.03)
+    assert float(str(caught.value).split("epsilon = ")[1].split(";")[0]) == pytest.approx(1.0, rel=0.03)
     beyond = asked("survival", 1000, 1, (), grid=(0.0, 1.0, 9.0, 10.0), rate=1.0)
     with pytest.raises(ConfigError) as caught:
         check(lambda factor: plan_at(beyond, 1 / factor), beyond.family, 10.0, lambda z: z)

@@ -153,7 +153,7 @@ def test_a_budget_that_is_too_small_names_one_that_would_do(share: float, tmp_pa
         prepare_inference(
             read_releases(written(tmp_path, privacy=f"epsilon = 0.05\nshare = {share}"), InferenceDocument)
         )
-    needed = float(str(caught.value).split("epsilon = ")[1].split(",")[0])
+    needed = float(str(caught.value).split("epsilon = ")[1].split(";")[0])
     enough = f"epsilon = {1.1 * needed}\nshare = {share}"
     prepare_inference(read_releases(written(tmp_path, privacy=enough), InferenceDocument))
 

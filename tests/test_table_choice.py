@@ -12,8 +12,9 @@ import pytest
 import fedveil as fv
 from fedveil.errors import ConfigError, DataError
 from fedveil.run.config.experiment import parse
+from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.study import load_study
-from fedveil.run.config.task_choice import complete_for_table
+from fedveil.run.config.task_choice import complete_for_table, describe_choice, training_epsilon
 from fedveil.run.setup import prepare
 from tests.commands import output
 
@@ -32,6 +33,7 @@ TARGETS = {
     "two classes": TWO,
     "three classes": '"label"\ncolumn = "sick"\nclasses = ["no", "yes", "maybe"]',
     "bounded": '"number"\ncolumn = "days"\nlower = 0\nupper = 10',
+    "count": '"number"\ncolumn = "days"\ncount = true\nlower = 0\nupper = 10',
     "unbounded": '"number"\ncolumn = "days"',
     "labels": '"labels"\ncolumns = ["sick", "old"]',
     "numbers": '"numbers"\ncolumns = ["days", "stays"]',
@@ -66,6 +68,7 @@ def write_tables(folder: Path, users: int) -> None:
         ("two classes", 3750, "boosted-trees", "boosted-trees", 31),
         ("three classes", 3750, "whitened-linear", "newton", 12),
         ("bounded", 400, "whitened-linear", "newton", 12),
+        ("count", 400, "whitened-rates", "newton", 24),
         ("unbounded", 400, "linear", None, None),
         ("labels", 400, "linear", None, None),
         ("numbers", 400, "linear", None, None),
@@ -234,3 +237,104 @@ def test_a_schema_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text("n_users = 1")
     with pytest.raises(DataError, match=r"schema\.toml"):
         complete_for_table(asked, tmp_path)
+
+
+def test_a_declared_count_takes_poisson_regression_and_another_number_is_told_of_it(tmp_path: Path) -> None:
+    found, chosen = complete_for_table(document(tmp_path, TARGETS["count"]), tmp_path)
+    assert (found["model"]["loss"], found["method"]["cap"]) == ("poisson", 10)
+    assert chosen is not None
+    assert "count = true" not in str(chosen)
+    assert parse(found, "test").rounds == 24
+    _, other = complete_for_table(document(tmp_path, TARGETS["bounded"]), tmp_path)
+    assert "declare count = true" in str(other)
+
+
+@pytest.mark.parametrize("bounds", ["", "lower = 1\nupper = 9", "lower = 0\nupper = 9.5"])
+def test_a_count_has_a_public_largest_count(bounds: str, tmp_path: Path) -> None:
+    target = f'"number"\ncolumn = "days"\ncount = true\n{bounds}'
+    with pytest.raises(DataError, match="count: give lower = 0 and upper"):
+        complete_for_table(document(tmp_path, target), tmp_path)
+
+
+def test_a_fraction_is_no_count(tmp_path: Path) -> None:
+    document(tmp_path, TARGETS["count"])
+    (tmp_path / "a.csv").write_text("who,age,ward,days\n1,3,a,2\n2,4,b,2.5\n")
+    with pytest.raises(DataError, match=r"a\.csv.*'days'.*the target is a count"):
+        fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv"])
+
+
+@pytest.mark.parametrize("name", ["private-weighting", "partial-encryption"])
+def test_the_rule_chooses_what_the_asked_protection_can_run(name: str, tmp_path: Path) -> None:
+    found, chosen = complete_for_table(document(tmp_path, protection={"name": name}), tmp_path)
+    assert chosen is not None
+    assert chosen.method is None
+    parsed = parse(found, "test")
+    assert (parsed.model.name, parsed.protection.name) == ("linear", name)
+    assert parsed.method.get("power") == (1 if name == "private-weighting" else "linked")
+
+
+def test_private_weighting_alone_is_ready_to_run_and_the_statement_names_the_choice(tmp_path: Path) -> None:
+    write_tables(tmp_path, 20)
+    document(tmp_path, users=40)
+    path = file_of(tmp_path)
+    Path(path).write_text(f'{Path(path).read_text()}[protection]\nname = "private-weighting"\n')
+    (experiment,) = load_study(path).experiments
+    assert prepare(experiment).epsilon_after(30) == pytest.approx(2, rel=1e-2)
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    result = fv.train(people, epsilon=2, rounds=12, folder=tmp_path / "runs")
+    assert any("are those that a rule of public facts takes" in note for note in result.statement.notes)
+    assert fv.resume(result.folder, people).rounds == 12
+    other = fv.train(people, epsilon=2, rounds=2, folder=tmp_path / "runs")
+    assert not any("a rule of public facts" in note for note in other.statement.notes)
+
+
+def test_other_releases_leave_less_epsilon_to_the_rule(tmp_path: Path) -> None:
+    assert training_epsilon(2.0, {"preprocessing": {}, "evaluation": {}}) == pytest.approx(2 * 0.83**0.5)
+    asked = document(tmp_path, users=3750, evaluation={})
+    assert complete_for_table(asked, tmp_path)[0]["method"]["name"] == "newton"
+
+
+def test_a_named_method_takes_the_rounds_of_the_rule(tmp_path: Path) -> None:
+    for method, rounds in (
+        ({"name": "newton"}, 12),
+        ({"name": "newton", "cap": 9}, 24),
+        ({"name": "boosted-trees"}, 31),
+    ):
+        asked = document(tmp_path, method=method | {"noise_multiplier": "calibrated"})
+        assert parse(asked, "test").rounds == rounds
+
+
+def test_survival_under_another_protection_keeps_the_refusal_and_names_what_the_loss_needs(
+    tmp_path: Path,
+) -> None:
+    asked = {"protection": {"name": "private-weighting"}}
+    with pytest.raises(ConfigError, match="target: survival needs the public time"):
+        complete_for_table(document(tmp_path, TARGETS["survival"], **asked), tmp_path)
+    found, chosen = complete_for_table(document(tmp_path, TARGETS["followed"], **asked), tmp_path)
+    assert (found["model"]["name"], found["model"]["loss"], "method" in found) == ("linear", "cox", False)
+    assert "users with one record each teach it nothing" in str(chosen)
+
+
+def test_a_model_of_survival_without_a_horizon_gets_no_sentence_of_the_rule(tmp_path: Path) -> None:
+    """The rule refuses this schema; a run that names its own model is described without it."""
+    given = document(tmp_path, TARGETS["survival"], model={"name": "linear"}, rounds=1)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("who,age,ward,days,died\n1,30,a,2,1\n2,40,b,3,0\n")
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    experiment = parse(RECOMMENDED.complete(given), "test")
+    assert describe_choice(experiment, people) is None
+
+
+def test_settings_of_python_leave_the_same_epsilon_to_the_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tables(tmp_path, 20)
+    document(tmp_path, users=3750)
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    for settings, method in (
+        ({}, "boosted-trees"),
+        ({"evaluation": {}}, "newton"),
+        ({"protection": {"name": "private-weighting"}}, "recommended"),
+    ):
+        fv.check(people, epsilon=2, settings=settings)
+        assert f", method {method}: " in capsys.readouterr().out, settings

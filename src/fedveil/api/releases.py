@@ -18,7 +18,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import as_path
 from fedveil.methods.capabilities import nominal_multiplier
 from fedveil.privacy.statement import Statement, show_at_least
-from fedveil.report.statistics import p_text, write_inference, write_statistics
+from fedveil.report.statistics import freedom_text, p_text, write_inference, write_statistics
 from fedveil.run.config.experiment import merge
 from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, TableDocument
 from fedveil.run.document_run import make_releases
@@ -442,7 +442,7 @@ def effects_in_words(fitted: FittedRegression) -> list[dict[str, str]]:
             cells
             | {
                 "t": f"{one.z:.2f}",
-                "df": f"{one.freedom:.3g}",
+                "df": freedom_text(one.freedom),
                 "p": p_text(one.p),
                 "width": f"privacy {one.privacy:.0%}",
             }

@@ -25,6 +25,41 @@ _NAMES_A_DAY_AGAIN: Final = frozenset({"%b", "%B", "%c", "%G", "%j", "%U", "%V",
 """Directives that repeat the day, month or year of %d, %m and %Y: a text could name two dates."""
 
 
+def check_declared_bounds(lower: object, upper: object, outside: str) -> None:
+    """Refuse one bound without the other, and clipping without bounds.
+
+    Raises:
+        ValueError: names what is missing.
+    """
+    if (lower is None) != (upper is None):
+        raise ValueError("lower and upper go together: give both or neither")
+    if lower is None and outside == "clip":
+        raise ValueError("outside: clipping needs bounds; give lower and upper")
+
+
+def check_distinct(columns: tuple[str, ...]) -> None:
+    """Refuse a column that is named twice.
+
+    Raises:
+        ValueError: a column is named twice.
+    """
+    if len(set(columns)) != len(columns):
+        raise ValueError("columns: a column is named twice")
+
+
+def check_count(lower: float | None, upper: float | None) -> None:
+    """Refuse bounds of a count other than 0 and a whole number.
+
+    Raises:
+        ValueError: names the bounds that are needed.
+    """
+    if lower != 0 or upper is None or not upper.is_integer():
+        raise ValueError(
+            "count: give lower = 0 and upper, the largest count, as a whole number (about 4 times the mean that you "
+            'expect; outside = "clip" takes larger counts for it)'
+        )
+
+
 def check_bounds(lower: float, upper: float) -> None:
     """Check that lower < upper, and that float32 holds both bounds and their difference.
 

@@ -23,7 +23,15 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAli
 from pydantic import ConfigDict, Field, model_validator
 
 from fedveil.data.cell_values import NumberMarks, number_of
-from fedveil.data.column_checks import check_bounds, check_date_format, check_not_missing, check_spellings
+from fedveil.data.column_checks import (
+    check_bounds,
+    check_count,
+    check_date_format,
+    check_declared_bounds,
+    check_distinct,
+    check_not_missing,
+    check_spellings,
+)
 from fedveil.data.identities import AS_TEXT, MOST_USERS
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import as_path, as_text, parse_toml, read_content
@@ -275,46 +283,37 @@ class Label(_Part):
         return self
 
 
-def _check_amount(lower: object, upper: object, outside: str) -> None:
-    if (lower is None) != (upper is None):
-        raise ValueError("lower and upper go together: give both or neither")
-    if lower is None and outside == "clip":
-        raise ValueError("outside: clipping needs bounds; give lower and upper")
+_Number: TypeAlias = Annotated[float, Field(strict=False, allow_inf_nan=False)]
+_Limits: TypeAlias = Annotated[tuple[_Number, ...], Field(strict=False)]
 
 
 class Amount(_Part):
     """A number to predict, not scaled, with optional declared bounds.
 
-    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``).
+    A target outside the bounds is invalid, or clipped to the nearest bound (``outside = "clip"``). ``count = true``
+    declares a count 0, 1, 2, ..., whose lower bound is 0; a fraction is then invalid.
     """
 
     kind: Literal["number"]
     column: str
-    lower: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
-    upper: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    count: Literal[True] | None = None
+    lower: _Number | None = None
+    upper: _Number | None = None
     outside: Literal["error", "clip"] = "error"
 
     @model_validator(mode="after")
     def _ordered(self) -> "Amount":
-        _check_amount(self.lower, self.upper, self.outside)
+        check_declared_bounds(self.lower, self.upper, self.outside)
         if self.lower is not None and self.upper is not None:
             check_bounds(self.lower, self.upper)
+        if self.count:
+            check_count(self.lower, self.upper)
         return self
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Declared bounds of the target; None if none are declared."""
         return None if self.lower is None or self.upper is None else (self.lower, self.upper)
-
-
-_Limits: TypeAlias = Annotated[
-    tuple[Annotated[float, Field(strict=False, allow_inf_nan=False)], ...], Field(strict=False)
-]
-
-
-def _check_several(columns: tuple[str, ...]) -> None:
-    if len(set(columns)) != len(columns):
-        raise ValueError("columns: a column is named twice")
 
 
 class Labels(_Part):
@@ -328,7 +327,7 @@ class Labels(_Part):
 
     @model_validator(mode="after")
     def _distinct(self) -> "Labels":
-        _check_several(self.columns)
+        check_distinct(self.columns)
         return self
 
 
@@ -346,11 +345,11 @@ class Amounts(_Part):
 
     @model_validator(mode="after")
     def _ordered(self) -> "Amounts":
-        _check_several(self.columns)
+        check_distinct(self.columns)
         for key, bounds in (("lower", self.lower), ("upper", self.upper)):
             if bounds is not None and len(bounds) != len(self.columns):
                 raise ValueError(f"{key}: give {len(self.columns)} numbers, one for each of columns")
-        _check_amount(self.lower, self.upper, self.outside)
+        check_declared_bounds(self.lower, self.upper, self.outside)
         for lower, upper in zip(self.lower or (), self.upper or (), strict=True):
             check_bounds(lower, upper)
         return self

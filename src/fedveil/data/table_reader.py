@@ -305,6 +305,10 @@ class TableReader:
     def _amount(self, target: Amount) -> Float32[np.ndarray, "n"]:
         """Return a column of numbers to predict, clipped if declared; count those outside of their bounds."""
         values = self._required(target.column)
+        if target.count:
+            self._count(
+                values != np.floor(values), target.column, "the target is a count, and this is a fraction"
+            )
         if target.bounds is not None:
             inside = np.clip(values, *target.bounds)
             if target.outside == "error":

@@ -234,6 +234,15 @@ def p_text(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
+def freedom_text(freedom: float) -> str:
+    """Return degrees of freedom with three significant digits, and from 100 on as a whole number.
+
+    >>> freedom_text(8.4375), freedom_text(1163.2)
+    ('8.44', '1163')
+    """
+    return f"{freedom:.0f}" if freedom >= 100 else f"{freedom:.3g}"
+
+
 def _found(fitted: FittedRegression) -> Section:
     family = fitted.family.name
     title = f"{family} regression of {', '.join(fitted.family.columns)}"
@@ -265,7 +274,7 @@ def _cells(one: Effect) -> list[str]:
         f"{show(one.low)} to {show(one.high)}",
         *ratios,
         f"{one.z:.2f}",
-        f"{one.freedom:.3g}",
+        freedom_text(one.freedom),
         p_text(one.p),
         f"{one.privacy:.0%}",
     ]

@@ -29,11 +29,12 @@ The constants were chosen on digits and TcgaBrca (docs/theory/recommended.md has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from fedveil.data.allocation import CLIENT_LAWS
 from fedveil.errors import ConfigError
+from fedveil.registry import find
 from fedveil.training.losses import Loss
 
 BY_RULE: Final = "by-rule"
@@ -43,6 +44,15 @@ TREES_FROM: Final = 7_500
 """Users times epsilon from which on boosted trees are chosen for a table of few columns."""
 TREES_FROM_A_COLUMN: Final = 1_000
 """The same for each column; the larger of the two decides."""
+LARGEST_CAP: Final = 1_000
+"""Largest ``method.cap`` of counts."""
+_ROUNDS: Final = {"newton": 12, "boosted-trees": 31}
+"""T of methods that do not take the recommended number of rounds; newton for counts takes 24."""
+_COUNT_ROUNDS: Final = 24
+_COX_HINT: Final = (
+    "Its loss compares the records of one user: users with one record each teach it nothing, and without this "
+    "protection newton is taken"
+)
 _WHOLE: Final = ("method", "protection")
 """Tables that a document replaces as a whole; of all others it replaces single keys."""
 
@@ -58,7 +68,9 @@ class TableFacts:
         columns: number of declared columns; of a table without a schema the number of features.
         scaled: whether a schema scales the features to [-1, 1].
         bounded: whether a number to predict has declared bounds, or survival a declared horizon.
-        epsilon: of the run.
+        epsilon: of training, without the shares of other releases.
+        largest_count: largest count that the schema declares of a target; None for other targets.
+        protection: name of the protection that was asked for; "" leaves it to the rule.
     """
 
     task: str
@@ -68,6 +80,8 @@ class TableFacts:
     scaled: bool
     bounded: bool
     epsilon: float
+    largest_count: int | None = None
+    protection: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +93,22 @@ class TableModel:
         method: name of the method; None: the recommended settings.
         rounds: T.
         reason: the facts that decided, in one sentence.
+        loss: name of the loss; None: that of the kind of target.
+        keys: keys of the method besides its name and noise.
+        hint: a declaration that would let another model be taken; "" for none.
     """
 
     model: str
     method: str | None
     rounds: int
     reason: str
+    loss: str | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    hint: str = ""
 
     def __str__(self) -> str:
-        return f"model {self.model}, method {self.method or 'recommended'}: {self.reason}"
+        said = f"model {self.model}, method {self.method or 'recommended'}: {self.reason}"
+        return f"{said}. {self.hint}" if self.hint else said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +132,12 @@ class Recommended:
     delta: float = 1e-5
 
     def tables(
-        self, n_silos: int | None = None, *, denoises: bool = True, starts: bool = True
+        self,
+        n_silos: int | None = None,
+        *,
+        denoises: bool = True,
+        starts: bool = True,
+        protection: str = "",
     ) -> dict[str, Any]:
         """Return the tables of an experiment.
 
@@ -119,6 +145,8 @@ class Recommended:
             n_silos: |S|; None if it is not known yet.
             denoises: whether a denoiser is asked for.
             starts: whether the initial model is chosen; False if it is handed over.
+            protection: name of the protection that was asked for. One that computes the weights n_su / N_u takes the
+                place of the file of main silos (power 1).
         """
         masked = n_silos is None or 1 < n_silos <= self.most_silos
         server: dict[str, Any] = {"learning_rate": BY_RULE, "average": {"name": "ema", "beta": self.beta}}
@@ -128,7 +156,7 @@ class Recommended:
             "local": {"learning_rate": BY_RULE, "epochs": self.epochs},
             "method": {
                 "name": "uldp-avg-w",
-                "power": "linked",
+                "power": 1 if _protection(protection, "weighs") else "linked",
                 "clip": {"start": self.clip},
                 "noise_multiplier": "calibrated",
             },
@@ -139,14 +167,16 @@ class Recommended:
     def complete(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return a document with the recommended settings for all that it leaves open.
 
-        A document with a method is returned as it is: a method has its own defaults. The document's keys replace the
-        recommended ones; its ``[method]`` and ``[protection]`` replace theirs as a whole.
+        A document with a method is returned as it is, with the method's number of rounds if it has none: a method has
+        its own defaults. The document's keys replace the recommended ones; its ``[method]`` and ``[protection]``
+        replace theirs as a whole.
 
         Raises:
             ConfigError: neither a method nor an epsilon.
         """
         if "method" in document:
-            return dict(document)
+            rounds = rounds_of(subtable(document, "method"))
+            return dict(document) if rounds is None else {"rounds": rounds} | dict(document)
         privacy, model, data = (subtable(document, key) for key in ("privacy", "model", "data"))
         if "epsilon" not in privacy:
             raise ConfigError(
@@ -154,7 +184,8 @@ class Recommended:
                 "with a name"
             )
         given = ":" in str(model.get("name", "")) or "initial" in model or "start" in model
-        found = self.tables(_silos(data), starts=not given)
+        protection = str(subtable(document, "protection").get("name", ""))
+        found = self.tables(_silos(data), starts=not given, protection=protection)
         for key, value in document.items():
             inner = found.get(key)
             if isinstance(inner, dict) and isinstance(value, Mapping) and key not in _WHOLE:
@@ -169,40 +200,48 @@ class Recommended:
         Raises:
             ConfigError: survival without a declared horizon.
         """
-        linear = TableModel(model="linear", method=None, rounds=self.rounds, reason="")
-        newton = TableModel(model="whitened-linear", method="newton", rounds=12, reason="")
-        if facts.task == "survival" and facts.bounded:
-            return replace(
-                newton, model="whitened-hazards", reason="survival up to the horizon of the schema"
-            )
-        if facts.task == "survival":
+        if facts.task == "survival" and not facts.bounded:
             raise ConfigError(
                 "target: survival needs the public time at which follow-up ends: horizon in the schema's target "
                 "(horizon = 1825), or in Python fedveil.train('whitened-hazards', people, "
                 "method=fedveil.newton(horizon=1825), rounds=12, epsilon=2); without it only models that compare a "
                 "user's own records are left, and users with one record each teach them nothing"
             )
-        if facts.task not in ("classification", "regression"):
-            return replace(linear, reason=f"{facts.task} has no Newton step and no tree here")
-        if facts.task == "regression" and not facts.bounded:
+        if (why := _why_linear(facts)) is not None:
+            hint = _COX_HINT if facts.task == "survival" else ""
+            return TableModel(model="linear", method=None, rounds=self.rounds, reason=why, hint=hint)
+        newton = TableModel(model="whitened-linear", method="newton", rounds=_ROUNDS["newton"], reason="")
+        if facts.task == "survival":
             return replace(
-                linear, reason="the number to predict has no declared bounds, which the others need"
+                newton, model="whitened-hazards", reason="survival up to the horizon of the schema"
             )
-        if (facts.classes or 2) > MOST_CLASSES:
-            return replace(linear, reason=f"Newton steps were compared on up to {MOST_CLASSES} classes")
-        evidence, needed = facts.n_users * facts.epsilon, max(TREES_FROM, TREES_FROM_A_COLUMN * facts.columns)
+        if facts.largest_count is not None:
+            return replace(
+                newton,
+                model="whitened-rates",
+                rounds=_COUNT_ROUNDS,
+                loss="poisson",
+                keys={"cap": min(facts.largest_count, LARGEST_CAP)},
+                reason=f"the target is declared as a count of at most {facts.largest_count} (Poisson regression)",
+            )
         if facts.task == "regression":
-            return replace(newton, reason="trees lost against it where a number was predicted")
+            return replace(
+                newton, reason="trees lost against it where a number was predicted", hint=_count_hint(facts)
+            )
         if not facts.scaled:
             return replace(newton, reason="no schema scales the features to [-1, 1], as trees need")
         if (facts.classes or 2) > 2:
             return replace(newton, reason=f"{facts.classes} classes, and trees were compared on two")
+        evidence, needed = facts.n_users * facts.epsilon, max(TREES_FROM, TREES_FROM_A_COLUMN * facts.columns)
         compared = f"{facts.n_users:,} users x epsilon {facts.epsilon:g} = {evidence:,.0f}"
         limit = f"{needed:,}, from which on trees are taken for {facts.columns} columns"
         if evidence < needed:
             return replace(newton, reason=f"{compared} is below {limit}")
         return TableModel(
-            model="boosted-trees", method="boosted-trees", rounds=31, reason=f"{compared} reaches {limit}"
+            model="boosted-trees",
+            method="boosted-trees",
+            rounds=_ROUNDS["boosted-trees"],
+            reason=f"{compared} reaches {limit}",
         )
 
     def delta_for(self, n_users: int) -> float:
@@ -234,6 +273,51 @@ class Recommended:
 
 
 RECOMMENDED: Final = Recommended()
+
+
+def rounds_of(method: Mapping[str, Any]) -> int | None:
+    """Return T of a table ``[method]`` whose document gives no rounds; None: the recommended number."""
+    name = method.get("name")
+    if name == "newton" and method.get("cap") is not None:
+        return _COUNT_ROUNDS
+    return _ROUNDS.get(name) if isinstance(name, str) else None
+
+
+def _protection(name: str, capability: str) -> bool:
+    """Return whether a registered protection ``weighs`` or ``divides``; False for a name that validation refuses."""
+    try:
+        return bool(name) and bool(getattr(find("protections", name).load(), capability, False))
+    except ConfigError:
+        return False
+
+
+def _why_linear(facts: TableFacts) -> str | None:
+    """Return why neither Newton steps nor trees are taken; None if they can be."""
+    for capability, what in (
+        ("weighs", "computes weights by records"),
+        ("divides", "encrypts a part of an update"),
+    ):
+        if _protection(facts.protection, capability):
+            return f"protection {facts.protection} {what}, and the others send sums of statistics"
+    if facts.task not in ("classification", "regression", "survival"):
+        return f"{facts.task} has no Newton step and no tree here"
+    if facts.task == "regression" and not facts.bounded:
+        return "the number to predict has no declared bounds, which the others need"
+    if (facts.classes or 2) > MOST_CLASSES:
+        return f"Newton steps were compared on up to {MOST_CLASSES} classes"
+    return None
+
+
+def _count_hint(facts: TableFacts) -> str:
+    """Return how to declare a number to predict as a count, if it may be one."""
+    return (
+        "If it is a count (0, 1, 2, ...), squared error fits it badly: declare count = true in the schema's [target], "
+        "with lower = 0 and upper, and Poisson regression is taken"
+        if facts.scaled
+        else "If it is a count (0, 1, 2, ...), squared error fits it badly: take "
+        'fedveil.train("whitened-rates", people, method=fedveil.newton(cap=C), loss="poisson", ...), C about '
+        "4 times the mean that you expect"
+    )
 
 
 def _silos(data: Mapping[str, Any]) -> int | None:

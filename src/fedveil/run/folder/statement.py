@@ -6,6 +6,7 @@ from fedveil.data.schema import OF_CLIENTS
 from fedveil.privacy.claims import Reveals, Role
 from fedveil.privacy.events import NoGuarantee, atoms
 from fedveil.privacy.statement import KNOWN_SEED, AsPublished, Statement, epsilons_by_accountant, show_delta
+from fedveil.run.config.task_choice import describe_choice
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.folder.shown import uncovered_outputs
 from fedveil.run.releases.side_releases import SpentBudget
@@ -74,7 +75,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
                 )
             )
         ),
-        notes=(*prepared.population.notes, *_refused(prepared), *_fitted(prepared)),
+        notes=(*prepared.population.notes, *_refused(prepared), *_fitted(prepared), *_chosen(prepared)),
         as_published=tuple(
             AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
             for claim in guarantee.published
@@ -83,6 +84,12 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         reasons=tuple(reasons),
         released="models and statistics" if ledger.beside else "models",
     )
+
+
+def _chosen(prepared: Prepared) -> tuple[str, ...]:
+    """Return the sentence about the model that the rule of public facts takes; empty for another model."""
+    choice = describe_choice(prepared.experiment, prepared.population)
+    return () if choice is None else (f"The {choice}",)
 
 
 def _besides(again: int) -> str:

@@ -205,8 +205,9 @@ def check(
     if missing(_LEAST_NOISE) < 0:
         factor = math.exp(float(brentq(missing, _LEAST_NOISE, 0.0, xtol=1e-3)) - 0.01)
         instead.insert(0, f"epsilon = {show_epsilon(epsilon(noise_multiplier * factor))}")
+    found = "less than 0.01" if worst.margin < 0.01 else f"{worst.margin:.2g}"
     raise ConfigError(
-        f"inference: too few people for this budget: the information about '{worst.name}' would be {worst.margin:.2g} "
+        f"inference: too few people for this budget: the information about '{worst.name}' would be {found} "
         f"times its noise, and an interval needs {worst.needed:g} times. Any of these would do: "
         f"{'; '.join(one for one in instead if one)}"
     )
