@@ -133,7 +133,7 @@ def newton(
     elif horizon is not None:
         rate = 0.5 / horizon if rate is None else rate
         family = HazardFamily(
-            inputs=inputs, record_length=length, center=math.log(rate), horizon=horizon, rate=rate
+            inputs=inputs, record_length=length, center=math.log(rate), horizon=float(horizon), rate=rate
         )
     else:
         family = LinearFamily(
