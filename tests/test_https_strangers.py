@@ -30,7 +30,13 @@ from fedveil.federation.transport.https.http_server import HttpServer, Limits, R
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.silo_client import SiloClient
-from fedveil.federation.transport.interface import ANSWER_PATH, MEMBERS_PATH, MESSAGE_PATH, MESSAGES_PATH
+from fedveil.federation.transport.interface import (
+    ANSWER_PATH,
+    MEMBERS_PATH,
+    MESSAGE_PATH,
+    MESSAGES_PATH,
+    pack_frames,
+)
 from tests.fuzz import Decoder, Requests, play
 from tests.mailboxes import Place, ServedMailbox, certify, make_place
 
@@ -493,6 +499,8 @@ def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
         b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 20000\r\n\r\n" + b"[" * 20000,
         b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: x\r\n\r\n[1, 2, true]",
         b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 1000000000000\r\n\r\n" + bytes(1 << 22),
+        b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 100\r\n\r\n"
+        + b"".join(pack_frames([(0, b"part")])),
         b"HTTP/1.1 500 Error\r\nMailbox: one\r\nContent-Length: 0\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"",

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 import fedveil as fv
+from fedveil.bundle.archive import BundleError
 from fedveil.bundle.export import export_onnx, export_torch
 from fedveil.data.records import Affine, Population, Records
 from fedveil.data.schema import Schema
@@ -702,6 +704,28 @@ def test_a_model_of_counts_or_survival_is_resumed_saved_and_verified(kind: str, 
     for count in (1, 7):
         (shown,) = session.run(None, {"features": new[:count]})
         assert shown == pytest.approx(read.predictor.outputs(new[:count]), abs=1e-4)
+
+
+class Doubled(WhitenedLinear):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(features)
+
+
+def test_a_subclass_is_not_written_as_the_layer_of_its_parent(tmp_path: Path) -> None:
+    """It may compute something else. It is traced, or refused where PyTorch cannot trace it."""
+    pytest.importorskip("onnx")
+    runtime, model = pytest.importorskip("onnxruntime"), Doubled(3, 1).eval()
+    shape = SimpleNamespace(input=SimpleNamespace(shape=(3,)))
+    bundle: Any = SimpleNamespace(model=model, path=tmp_path, manifest=shape)
+    new = np.random.default_rng(4).uniform(-1, 1, (7, 3)).astype(np.float32)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(new)).numpy()
+    try:
+        session = runtime.InferenceSession(str(export_onnx(bundle, tmp_path / "model.onnx")))
+        shown = session.run(None, {"features": new})[0]
+    except BundleError:
+        return
+    assert shown == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -18,11 +18,14 @@ from fedveil.errors import ConfigError
 from fedveil.files import as_path, writing
 from fedveil.sanitize import sanitize
 from fedveil.statistics.inference.families import REACH
-from fedveil.training.newton import WhitenedLinear, WhitenedRates
+from fedveil.training.newton import WhitenedHazards, WhitenedLinear, WhitenedRates
 from fedveil.training.trees import LEAVES, BoostedTrees
 
 _Graph: TypeAlias = tuple[list[Any], int, list[Any]]
 """Operators from ``features`` to ``outputs``, number of outputs, constants."""
+
+_WRITTEN: Final = (BoostedTrees, WhitenedLinear, WhitenedRates, WhitenedHazards)
+"""Models that are written without tracing."""
 
 
 def export_onnx(bundle: Bundle, path: str | Path) -> Path:
@@ -43,7 +46,9 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         import_module("onnxscript")
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'fedveil[onnx]'") from None
-    if isinstance(model := bundle.model, BoostedTrees | WhitenedLinear):
+    model = bundle.model
+    # A subclass may compute something else.
+    if type(model) in _WRITTEN and isinstance(model, BoostedTrees | WhitenedLinear):
         found = _tree_ensemble(model) if isinstance(model, BoostedTrees) else _linear_layer(model)
         nodes, outputs, tensors = found
         with writing(path, BundleError):

@@ -167,7 +167,7 @@ class MailboxConnection(http.client.HTTPConnection):
         """Return status, header fields and body of the answer; after any failure the socket is closed.
 
         Raises:
-            OSError: there is no link, it does not answer, or the body is longer than ``longest``.
+            OSError: there is no link, it does not answer, or the body is incomplete or longer than ``longest``.
         """
         try:
             if self.sock is not None and _is_readable(self.sock):
@@ -177,6 +177,8 @@ class MailboxConnection(http.client.HTTPConnection):
             content = response.read(longest + 1)
             if len(content) > longest:
                 raise OSError(f"the mailbox sent more than {longest} bytes")
+            if response.length:  # announced, but not sent: a read of at most so many bytes does not check it
+                raise OSError("the mailbox ended in the middle of its answer")
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             raise OSError(f"no answer of the mailbox: {error or type(error).__name__}") from error
