@@ -132,6 +132,7 @@ NAMED: dict[str, dict[str, str]] = {
         "has two columns of one name": ARGUMENT,
     },
     "data/input_arrays.py": {
+        "is missing, on which the model was trained": ARGUMENT,
         "their pandas indexes differ": INDEX,
         "one row a record is needed": NOBODY,
         "a record has no feature": ARGUMENT,
