@@ -136,7 +136,6 @@ NAMED: dict[str, dict[str, str]] = {
         "their pandas indexes differ": INDEX,
         "one row a record is needed": NOBODY,
         "a record has no feature": ARGUMENT,
-        "is missing, on which the model was trained": ARGUMENT,
         "a missing id makes a column of floats": ID,
         "the id is missing": ID,
         "the id is empty": ID,
