@@ -103,7 +103,9 @@ def grown(
     assert table.limit is not None
     rng, features = np.random.default_rng([seed, 9]), table.features.astype(np.float64)
     start = 0.5 / table.limit
-    law = HazardFamily(inputs=features.shape[1], record_length=1.0, horizon=float(table.limit), rate=start).law
+    law = HazardFamily(
+        inputs=features.shape[1], record_length=1.0, horizon=float(table.limit), rate=start
+    ).law
     own, weight = features[trained_on], _weights(table.user[trained_on])
     cell = np.clip(((own + 1) * (CELLS / 2)).astype(np.int64), 0, CELLS - 1)
     counts = np.stack([np.bincount(one, weight, CELLS) for one in cell.T]) / math.sqrt(cell.shape[1])
