@@ -338,3 +338,22 @@ def test_settings_of_python_leave_the_same_epsilon_to_the_rule(
     ):
         fv.check(people, epsilon=2, settings=settings)
         assert f", method {method}: " in capsys.readouterr().out, settings
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "rounds"), [("boosted-trees", "boosted-trees", 31), ("whitened-linear", "newton", 12)]
+)
+def test_a_model_that_one_method_trains_takes_that_method(
+    model: str, method: str, rounds: int, tmp_path: Path
+) -> None:
+    """Local training of 960 trees would take hours, and teach them nothing."""
+    write_tables(tmp_path, 40)
+    asked = document(tmp_path, users=100, model={"name": model, "loss": "binary_cross_entropy"})
+    from_file = parse(asked, "test")
+    people = fv.tables(tmp_path / "schema.toml", [tmp_path / "a.csv", tmp_path / "b.csv"])
+    result = fv.train(model, people, epsilon=2, name="try", folder=tmp_path / "runs")
+    from_python = parse(tomllib.loads(result.settings), "test")
+    for found in (from_file, from_python):
+        assert (found.method.name, found.method.get("power"), found.rounds) == (method, "linked", rounds)
+        assert found.protection.name == "secure-aggregation"
+    assert result.statement.epsilon == pytest.approx(2, rel=1e-2)

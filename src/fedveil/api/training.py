@@ -37,8 +37,14 @@ from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.run.config.choice import Choice
 from fedveil.run.config.experiment import Experiment, flatten_keys, parse
 from fedveil.run.config.in_memory_method import SESSION, InMemoryMethod, describe_algorithm
-from fedveil.run.config.recommended import RECOMMENDED
-from fedveil.run.config.task_choice import loss_of, population_facts, protection_of, training_epsilon
+from fedveil.run.config.recommended import METHOD_OF_MODEL, RECOMMENDED
+from fedveil.run.config.task_choice import (
+    defaults_of,
+    loss_of,
+    population_facts,
+    protection_of,
+    training_epsilon,
+)
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
 from fedveil.run.remarks import people_warnings
@@ -296,6 +302,8 @@ class TrainingArguments:
             raise ConfigError(
                 "model: a torch.nn.Module or a name is needed before the population, not a population"
             )
+        if self.method is None and isinstance(model, str) and model in METHOD_OF_MODEL:
+            return self._for_own_method(METHOD_OF_MODEL[model], people).prepare(model, people)
         method, epsilon = self.method, self.epsilon
         _check(people, method, epsilon)
         if isinstance(method, Method):
@@ -330,6 +338,18 @@ class TrainingArguments:
         if self.local is not None:
             experiment = _with_algorithm(experiment, self.local)
         return _prepared(experiment, people, learned), learned
+
+    def _for_own_method(self, method: str, people: Population) -> TrainingArguments:
+        """Return the arguments with the one method that trains the model, and secure aggregation among few silos."""
+        _check(people, None, self.epsilon)
+        chosen = self.protection is not None or "protection" in (self.settings or {})
+        masked = not chosen and 1 < people.n_silos <= RECOMMENDED.most_silos
+        return replace(
+            self,
+            method=methods.method(method, power="linked"),
+            loss=defaults_of(None, people).loss if self.loss is None else self.loss,
+            protection="secure-aggregation" if masked else self.protection,
+        )
 
     def _objective(self, model: nn.Module | str, people: Population, seed: int) -> Objective:
         """Return the checked model, loss and metrics."""

@@ -48,6 +48,12 @@ LARGEST_CAP: Final = 1_000
 """Largest ``method.cap`` of counts."""
 _ROUNDS: Final = {"newton": 12, "boosted-trees": 31}
 """T of methods that do not take the recommended number of rounds; newton for counts takes 24."""
+METHOD_OF_MODEL: Final = {
+    "boosted-trees": "boosted-trees",
+    "whitened-linear": "newton",
+    "whitened-hazards": "newton",
+}
+"""Models that one method alone trains; without a method, that one is taken."""
 _COUNT_ROUNDS: Final = 24
 _COX_HINT: Final = (
     "Its loss compares the records of one user: users with one record each teach it nothing, and without this "
@@ -183,6 +189,12 @@ class Recommended:
                 "method: give [privacy] with epsilon = 2 (or another number) for the recommended settings, or [method] "
                 "with a name"
             )
+        if own := METHOD_OF_MODEL.get(str(model.get("name", ""))):
+            method = {"name": own, "power": "linked", "noise_multiplier": "calibrated"}
+            n_silos = _silos(data)
+            masked = n_silos is None or 1 < n_silos <= self.most_silos
+            hidden = {"protection": {"name": "secure-aggregation"}} if masked else {}
+            return self.complete({"method": method} | hidden | dict(document))
         given = ":" in str(model.get("name", "")) or "initial" in model or "start" in model
         protection = str(subtable(document, "protection").get("name", ""))
         found = self.tables(_silos(data), starts=not given, protection=protection)
