@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -140,6 +141,18 @@ def test_a_kill_at_any_write_loses_no_complete_line_and_leaves_a_file_that_goes_
         if moments.kills == kills:
             break
     assert moments.kills == 2 + begins_torn
+
+
+def test_a_lock_that_is_given_up_within_a_moment_is_waited_for(log: LineLog) -> None:
+    """A program that is being started holds the locks of the process that starts it, until it begins."""
+    other = LineLog(log.path)
+    other.lock()
+    soon = threading.Timer(0.1, other.close)
+    soon.start()
+    log.lock()
+    assert log.is_locked
+    soon.join()
+    log.close()
 
 
 def test_a_lock_keeps_other_writers_out_until_it_is_closed(log: LineLog) -> None:

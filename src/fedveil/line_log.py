@@ -11,10 +11,11 @@ such files.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import portalocker
 from portalocker import LockFlags
@@ -29,6 +30,8 @@ from fedveil.files import (
     replace_file,
     sync_folder,
 )
+
+_SHARED_SECONDS: Final = 0.5
 
 
 class Lines(NamedTuple):
@@ -84,9 +87,7 @@ class LineLog:
             # A new name must survive a crash as well as the file; otherwise its first lines vanish with it.
             if not exists:
                 sync_folder(self.path.parent)
-            portalocker.lock(
-                descriptor, LockFlags.EXCLUSIVE if wait else LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING
-            )
+            _lock(descriptor, wait)
         except portalocker.LockException as error:
             os.close(descriptor)
             raise RunFolderError(
@@ -178,6 +179,28 @@ class LineLog:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int, wait: bool) -> None:
+    """Lock an open file; without ``wait``, try for half a second.
+
+    A process that starts another one shares its open files with it until the new program begins, and the lock with
+    them: for some milliseconds a file that was closed is still locked.
+
+    Raises:
+        portalocker.LockException: another process holds the lock.
+    """
+    last = time.monotonic() + _SHARED_SECONDS
+    while True:
+        try:
+            kind = LockFlags.EXCLUSIVE if wait else LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING
+            portalocker.lock(descriptor, kind)
+        except portalocker.AlreadyLocked:
+            if time.monotonic() > last:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _ends_a_line(descriptor: int) -> bool:
