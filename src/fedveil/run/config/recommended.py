@@ -174,8 +174,8 @@ class Recommended:
         """Return a document with the recommended settings for all that it leaves open.
 
         A document with a method is returned as it is, with the method's number of rounds if it has none: a method has
-        its own defaults. The document's keys replace the recommended ones; its ``[method]`` and ``[protection]``
-        replace theirs as a whole.
+        its own defaults. A model that one method alone trains takes that method. The document's keys replace the
+        recommended ones; its ``[method]`` and ``[protection]`` replace theirs as a whole.
 
         Raises:
             ConfigError: neither a method nor an epsilon.
