@@ -32,7 +32,7 @@ from numbers import Integral, Rational, Real
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedveil.errors import CompositionError, ConfigError
@@ -92,6 +92,21 @@ class Key:
     filled: bool
     words: tuple[str, ...]
     meaning: str
+
+    @property
+    def example(self) -> str:
+        """An assignment that the key accepts, as text for an error; "" if the key takes neither a word nor a number."""
+        if "calibrated" in self.words:
+            return (
+                f"{self.name} = 'calibrated' for the noise that privacy.epsilon needs, or {self.name} = 5.0"
+            )
+        if self.words:
+            return f"{self.name} = '{self.words[0]}'"
+        for value in (1.0, 0.5, 2.0):
+            with suppress(ValidationError):
+                found = TypeAdapter(self.type).validate_python(value)
+                return f"{self.name} = {found}"
+        return ""
 
 
 @cache
