@@ -43,6 +43,9 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
+FollowUp = Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)]
+"""A time, in the unit of the table, whose inverse is a rate; outside this range another unit is meant."""
+
 REQUIRED: Final = inspect.Parameter.empty
 """Default of a key without a default value."""
 
