@@ -27,7 +27,6 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_error
 from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField, explain_missing_local
 from fedveil.run.config.recommended import RECOMMENDED
-from fedveil.run.config.version_1 import explain_old_rate, move_rates
 from fedveil.statistics.request import (
     LEAST_BINS,
     MOST_BINS,
@@ -385,7 +384,7 @@ class Experiment(Section):
 
     file: ClassVar[str] = "experiment.toml"
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     seed: int = Field(0, description="initial model, split, allocation, batches, dropout")
     rounds: Annotated[Count, Field(le=1_000_000_000)] = RECOMMENDED.rounds
@@ -419,15 +418,10 @@ class Experiment(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _at_their_keys(cls, given: Any) -> Any:
-        """Move the rates of a document of version 1, or refuse them; add the recommended settings without a method."""
+    def _with_recommended(cls, given: Any) -> Any:
+        """Add the recommended settings to a document without a method."""
         if not isinstance(given, Mapping):
             return given
-        version = given.get("schema_version")
-        if type(version) is int and version == 1:
-            return move_rates(given)
-        if (said := explain_old_rate(given)) is not None:
-            raise ValueError(said)
         try:
             return RECOMMENDED.complete(given)
         except ConfigError as error:
