@@ -303,7 +303,7 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
         asked.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
     said = f"{len(asked)} proposals, each signed by the coordinator"
-    return said + (f"; {silent} charges of version 1 name none" if silent else "")
+    return said + (f"; {silent} charges name none" if silent else "")
 
 
 def _adopted(lines: Sequence[Line]) -> str:
