@@ -32,7 +32,7 @@ from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.transport.https.connection_faults import Fault, FaultLog, fault_of_status
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.silo_client import Backoff, FaultError, SiloClient, client_context
+from fedveil.federation.transport.https.silo_client import FaultError, RetryPolicy, SiloClient, client_context
 from tests.mailboxes import Place, ServedMailbox, make_place
 
 LARGEST = 1 << 20
@@ -183,7 +183,7 @@ def test_a_server_or_proxy_that_sends_little_by_little_holds_no_silo(
             monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
             server = place.server
         began = time.monotonic()
-        found = fault_of(client_of(place, server, answer_seconds=0.3))
+        found = fault_of(client_of(place, server, retry=RetryPolicy(answer_seconds=0.3)))
         assert time.monotonic() - began < 5
     refused = (sender, pieces) == ("proxy", "body")  # by its status, before its body
     assert found.code == ("proxy-refused" if refused else "timeout")
@@ -199,7 +199,7 @@ def test_nothing_that_a_server_sets_is_kept(place: Place) -> None:
         return answer("409 Conflict", b"", f"Set-Cookie: c{len(requests)}=x; Path=/")
 
     with serving(place, set_more) as server:
-        client = client_of(place, server, backoff=Backoff(sleep=lambda seconds: None))
+        client = client_of(place, server, retry=RetryPolicy(sleep=lambda seconds: None))
         client.serve(lambda: len(requests) > 3)
     assert not any(b"cookie" in one.lower() for one in requests)
 
@@ -220,7 +220,7 @@ def test_a_message_without_a_valid_tag_is_not_answered(place: Place, tag: str) -
             place,
             server,
             report=lambda fault: reports.append("" if fault is None else fault.code),
-            backoff=Backoff(sleep=lambda seconds: None),
+            retry=RetryPolicy(sleep=lambda seconds: None),
         ).serve(lambda: len(reports) > 3)
     assert set(reports) == {"", "tag"}
 
@@ -501,8 +501,8 @@ def test_it_reports_the_connection_and_comes_back_with_growing_jittered_waits(
                 ending.callback(coordinator.close)
                 assert coordinator.introduce()
 
-        backoff = Backoff(first=1.0, longest=30.0, sleep=wait)
-        client_of(place, place.server, report=report, backoff=backoff).serve(over.is_set)
+        retry = RetryPolicy(first=1.0, longest=30.0, sleep=wait)
+        client_of(place, place.server, report=report, retry=retry).serve(over.is_set)
     assert reports[:13] == ["refused"] * 12 + ["connected"]
     longest = [min(30.0, 2.0**number) for number in range(12)]
     assert all(0.3 * most <= waited <= most for waited, most in zip(waits, longest, strict=True))

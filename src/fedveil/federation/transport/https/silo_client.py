@@ -128,17 +128,20 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backoff:
-    """Exponential back-off with jitter, so that silos do not reconnect all at once.
+class RetryPolicy:
+    """Deadline of a request, and waits between requests: exponential back-off with jitter, so that silos do not
+    reconnect all at once.
 
     Attributes:
         first: seconds of the first wait.
         longest: seconds of the longest.
+        answer_seconds: for a request and its answer, beyond the time of their bytes.
         sleep: waits.
     """
 
     first: float = 2.0
     longest: float = 30.0
+    answer_seconds: float = _ANSWER_SECONDS
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self, attempt: int) -> None:
@@ -183,8 +186,7 @@ class SiloClient:
         answer: the silo's key process.
         largest: bytes of the longest message that is read.
         report: called with a fault when the connection is lost, and with None when it is there again.
-        backoff: waits between attempts.
-        answer_seconds: for a request and its answer, beyond the time of their bytes.
+        retry: how long a request may take, and when it is made again.
     """
 
     def __init__(
@@ -194,13 +196,11 @@ class SiloClient:
         answer: AnswerMessage,
         largest: int,
         report: Callable[[Fault | None], None] = lambda fault: None,
-        backoff: Backoff = Backoff(),
-        *,
-        answer_seconds: float = _ANSWER_SECONDS,
+        retry: RetryPolicy = RetryPolicy(),
     ) -> None:
         self._server, self._answer, self._largest = server, answer, largest
-        self._report, self._backoff = report, backoff
-        self._proxy, self._answer_seconds = proxy_for(server), answer_seconds
+        self._report, self._retry = report, retry
+        self._proxy = proxy_for(server)
         self._host = host_of_server(server).encode("idna")
         self._port = int(server.rpartition(":")[2])
         self._network = TimedBackend()
@@ -258,7 +258,7 @@ class SiloClient:
         if "replaced" in headers:
             sentence = "another process fetches messages with this silo's key; is it served twice?"
             self._faults.warn("replaced", sentence)
-            self._backoff.sleep(_REPLACED_SECONDS)
+            self._retry.sleep(_REPLACED_SECONDS)
         if status != HTTPStatus.OK:
             return False
         tag = headers.get(TAG_HEADER.lower(), "")
@@ -276,7 +276,7 @@ class SiloClient:
         except NoAnswerError as error:
             self._faults.warn("no-answer", f"a message was not answered: {error}")
             self._tag = ""  # the message is asked for again
-            self._backoff.wait(1)
+            self._retry.wait(1)
             return
         while not is_ending():
             headers = {"Answers": self._tag, "Content-Length": str(len(answer))}
@@ -311,7 +311,8 @@ class SiloClient:
             self._pool.close()  # the next handshake finds out what the server has now
             self._expires = math.inf
         fields = {"Host": self._server, "Accept-Encoding": "identity", **headers}
-        until = time.monotonic() + self._answer_seconds + int(headers.get("Content-Length", 0)) / _LEAST_RATE
+        seconds = self._retry.answer_seconds + int(headers.get("Content-Length", 0)) / _LEAST_RATE
+        until = time.monotonic() + seconds
         self._network.until = until
         try:
             with self._pool.stream(
@@ -353,7 +354,7 @@ class SiloClient:
         self._failures, self._connected = self._failures + 1, False
         self._faults.warn(fault.code, fault.sentence)
         self._report(fault)
-        self._backoff.wait(self._failures)
+        self._retry.wait(self._failures)
 
 
 def answer_by_key_process(path: Path) -> AnswerMessage:
