@@ -19,7 +19,7 @@ from fedveil.federation.transport.https.silo_client import RetryPolicy, SiloClie
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
 
 
-def client_of(folder: SiloFolder, answer: AnswerMessage, backoff: RetryPolicy = RetryPolicy()) -> SiloClient:  # noqa: B008
+def client_of(folder: SiloFolder, answer: AnswerMessage, retry: RetryPolicy = RetryPolicy()) -> SiloClient:  # noqa: B008
     """Return what fetches a silo's messages."""
     context = client_context(folder.path, folder.server_key)
     largest = folder.policy.max_message_bytes
