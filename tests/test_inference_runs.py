@@ -140,6 +140,15 @@ def test_what_cannot_be_had_is_refused_with_the_reason(
     assert words in str(caught.value)
 
 
+def test_people_are_weighed_alike_in_all_silos_unless_the_counts_are_hidden(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text().replace('silos = "uniform"\n', ""))
+    assert read_releases(path, InferenceDocument).inference.silos == "uniform"
+    hidden = 'silos = "equal"', "secure-aggregation", "private-weighting"
+    path.write_text(path.read_text().replace(*hidden[1:]))
+    assert read_releases(path, InferenceDocument).inference.silos == "records"
+
+
 def test_people_cannot_be_weighed_in_the_open(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_text(path.read_text().replace('silos = "uniform"', 'silos = "records"'))

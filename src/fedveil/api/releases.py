@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.experiment_tables import data_section
 from fedveil.api.frame import Frame, Row
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import plain_inside
 from fedveil.console import ends, epsilon_text, number
 from fedveil.data.memory_tables import TableFile

@@ -90,7 +90,7 @@ class Authority:
             certificate = x509.load_pem_x509_certificate(read_content(folder / "ca.crt", CryptoError))
         return cls(key=key, certificate=certificate)
 
-    def certify(self, request: str, hosts: tuple[str, ...], days: int = CERTIFICATE_DAYS) -> bytes:
+    def certify(self, request: str, hosts: tuple[str, ...], days: float = CERTIFICATE_DAYS) -> bytes:
         """Return the certificate (PEM) of a server at these host names and addresses, for a certificate request.
 
         What the request says of names is not read: the charter says them.
@@ -99,7 +99,7 @@ class Authority:
         builder = _builder(_name("server"), self.certificate.subject, request_key(request), days)
         return self._signed(builder.add_extension(names, critical=False), ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def certify_silo(self, public: str, name: str, days: int = CERTIFICATE_DAYS) -> bytes:
+    def certify_silo(self, public: str, name: str, days: float = CERTIFICATE_DAYS) -> bytes:
         """Return the client certificate (PEM) of a silo.
 
         Args:
@@ -268,7 +268,7 @@ def _name(name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (

@@ -8,32 +8,12 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from fedveil.errors import ProtocolError
-from fedveil.federation.hosts.sockets import address
 from fedveil.federation.limits import BEGINNING, LARGEST_MESSAGE
-from fedveil.sanitize import sanitize
 
 _LENGTH: Final = struct.Struct(">Q")
-
-
-def ask(path: Path, message: bytes) -> bytes:
-    """Hand a message to the key process of this host; return its answer.
-
-    Raises:
-        ProtocolError: the key process refused the message.
-        OSError: there is no key process.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(address(path))
-        send_frame(connection, message)
-        status = _exactly(connection, b"", 1)[0]
-        answer = receive_frame(connection)
-    if status:
-        raise ProtocolError(sanitize(answer.decode(errors="replace")))
-    return answer
 
 
 def send_frame(connection: socket.socket, data: bytes) -> None:

@@ -106,7 +106,7 @@ def unpack_frames(data: bytes) -> list[tuple[int, bytes]]:
 def split(data: bytes) -> Iterator[bytes]:
     """Yield a body in pieces of 256 KiB.
 
-    httpx sends a body of n bytes given as one ``bytes`` object under TLS in time that grows with n^2: it slices the
+    httpcore sends a body of n bytes given as one ``bytes`` object under TLS in time that grows with n^2: it slices the
     rest after every call of ``send``.
     """
     view = memoryview(data)

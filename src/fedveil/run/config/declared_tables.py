@@ -51,6 +51,7 @@ def declared_tables(table: TableSection) -> DeclaredTables:
         return DeclaredTables(schema=schema, silos=schema.silos)
     if schema.silo is not None:
         raise ConfigError(
-            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare silos"
+            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare "
+            "silos, all of them: silos = ['north', 'south']"
         )
     return DeclaredTables(schema=schema, silos=tuple(sorted({path.stem for path in table.files})))

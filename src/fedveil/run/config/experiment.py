@@ -25,7 +25,7 @@ from fedveil.files import parse_toml
 from fedveil.privacy.accountant import explain_large_delta, is_large_delta
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_error
-from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
+from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField, explain_missing_local
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.statistics.request import (
     LEAST_BINS,
@@ -430,13 +430,16 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
         """Check the keys of different tables against each other."""
-        trains = self.method.needs("local")
-        if trains and self.local is None:
-            raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
-        self._check_server_rate()
-        found = isinstance(self.method.get("noise_multiplier"), str)
+        found, missing = isinstance(self.method.get("noise_multiplier"), str), list[str]()
+        if self.local is None and self.method.needs("local"):
+            missing.append(f"local: {explain_missing_local(self.method.name)}")
         if found and self.privacy.epsilon is None:
-            raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
+            missing.append(
+                "privacy.epsilon: needed where method.noise_multiplier is found for it, for instance 2.0"
+            )
+        if missing:
+            raise ValueError("; ".join(missing))
+        self._check_server_rate()
         if not found and self.privacy.epsilon is not None:
             raise ValueError(
                 "privacy.epsilon: needs method.noise_multiplier = 'calibrated', which finds the noise for it; with a "

@@ -13,6 +13,7 @@ from fedveil.errors import ConfigError
 from fedveil.files import read_toml
 from fedveil.run.config.choice import Choice, ChoiceField
 from fedveil.run.config.experiment import DataSection, PrivacySection, Section
+from fedveil.run.config.recommended import has_capability, subtable
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.request import Request
 from fedveil.validation import validate_document
@@ -81,6 +82,16 @@ class InferenceDocument(TableDocument):
     command: ClassVar[str] = "infer"
 
     inference: Inference
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_weights(cls, given: Any) -> Any:
+        """Weigh a person alike in all silos, unless the document says otherwise or the protection hides counts."""
+        table = given.get("inference") if isinstance(given, Mapping) else None
+        if not isinstance(table, Mapping) or "silos" in table:
+            return given
+        weighs = has_capability(str(subtable(given, "protection").get("name", "")), "weighs")
+        return {**given, "inference": {"silos": "records" if weighs else "uniform", **table}}
 
 
 KINDS: Final[tuple[type[TableDocument], ...]] = (ReleaseDocument, InferenceDocument)
