@@ -22,32 +22,33 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import ROUNDS, RunRecord, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import Finalize, RunPart, SessionMessage
-from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.release_document import (
+    DeclaredTables,
     InferenceDocument,
     ReleaseDocument,
     TableDocument,
+    declared_tables,
     read_releases,
 )
-from fedveil.run.document_run import make_releases
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases import series
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.requests import request_scope
 from fedveil.run.releases.statistics import prepare_release
+from fedveil.run.simulation import make_releases
 from fedveil.run.steps.document import DocumentParts
 from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases

@@ -22,10 +22,10 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.audit import audit
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
-from fedveil.run.document_run import make_releases, resume_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.releases.statistics import PreparedRelease, prepare_release
+from fedveil.run.simulation import make_releases, resume_releases
 from fedveil.run.sweep import sweep
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local_vectors import silo_sums
