@@ -158,7 +158,6 @@ TRIED = {
     "docs/how-to/train-from-python.md:0": RUN,
     "docs/how-to/train-from-python.md:1": RUN,
     "docs/how-to/train-from-python.md:2": RUN,
-    "docs/how-to/train-from-python.md:3": RUN,
     "docs/how-to/use-a-model.md:0": RUN,
     "docs/how-to/your-own-tables.md:0": "read as a schema by test_fragments_of_documents_are_valid",
     "docs/how-to/your-own-tables.md:1": "read as a schema by test_fragments_of_documents_are_valid",
