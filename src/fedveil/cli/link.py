@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fedveil.cli.options import OUT
 from fedveil.errors import ConfigError
+from fedveil.sanitize import LogFormat, log_choice
 
 
 def link_command(
@@ -22,8 +25,20 @@ def link_command(
     found = LinkFolder(folder)
     serve_link = import_late("fedveil.federation.hosts.link").serve_link
     end_by_terminate()
-    typer.echo(f"listening on {found.settings.address}; Ctrl-C ends it")
+    announce(f"listening on {found.settings.address}; Ctrl-C ends it")
     serve_link(found, lambda: False)
+
+
+def announce(text: str) -> None:
+    """Tell the operator of a served party something: on standard output, or with ``--log-format json`` in the log.
+
+    A collector of logs reads both, and expects every line in that format.
+    """
+    if log_choice()[1] is LogFormat.TEXT:
+        OUT.print(text)
+    else:  # whatever level the log shows
+        log = logging.getLogger("fedveil")
+        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
 
 
 def import_late(module: str) -> Any:
