@@ -11,12 +11,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedveil.federation.enrollment.certificates import Authority, new_node_key, new_server_key
+from fedveil.federation.enrollment.certificates import (
+    Authority,
+    new_node_key,
+    new_server_key,
+    public_key_digest,
+)
 from fedveil.federation.hosts.link import Link
 from fedveil.federation.hosts.link_folder import LinkFolder, LinkSettings
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.key_digests import public_key_digest
 from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
 from fedveil.federation.transport.https.silo_client import RetryPolicy, SiloClient, client_context

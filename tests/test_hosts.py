@@ -41,19 +41,17 @@ from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.inspection import inspect_silo
-from fedveil.federation.hosts.ipc import receive_frame, send_frame
+from fedveil.federation.hosts.ipc import RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics import Meter
-from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
-from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
-from fedveil.federation.transport.interface import Received
+from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING, Received
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows

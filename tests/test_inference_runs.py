@@ -15,9 +15,9 @@ from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.release_document import InferenceDocument, read_releases
-from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.releases.inference import prepare_inference
+from fedveil.run.simulation import make_releases
 from fedveil.statistics.inference.result import read_fitted
 from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS

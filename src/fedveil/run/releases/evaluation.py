@@ -24,8 +24,8 @@ from fedveil.data.schema import Label, Schema
 from fedveil.data.tables import files_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json, reading
-from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.release_document import DeclaredTables
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release, default_silo_weights, design_release
 from fedveil.run.releases.side_releases import as_run_release, document_multiplier, shared_multiplier

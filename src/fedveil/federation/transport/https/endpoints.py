@@ -27,10 +27,10 @@ from urllib.parse import unquote_to_bytes
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from fedveil.federation.enrollment.certificates import KeyDigests, has_expired, public_key_digest
 from fedveil.federation.transport import interface
 from fedveil.federation.transport.https.connection_faults import FaultLog
 from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
-from fedveil.federation.transport.https.key_digests import KeyDigests, has_expired, public_key_digest
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
 from fedveil.federation.transport.interface import (
     ANSWER_PATH,

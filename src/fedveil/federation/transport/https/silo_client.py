@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import httpcore
 
+from fedveil.federation.enrollment.certificates import KeyDigests
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
 from fedveil.federation.transport.bridge.relay import ask_key_process
 from fedveil.federation.transport.https.connection_faults import (
@@ -42,7 +43,6 @@ from fedveil.federation.transport.https.connection_faults import (
     proxy_of_url,
 )
 from fedveil.federation.transport.https.deadline import TimedBackend
-from fedveil.federation.transport.https.key_digests import KeyDigests
 from fedveil.federation.transport.interface import (
     ANSWER_PATH,
     MESSAGE_PATH,

@@ -1,4 +1,4 @@
-"""The command that serves a link; it imports neither PyTorch nor what reads tables."""
+"""Commands of served processes: serve a link, ask for health. They import neither PyTorch nor what reads tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedveil.cli.options import OUT
 from fedveil.errors import ConfigError
-from fedveil.sanitize import LogFormat, log_choice
+from fedveil.sanitize import LogFormat, log_choice, one_line, sanitize
 
 
 def link_command(
@@ -35,7 +34,7 @@ def announce(text: str) -> None:
     A collector of logs reads both, and expects every line in that format.
     """
     if log_choice()[1] is LogFormat.TEXT:
-        OUT.print(text)
+        typer.echo(one_line(text))
     else:  # whatever level the log shows
         log = logging.getLogger("fedveil")
         log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
@@ -62,3 +61,22 @@ def end_by_terminate() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+# --- health of a served party ---
+
+
+def health_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")],
+) -> None:
+    """Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause."""
+    from fedveil.federation.hosts.metrics_server import ask_party
+
+    found = ask_party(folder.absolute(), "/ready")
+    if found is None:
+        typer.echo(f"{folder}: no process serves it")
+    elif found[0] != 200:
+        typer.echo(sanitize(found[1]))
+    else:
+        return
+    raise typer.Exit(1)
