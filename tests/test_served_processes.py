@@ -53,7 +53,8 @@ sys.exit(1)
 # `fedveil link`, as another user. It becomes him after its imports: others may not be able to read the package.
 LINK_OF_ANOTHER = """\
 import os, sys
-import encodings.cp437, encodings.idna, fedveil.cli.services, fedveil.federation.hosts.link
+import cryptography.hazmat.backends.openssl.backend, encodings.cp437, encodings.idna
+import fedveil.cli.services, fedveil.federation.hosts.link
 from fedveil.cli.app import main
 os.setgroups([])
 os.setgid(65534)
