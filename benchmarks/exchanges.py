@@ -25,8 +25,8 @@ from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ChildProcess
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder, members_of
 from fedveil.federation.hosts.sockets import free_port
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 
 _REPEATS = 30
 _SECONDS = 300.0

@@ -25,16 +25,16 @@ from fedveil.data.records import Records
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.run_outcome import END
+from fedveil.federation.hosts.ipc import END
 from fedveil.federation.hosts.sockets import KEY_PROCESS, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, open_session, read_document
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.session_messages import GlobalModel, ProtocolMessage, RoundTask

@@ -49,7 +49,9 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _paper_setting()
     yield from _slope()
     if quick:
-        yield from _deep(length=20_000, largest_count=64, target=None)
+        yield from _deep(length=20_000, largest_count=64)
+        for silos, each in ((2, 10_000), (3, 10_000), (4, 10_000), (5, 100)):
+            yield from _deep(length=20_000, largest_count=silos * each, silos=silos, powers_of_ten=True)
         return
     yield from curves()
     yield _network()
@@ -59,7 +61,7 @@ def rows(quick: bool) -> Iterator[Row]:
     yield at_most(
         "ring-LWE, 1,000,000 parameters, 100 users, N_max 64: memory of a silo", "MB", memory, 4096.0
     )
-    yield from _deep(length=11_200_000, largest_count=16, target=None)
+    yield from _deep(length=11_200_000, largest_count=16)
 
 
 def smallest() -> Iterator[Row]:
@@ -68,7 +70,7 @@ def smallest() -> Iterator[Row]:
     silo = Silo.of(plan, PaillierKeyHolder(plan, key()), paillier_evaluator)
     yield Row(case="2 users, 2 parameters: first round", unit="CPU s", ours=timed(silo.first)[1])
     yield Row(case="2 users, 2 parameters: of all parties", unit="CPU s", ours=_whole(plan))
-    yield from _deep(users=2, length=20, largest_count=4, target=None)
+    yield from _deep(users=2, length=20, largest_count=4)
 
 
 def _unit() -> float:
@@ -180,8 +182,23 @@ def _network() -> Row:
     )
 
 
-def _deep(*, length: int, largest_count: int, target: float | None, users: int = 100) -> Iterator[Row]:
-    plan = plan_of(users=users, length=length, largest_count=largest_count, silos=4, unit=GRID)
+def _deep(
+    *,
+    length: int,
+    largest_count: int,
+    target: float | None = None,
+    users: int = 100,
+    silos: int = 4,
+    powers_of_ten: bool = False,
+) -> Iterator[Row]:
+    plan = plan_of(
+        users=users,
+        length=length,
+        largest_count=largest_count,
+        silos=silos,
+        unit=GRID,
+        powers_of_ten=powers_of_ten,
+    )
     holder = RlweKeyHolder(plan)
     silo = Silo.of(plan, holder, RlweEvaluator)
     _, loading = timed(silo.load)
@@ -189,7 +206,8 @@ def _deep(*, length: int, largest_count: int, target: float | None, users: int =
     size = sum(map(len, blocks))
     chosen = holder.parameters
     case = (
-        f"ring-LWE, {length:,} parameters, {users} users, N_max {largest_count} (N = {chosen.ring.degree}, "
+        f"ring-LWE, {length:,} parameters, {users} users, {silos} silos, N_max {largest_count}"
+        f"{' in powers of ten' if powers_of_ten else ''} (N = {chosen.ring.degree}, "
         f"{chosen.plain_count} primes of {chosen.plain_bits} bits)"
     )
     met = None if target is None else stepping <= target

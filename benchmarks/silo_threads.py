@@ -15,15 +15,15 @@ from fedveil.federation.enrollment.demonstration import Demonstration
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.silo import SiloParty
-from fedveil.federation.transport.https.silo_client import Backoff, SiloClient, client_context
+from fedveil.federation.transport.https.silo_client import RetryPolicy, SiloClient, client_context
 from fedveil.federation.transport.interface import AnswerMessage, NoAnswerError
 
 
-def client_of(folder: SiloFolder, answer: AnswerMessage, backoff: Backoff = Backoff()) -> SiloClient:  # noqa: B008
+def client_of(folder: SiloFolder, answer: AnswerMessage, retry: RetryPolicy = RetryPolicy()) -> SiloClient:  # noqa: B008
     """Return what fetches a silo's messages."""
     context = client_context(folder.path, folder.server_key)
     largest = folder.policy.max_message_bytes
-    return SiloClient(folder.settings.coordinator, context, answer, largest, backoff=backoff)
+    return SiloClient(folder.settings.coordinator, context, answer, largest, retry=retry)
 
 
 def start(client: SiloClient, is_ending: Callable[[], bool]) -> threading.Thread:

@@ -33,7 +33,14 @@ def key() -> PaillierPrivateKey:
 
 
 def plan_of(
-    *, users: int, length: int, largest_count: int, silos: int = 3, rounds: int = 10, unit: int = UNIT
+    *,
+    users: int,
+    length: int,
+    largest_count: int,
+    silos: int = 3,
+    rounds: int = 10,
+    unit: int = UNIT,
+    powers_of_ten: bool = False,
 ) -> WeightingPlan:
     """Return a plan whose silos add noise of multiplier 5."""
     return WeightingPlan(
@@ -44,6 +51,7 @@ def plan_of(
         norm_limit=unit,
         noise_limit=40 * 5 * unit,
         rounds=rounds,
+        powers_of_ten=powers_of_ten,
     )
 
 
@@ -70,7 +78,7 @@ class Silo:
             evaluator=make(plan, holder.public),
             weights=holder.encrypt([secrets.randbelow(holder.modulus) for _ in range(plan.users)]),
             contributions=contributions(rng, plan),
-            counts=rng.integers(1, plan.count_limit + 1, plan.users),
+            counts=plan.limit_counts(rng.integers(1, plan.count_limit + 1, plan.users)),
             noise=np.append(rng.integers(-limit, limit, plan.length), 0),
         )
 

@@ -68,15 +68,32 @@ def nvflare_simulator(folder: Path, bridge: Path, sockets: Path, silos: Sequence
     """
     nvflare = program("nvflare", "nvflare")
     write_nvflare_job(folder / "job", bridge, {}, installed=False)
-    log = folder / "log"
     environment = {
         "FEDVEIL_KEY_PROCESS": str(sockets / "{site}"),
         "PATH": f"{Path(nvflare).parent}:{os.environ['PATH']}",
     }
-    command = [nvflare, "simulator", folder / "job", "-w", folder / "work", "-c", ",".join(silos)]
-    with started([*command, "-t", str(len(silos))], log, environment):
-        wait_for(log, f"Initialize ClientRunner for client: {silos[-1]}")
-        yield log
+    for attempt in range(3):
+        command = [
+            nvflare,
+            "simulator",
+            folder / "job",
+            "-w",
+            folder / f"work-{attempt}",
+            "-c",
+            ",".join(silos),
+        ]
+        log = folder / f"log-{attempt}"
+        with started([*command, "-t", str(len(silos))], log, environment):
+            try:
+                for silo in silos:
+                    wait_for(log, f"Initialize ClientRunner for client: {silo}")
+            except AssertionError:
+                # The simulator draws a port for each site, which another process may take before the site does.
+                if attempt < 2 and "Address already in use" in log.read_text(errors="replace"):
+                    continue
+                raise
+            yield log
+            return
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.hosts.submission import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.session_admission import session_name, session_run
@@ -33,6 +32,7 @@ from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.messages import SERVER, Envelope

@@ -11,19 +11,23 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedveil.federation.enrollment.certificates import Authority, new_node_key, new_server_key
+from fedveil.federation.enrollment.certificates import (
+    Authority,
+    new_node_key,
+    new_server_key,
+    public_key_digest,
+)
 from fedveil.federation.hosts.link import Link
 from fedveil.federation.hosts.link_folder import LinkFolder, LinkSettings
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.key_digests import public_key_digest
 from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
-from fedveil.federation.transport.https.silo_client import Backoff, SiloClient, client_context
+from fedveil.federation.transport.https.silo_client import RetryPolicy, SiloClient, client_context
 from fedveil.federation.transport.interface import AnswerMessage
 
 LONGEST = 1 << 28
-QUICK = Backoff(first=0.02, longest=0.05)
+QUICK = RetryPolicy(first=0.02, longest=0.05)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class Place:
         return client_context(self.silo(number), self.server_key)
 
     def client(self, number: int, answer: AnswerMessage, **more: object) -> SiloClient:
-        return SiloClient(self.server, self.context(number), answer, LONGEST, backoff=QUICK, **more)  # type: ignore[arg-type]
+        return SiloClient(self.server, self.context(number), answer, LONGEST, retry=QUICK, **more)  # type: ignore[arg-type]
 
 
 def certify(authority: Authority, folder: Path, name: str, days: int = 397) -> ec.EllipticCurvePrivateKey:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import FedveilError
-from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.transport.interface import LARGEST_OPENING
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.session_messages import ProtocolMessage, SessionMessage
 from tests.federation_world import World, asked, population

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedveil.federation.enrollment.demonstration import Demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.run_outcome import END, SOCKET
+from fedveil.federation.hosts.ipc import END, SOCKET
 from fedveil.federation.hosts.sockets import address
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.folder.run_folder import RunFolder

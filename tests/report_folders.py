@@ -113,7 +113,7 @@ def write_run(
     """A complete run folder."""
     folder.mkdir(parents=True)
     folder.joinpath("experiment.toml").write_text(
-        f"schema_version = 1\nname = '{name}'\nseed = {seed}\n\n{settings}"
+        f"schema_version = 2\nname = '{name}'\nseed = {seed}\n\n{settings}"
     )
     lines = [json.dumps(row) + "\n" for row in metric_rows(rounds=rounds, epsilon=epsilon, best=best)]
     folder.joinpath("metrics.jsonl").write_text("".join(lines))

@@ -102,7 +102,9 @@ def rewritten(made: Path, folder: Path, changes: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("name", ["model", "model.zip"])
 def test_a_bundle_predicts_what_the_run_did(name: str, trained: fv.Result, tmp_path: Path) -> None:
     read = fv.load(trained.save(tmp_path / name))
-    assert np.array_equal(read.predict(X), trained.predict(X))
+    assert np.array_equal(read.predict(FRAME), trained.predict(FRAME))
+    with pytest.warns(UserWarning, match="no column names; .* in this order, for: age, pulse, dose"):
+        assert np.array_equal(read.predict(X), trained.predict(FRAME))
     assert np.array_equal(read.predict_proba(FRAME), trained.predict_proba(FRAME))
     assert read.statement == trained.statement
     assert read.manifest.classes == (0, 1)
@@ -261,6 +263,8 @@ def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: 
         "linear", held, method=fv.uldp_avg(clip=0.5, noise_multiplier=2.0), rounds=1, folder=tmp_path
     )
     again = fv.load(result.save(tmp_path / "python"))
+    with pytest.raises(DataError, match=r"its schema encodes; .*predict_table\('new.csv'\)"):
+        result.predict(pa.table({"age": [30], "ward": [1], "more": [2]}))
     assert again.predict_table(tmp_path / "new.csv").column("prediction").to_pylist() == list(
         result.predict(encoded)
     )
@@ -368,7 +372,7 @@ def test_a_bundle_that_asks_for_another_model_than_its_weights_is_refused_before
         mock.patch("fedveil.bundle.bundle.build_model", wraps=build_model) as built,
         pytest.raises((BundleError, DataError), match=told),
     ):
-        fv.load(tmp_path / "asks").predict(X * 1e5)
+        fv.load(tmp_path / "asks").predict(FRAME * 1e5)
     assert built.called == ("outputs are not finite" in told)
 
 

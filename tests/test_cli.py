@@ -56,6 +56,10 @@ def test_run_report_resume_compare_one_after_the_other(toml: Path) -> None:
     assert "Adding or removing one user" in (folder / "report.html").read_text()
     (folder / "report.html").unlink()
     assert as_json("report", str(folder))["report"].endswith("report.html")
+    again = output("resume", str(folder))
+    assert "tiny: all 2 rounds were made before; nothing was trained or charged" in again
+    assert "test accuracy" in again
+    assert "Adding or removing one user" not in again  # the statement is not repeated
     resumed = as_json("resume", str(folder))
     assert resumed["runs"][0]["rounds"] == 2
     compared = as_json("compare", str(folder.parent))
@@ -479,6 +483,14 @@ def test_a_folder_of_run_folders_is_answered_with_those_in_it(tmp_path: Path) ->
     for command in ("spent", "report", "resume"):
         assert "folders in it that have one: a, b" in ended(command, tmp_path).mistake
     assert "a run of `fedveil infer`, which trained no model" in ended("audit", tmp_path / "c").mistake
+
+
+def test_a_sweep_ends_with_one_table(toml: Path) -> None:
+    text = output("sweep", toml, "--over", "rounds=1,2", "--runs", toml.parent / "swept")
+    assert "{'" not in text
+    header = next(line for line in text.splitlines() if "rounds" in line and "accuracy" in line)
+    assert all(column in header for column in ("run", "epsilon", "seconds"))
+    assert "together, 2 runs on the same people" in text
 
 
 def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from fedveil.data.draft import draft_schema
-from fedveil.data.schema import Category, Schema, Survival, read_schema
+from fedveil.data.schema import Amount, Category, Label, Schema, Survival, read_schema
 from fedveil.data.tables import read_own
 
 
@@ -125,3 +125,25 @@ def test_a_draft_says_where_two_formats_of_dates_fit(tmp_path: Path) -> None:
     )
     assert text.count("a guess: all cells of the sample are dates as %m/%d/%Y too") == 1
     assert "seen = {" in text
+
+
+def test_few_numbers_may_be_counts(tmp_path: Path) -> None:
+    text, schema = drafted(tmp_path, "user,age,visits", "i|20 + i|i % 12", label="visits")
+    assert schema.target == Label(
+        kind="label", column="visits", classes=tuple(map(str, range(12)))
+    )  # in the order of numbers, not of texts
+    assert "may be amounts" in text
+    assert "# If visits is an amount and no class" in text
+    assert "kind = 'number', count = true, lower = 0," in text
+    text, _ = drafted(tmp_path, "user,age,sick", "i|20 + i|i % 2", label="sick")
+    assert "amount" not in text
+
+
+def test_no_bound_of_a_target_is_taken_from_the_sample(tmp_path: Path) -> None:
+    text, schema = drafted(tmp_path, "user,age,cost", "i|20 + i|i * 7 + .5", label="cost")
+    assert schema.target == Amount(kind="number", column="cost")
+    assert "# newton and [evaluation] need the least and the largest value that the domain allows" in text
+    assert "\n# lower = ...\n# upper = ...\n" in text
+    assert "count" not in text
+    text, _ = drafted(tmp_path, "user,age,visits", "i|20 + i|i", label="visits")
+    assert "# count = true, for a count 0, 1, 2, ..." in text

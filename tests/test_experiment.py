@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from fedveil.config_keys import REQUIRED
 from fedveil.data.catalogue import catalogue
 from fedveil.errors import ConfigError
+from fedveil.registry import find, names
+from fedveil.run.config.choice import own_keys, section_of
 from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.study import Selection, load_study, preset_text, presets
 from fedveil.run.populations import PopulationCache
@@ -263,3 +266,30 @@ def test_a_name_laid_over_named_variants_is_refused_and_over_one_experiment_is_t
     )
     (experiment,) = load_study(str(single), Selection(overrides=(parse_assignment("name=mine"),))).experiments
     assert experiment.name == "mine"
+
+
+def test_all_that_a_method_lacks_is_named_at_once_with_examples() -> None:
+    base = {"name": "t", "data": {"name": "digits", "n_users": 20, "n_silos": 2}}
+    with pytest.raises(ConfigError) as missing:
+        parse(base | {"method": {"name": "uldp-group"}}, "t")
+    said = str(missing.value)
+    assert "method.clip: is required, for instance clip = 1.0" in said
+    assert "method.noise_multiplier: is required, for instance noise_multiplier = 'calibrated'" in said
+    assert "method.group_size: is required, for instance group_size = 'median'" in said
+    assert (
+        "method: uldp-group trains locally; give [local] with a learning_rate, for instance 'by-rule'" in said
+    )
+    with pytest.raises(ConfigError) as missing:
+        parse(base | {"method": {"name": "uldp-avg", "clip": 1, "noise_multiplier": "calibrated"}}, "t")
+    assert "local: uldp-avg trains locally" in str(missing.value)
+    assert "privacy.epsilon: needed" in str(missing.value)
+
+
+@pytest.mark.parametrize("method", names("methods"))
+def test_the_examples_of_missing_keys_are_accepted(method: str) -> None:
+    section = section_of("methods", method)
+    required = [key for key in own_keys(find("methods", method).load()) if key.default is REQUIRED]
+    read = section.model_validate(
+        tomllib.loads("\n".join(key.example.partition(" for ")[0] for key in required))
+    )
+    assert all(getattr(read, key.name) is not None for key in required)

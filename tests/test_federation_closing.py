@@ -12,9 +12,9 @@ import pytest
 
 from fedveil.federation.audit.run_record import AGREED, signed_end
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_STATEMENT
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.federation.transport.interface import LARGEST_STATEMENT
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.refusals import Code

@@ -23,10 +23,10 @@ from fedveil.federation.cpu_quota import CpuQuota, Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import ReplyKind, check_lengths
 from fedveil.federation.ledger_heads import NONE
-from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING
 from fedveil.privacy.ledger import Note, read_entries, read_lines
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (

@@ -22,32 +22,33 @@ from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import ROUNDS, RunRecord, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import RELEASES, Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import Finalize, RunPart, SessionMessage
-from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.release_document import (
+    DeclaredTables,
     InferenceDocument,
     ReleaseDocument,
     TableDocument,
+    declared_tables,
     read_releases,
 )
-from fedveil.run.document_run import make_releases
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases import series
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.requests import request_scope
 from fedveil.run.releases.statistics import prepare_release
+from fedveil.run.simulation import make_releases
 from fedveil.run.steps.document import DocumentParts
 from fedveil.statistics import strategy
 from tests import test_inference_runs, test_releases
@@ -461,13 +462,17 @@ def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> 
     assert found["end"]["detail"].startswith("statement signed by the coordinator")
     counted = folder / "statistics.json"
     document = json.loads(counted.read_text())
-    forged = {"vector": [1234.0] * len(document["vector"])}
-    decoy = {"releases": [{key: document[key] for key in ("vector", "noise_std")}]}
+    (one,) = document["releases"]
+    forged = one | {"vector": [1234.0] * len(one["vector"])}
     for changed, outcome in (
         (document, "holds"),
-        (document | forged, "fails"),
-        (document | {"noise_std": 1e-3}, "fails"),
-        (document | forged | decoy, "fails"),  # numbers that were signed, beside those that are shown
+        (document | {"releases": [forged]}, "fails"),
+        (document | {"releases": [one | {"noise_std": 1e-3}]}, "fails"),
+        (document | {"releases": [one, forged]}, "fails"),
+        (
+            document | {"releases": [forged], "vector": one["vector"]},
+            "fails",
+        ),  # signed numbers beside forged ones
         (document | {"more": 1}, "fails"),
     ):
         counted.write_text(json.dumps(changed))

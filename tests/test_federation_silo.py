@@ -22,11 +22,11 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import CompositionError, ConfigError, CryptoError, ProtocolError, RunFolderError
 from fedveil.federation.audit.run_record import round_attestation
 from fedveil.federation.ledger_heads import NONE
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RecordStore, RoundRecord
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import split_grid_loss
 from fedveil.privacy.ledger import read_entries

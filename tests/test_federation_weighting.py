@@ -14,10 +14,10 @@ from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population, Records
 from fedveil.errors import ProtocolError
 from fedveil.federation import exchange
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.policy import Policy
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (

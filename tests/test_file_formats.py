@@ -19,7 +19,7 @@ from fedveil.data.tables import read_own, read_tables
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.hosts.folders import SiloSettings
 from fedveil.federation.silo_data import PartyTable
-from fedveil.run.config.declared_tables import DeclaredTables
+from fedveil.run.config.release_document import DeclaredTables
 
 SCHEMA = """
 n_users = 60

@@ -61,7 +61,6 @@ from fedveil.privacy.statement import Statement
 from fedveil.protocols.weighting.plan import WeightedInputs
 from fedveil.report.run_data import load_run
 from fedveil.run.config.release_document import InferenceDocument, read_releases
-from fedveil.run.document_run import make_releases
 from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
@@ -70,6 +69,7 @@ from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.preprocessing import read_preprocessed
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import make_releases
 from fedveil.run.training_run import run
 from fedveil.statistics.evaluation.result import read_evaluated
 from fedveil.statistics.inference.result import read_fitted

@@ -16,9 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.errors import MessageError, ModelError, ProtocolError
-from fedveil.federation.transport.flower.mods import QUANTISED, clip, quantise
+from fedveil.federation.transport.flower.mods import QUANTISED, clip, quantise, update_of
 from fedveil.federation.transport.flower.strategies import Dequantised, Smoothed
-from fedveil.federation.transport.flower.updates import update_of
 from fedveil.training.server.denoise import smooth
 
 SECRET = bytes(range(32))

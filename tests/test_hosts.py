@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -40,19 +41,17 @@ from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.inspection import inspect_silo
-from fedveil.federation.hosts.ipc import ask, send_frame
+from fedveil.federation.hosts.ipc import RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics import Meter
-from fedveil.federation.hosts.run_outcome import RunOutcome
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
-from fedveil.federation.limits import BEGINNING, LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
-from fedveil.federation.transport.interface import Received
+from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING, Received
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.refusals import Code
 from fedveil.statistics.figures import rows
@@ -247,6 +246,18 @@ def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     for clock in (datetime.now(UTC) - timedelta(days=2), datetime.now(UTC) + timedelta(days=2)):
         with pytest.raises(ConfigError, match="this clock says"):
             days_left(tmp_path / "server.crt", tmp_path / "ca.crt", now=clock)
+
+
+def ask(path: Path, message: bytes) -> bytes:
+    """Hand a message to a key process; return its answer, or raise its refusal."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        send_frame(connection, message)
+        refused = connection.recv(1) == b"\1"
+        answer = receive_frame(connection)
+    if refused:
+        raise ProtocolError(answer.decode())
+    return answer
 
 
 def test_the_guard_answers_messages_and_refuses_all_else(guards: list[Path]) -> None:
@@ -631,6 +642,22 @@ def test_a_carrier_that_reads_no_answer_keeps_no_guard(tmp_path: Path) -> None:
         silent.connect(str(path))
         send_frame(silent, b"one")
         assert len(ask(path, b"two")) == 3 << 22
+    guard.close()
+
+
+def test_a_carrier_that_sends_a_byte_at_a_time_keeps_no_guard(tmp_path: Path) -> None:
+    """Each byte came within the timeout of a single read, and the guard read no other message."""
+    path = tmp_path / "guard"
+    guard = KeyProcess(Verbose(), path, question_seconds=0.2)  # type: ignore[arg-type]
+    threading.Thread(target=guard.serve, daemon=True).start()
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(path))
+        with contextlib.suppress(OSError):
+            for byte in (100).to_bytes(8, "big") + bytes(100):
+                slow.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert slow.recv(1) == b""  # the message came whole, and was not read any more
+    assert len(ask(path, b"two")) == 3 << 22
     guard.close()
 
 

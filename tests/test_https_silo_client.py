@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import logging
 import os
 import shutil
@@ -19,17 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.certificates import Authority, certificate_key_digest, new_server_key
+from fedveil.federation.hosts.connection_state import SiloConnection
 from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
-from fedveil.federation.transport.https.connection_faults import Fault, fault_of_status
+from fedveil.federation.transport.https.connection_faults import Fault, FaultLog, fault_of_status
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.silo_client import Backoff, FaultError, SiloClient, client_context
+from fedveil.federation.transport.https.silo_client import FaultError, RetryPolicy, SiloClient, client_context
 from tests.mailboxes import Place, ServedMailbox, make_place
 
 LARGEST = 1 << 20
+Trickle = Callable[[Callable[[bytes], None]], None]
+"""Sends bytes as it likes, by a function that sends some."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +46,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @contextlib.contextmanager
-def serving(place: Place, answers: Callable[[bytes], bytes], *, folder: Path | None = None) -> Iterator[str]:
+def serving(
+    place: Place,
+    answers: Callable[[bytes], bytes],
+    *,
+    folder: Path | None = None,
+    trickle: Trickle | None = None,
+) -> Iterator[str]:
     """A TLS server with the link's certificate, which answers each connection's first request with any bytes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     found = folder or place.folder / "link"
@@ -55,6 +69,8 @@ def serving(place: Place, answers: Callable[[bytes], bytes], *, folder: Path | N
                 if not (data := secured.recv(1 << 16)):
                     return
                 request += data
+            if trickle is not None:
+                trickle(secured.sendall)
             secured.sendall(answers(request))
 
     def accept() -> None:
@@ -137,6 +153,43 @@ def test_endless_headers_end(place: Place) -> None:
         assert fault_of(client_of(place, server)).code == "disconnected"
 
 
+PIECES = {
+    "head": [b"H"] + [b"T"] * 1000,
+    "body": [b"HTTP/1.1 409 Conflict\r\nContent-Length: 10000\r\n\r\n"] + [b"a"] * 1000,
+    "interim answers": [b"HTTP/1.1 102 Processing\r\n\r\n"] * 1000,
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("sender", ["server", "proxy"])
+def test_a_server_or_proxy_that_sends_little_by_little_holds_no_silo(
+    place: Place, monkeypatch: pytest.MonkeyPatch, sender: str, pieces: str
+) -> None:
+    """Each piece came within the timeout of a single read."""
+    sent = []
+
+    def trickle(send: Callable[[bytes], None]) -> None:
+        with contextlib.suppress(OSError):
+            for piece in PIECES[pieces]:
+                send(piece)
+                sent.append(piece)
+                time.sleep(0.02)
+
+    with contextlib.ExitStack() as ending:
+        if sender == "server":
+            server = ending.enter_context(serving(place, lambda request: b"", trickle=trickle))
+        else:
+            port, _ = ending.enter_context(proxy(trickle=trickle))
+            monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+            server = place.server
+        began = time.monotonic()
+        found = fault_of(client_of(place, server, retry=RetryPolicy(answer_seconds=0.3)))
+        assert time.monotonic() - began < 5
+    refused = (sender, pieces) == ("proxy", "body")  # by its status, before its body
+    assert found.code == ("proxy-refused" if refused else "timeout")
+    assert refused or len(sent) > 1
+
+
 def test_nothing_that_a_server_sets_is_kept(place: Place) -> None:
     """Cookies would grow without end, and go out with every request."""
     requests: list[bytes] = []
@@ -146,7 +199,7 @@ def test_nothing_that_a_server_sets_is_kept(place: Place) -> None:
         return answer("409 Conflict", b"", f"Set-Cookie: c{len(requests)}=x; Path=/")
 
     with serving(place, set_more) as server:
-        client = client_of(place, server, backoff=Backoff(sleep=lambda seconds: None))
+        client = client_of(place, server, retry=RetryPolicy(sleep=lambda seconds: None))
         client.serve(lambda: len(requests) > 3)
     assert not any(b"cookie" in one.lower() for one in requests)
 
@@ -167,7 +220,7 @@ def test_a_message_without_a_valid_tag_is_not_answered(place: Place, tag: str) -
             place,
             server,
             report=lambda fault: reports.append("" if fault is None else fault.code),
-            backoff=Backoff(sleep=lambda seconds: None),
+            retry=RetryPolicy(sleep=lambda seconds: None),
         ).serve(lambda: len(reports) > 3)
     assert set(reports) == {"", "tag"}
 
@@ -218,7 +271,7 @@ def test_nothing_is_sent_to_a_server_with_another_key_than_the_membership_names(
     [("other", "untrusted-certificate"), ("host", "wrong-host-name"), ("expired", "expired-certificate")],
 )
 def test_a_certificate_that_is_not_the_coordinators_is_told(
-    place: Place, tmp_path: Path, case: str, code: str
+    place: Place, tmp_path: Path, case: str, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of another authority is what a proxy that inspects TLS shows."""
     authority = Authority.create("proxy") if case == "other" else place.authority
@@ -231,6 +284,37 @@ def test_a_certificate_that_is_not_the_coordinators_is_told(
     assert found.code == code
     if case == "other":
         assert "a proxy on the way inspects TLS" in found.sentence
+        FaultLog(logging.getLogger("fedveil.silo")).warn(found.code, found.sentence)
+        assert (
+            caplog.records[-1].getMessage().endswith("have the proxy except this host")
+        )  # what to do is not cut off
+
+
+def test_a_connection_does_not_outlive_the_certificate_of_the_server(tmp_path: Path) -> None:
+    """TLS checks it when the connection begins, and the connection could be used for years."""
+    place = make_place(tmp_path / "place", 1)
+    key = load_pem_private_key((place.folder / "link" / "server.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, SHA256())
+    pem = request.public_bytes(Encoding.PEM).decode()
+    certificate = place.authority.certify(pem, ("127.0.0.1",), days=3 / 86400)
+    (place.folder / "link" / "server.crt").write_bytes(certificate)
+    served = ServedMailbox(place, Limits(poll_seconds=0.1))
+    reports: list[str] = []
+
+    def report(fault: Fault | None) -> None:
+        reports.append("" if fault is None else fault.code)
+
+    try:
+        with contextlib.closing(served.coordinator()) as coordinator:
+            assert coordinator.introduce()
+            until = time.monotonic() + 20
+            client_of(place, place.server, folder=place.silo(0), report=report).serve(
+                lambda: "expired-certificate" in reports or time.monotonic() > until
+            )
+    finally:
+        served.stop()
+    assert reports == ["", "expired-certificate"]
 
 
 def test_a_server_of_tls_1_2_or_of_none_is_told(place: Place) -> None:
@@ -301,7 +385,7 @@ def test_what_a_status_means_is_told() -> None:
 
 
 @contextlib.contextmanager
-def proxy(reply: bytes | None = None) -> Iterator[tuple[int, list[bytes]]]:
+def proxy(reply: bytes | None = None, trickle: Trickle | None = None) -> Iterator[tuple[int, list[bytes]]]:
     """A proxy that takes CONNECT alone; yield its port and what was asked of it. With ``reply`` it refuses."""
     asked: list[bytes] = []
 
@@ -319,6 +403,9 @@ def proxy(reply: bytes | None = None) -> Iterator[tuple[int, list[bytes]]]:
                     return
                 head += data
             asked.append(head)
+            if trickle is not None:
+                trickle(connection.sendall)
+                return
             if reply is not None:
                 connection.sendall(reply)
                 return
@@ -414,14 +501,28 @@ def test_it_reports_the_connection_and_comes_back_with_growing_jittered_waits(
                 ending.callback(coordinator.close)
                 assert coordinator.introduce()
 
-        backoff = Backoff(first=1.0, longest=30.0, sleep=wait)
-        client_of(place, place.server, report=report, backoff=backoff).serve(over.is_set)
+        retry = RetryPolicy(first=1.0, longest=30.0, sleep=wait)
+        client_of(place, place.server, report=report, retry=retry).serve(over.is_set)
     assert reports[:13] == ["refused"] * 12 + ["connected"]
     longest = [min(30.0, 2.0**number) for number in range(12)]
     assert all(0.3 * most <= waited <= most for waited, most in zip(waits, longest, strict=True))
     assert len({round(waited / most, 6) for waited, most in zip(waits, longest, strict=True)}) > 6
     lines = [one.getMessage() for one in caplog.records if one.name == "fedveil.silo"]
     assert [line.split(":")[0] for line in lines] == ["refused", "connected to the coordinator at 127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    "line", ["5", "[1]", '{"fault": 5}', '{"fault": {"code": "\\u001b[2J"}}', "[" * 60_000]
+)
+def test_a_network_process_that_reports_anything_stops_no_health(line: str) -> None:
+    """It faces the network; what it writes is shown by `health`, `status` and the metrics."""
+    connection = SiloConnection()
+    with contextlib.suppress(RecursionError):  # the reader of the lines drops it
+        connection.note_report(json.loads(line))
+    assert connection.trouble().isprintable()
+    assert connection.facts()["connected"] is False
+    connection.note_report({"fault": None})
+    assert connection.facts()["connected"] is True
 
 
 def test_the_client_needs_its_own_key(place: Place, tmp_path: Path) -> None:

@@ -21,11 +21,13 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
-from fedveil.federation.transport.https.connection_faults import FaultLog
+from fedveil.federation.transport.bridge.relay import MailboxConnection
+from fedveil.federation.transport.https.connection_faults import FaultLog, fault_of_status
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
@@ -154,6 +156,35 @@ def test_a_revoked_key_is_refused_as_revoked_on_a_connection_that_is_open(
             assert other.get(MESSAGE_PATH).content == b"for silo 0"  # what others have stays theirs
         finally:
             assert coordinator.introduce()
+
+
+def test_a_certificate_that_expires_is_refused_on_a_connection_that_is_open(
+    place: Place, served: ServedMailbox, coordinator: MailboxClient
+) -> None:
+    """TLS checks it once; a connection that is used again and again would outlive it by years."""
+    short = place.folder / "short"
+    shutil.copytree(place.silo(0), short)
+    public = load_pem_private_key((short / "node.key").read_bytes(), None).public_key()
+    node = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (short / "client.crt").write_bytes(place.authority.certify_silo(node, "silo-0", days=3 / 86400))
+    escaped = (short / "client.crt").read_text().replace("\n", "%0A").replace("+", "%2B")
+    with client(place, "short") as silo, client(place, "silo-0") as other:
+        first = silo.get(MESSAGE_PATH)
+        assert first.content == b"for silo 0"
+        until = time.monotonic() + 15
+        while (refused := silo.get(MESSAGE_PATH)).status_code == 200:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert refused.extensions["network_stream"] is first.extensions["network_stream"]
+        assert (refused.status_code, refused.headers["cause"], refused.content) == (403, "expired", b"")
+        with pytest.raises(httpx.TransportError):
+            silo.get(MESSAGE_PATH)  # the connection was closed, and no other is begun
+        assert other.get(MESSAGE_PATH).content == b"for silo 0"
+    link = MailboxConnection(str(served.run / PROXY), 5.0)  # a proxy checks a certificate once too
+    status, found, _ = link.request_whole("GET", MESSAGE_PATH, {"X-Client-Certificate": escaped})
+    assert (status, found["Cause"]) == (403, "expired")
+    assert "the founder seals again" in fault_of_status(403, "expired").sentence
+    link.close()
 
 
 def test_before_the_members_are_known_everybody_is_told_to_wait(place: Place, tmp_path: Path) -> None:
@@ -501,6 +532,7 @@ def test_no_bytes_do_more_at_a_connection_than_be_answered_or_end_it() -> None:
         b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 1000000000000\r\n\r\n" + bytes(1 << 22),
         b"HTTP/1.1 200 OK\r\nMailbox: one\r\nContent-Length: 100\r\n\r\n"
         + b"".join(pack_frames([(0, b"part")])),
+        b"HTTP/1.1 200 OK\r\nMailbox: one\r\nConnection: close\r\n\r\n[1, 2, 3]",
         b"HTTP/1.1 500 Error\r\nMailbox: one\r\nContent-Length: 0\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"",
@@ -534,6 +566,38 @@ def test_a_link_that_sends_anything_stops_no_coordinator(place: Place, tmp_path:
         listening.shutdown(socket.SHUT_RDWR)
         serving.join(10)
     assert {MEMBERS_PATH.encode(), MESSAGES_PATH.encode()} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [b"H"] + [b"T"] * 1000,
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n"] + [b"a"] * 1000,
+        [b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000,
+    ],
+    ids=["head", "body", "interim answers"],
+)
+def test_a_link_that_sends_little_by_little_holds_no_coordinator(tmp_path: Path, reply: list[bytes]) -> None:
+    """Each piece came within the timeout of a single read."""
+    over = threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        connection = listening.accept()[0]
+        with connection, contextlib.suppress(OSError):
+            for piece in reply:
+                connection.sendall(piece)
+                if over.wait(0.02):
+                    return
+
+    with listen(tmp_path / "link") as listening:
+        serving = threading.Thread(target=serve, args=(listening,), daemon=True)
+        serving.start()
+        link, began = MailboxConnection(str(tmp_path / "link"), 0.2), time.monotonic()
+        with pytest.raises(OSError, match=r"^no answer of the mailbox: (too slow|timed out)$"):
+            link.request_whole("GET", "/v1/answers?1", {})
+        assert time.monotonic() - began < 5
+        over.set()
+        serving.join(10)
 
 
 # --- behind nginx ---------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.events import GaussianEvent, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.release_document import InferenceDocument, read_releases
-from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.releases.inference import prepare_inference
+from fedveil.run.simulation import make_releases
 from fedveil.statistics.inference.result import read_fitted
 from tests.commands import as_json, ended, output
 from tests.doc_examples import BLOCKS
@@ -138,6 +138,15 @@ def test_what_cannot_be_had_is_refused_with_the_reason(
     with pytest.raises(FedveilError) as caught:
         prepare_inference(read_releases(written(tmp_path, **changes), InferenceDocument))
     assert words in str(caught.value)
+
+
+def test_people_are_weighed_alike_in_all_silos_unless_the_counts_are_hidden(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text().replace('silos = "uniform"\n', ""))
+    assert read_releases(path, InferenceDocument).inference.silos == "uniform"
+    hidden = 'silos = "equal"', "secure-aggregation", "private-weighting"
+    path.write_text(path.read_text().replace(*hidden[1:]))
+    assert read_releases(path, InferenceDocument).inference.silos == "records"
 
 
 def test_people_cannot_be_weighed_in_the_open(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pyarrow.csv import read_csv
 
 import fedveil as fv
 from fedveil.data.columns import read_columns
@@ -268,6 +269,9 @@ def test_an_entry_is_refused_where_nothing_reads_it(tmp_path: Path) -> None:
         ConfigError, match=r"target\.entry: the noisy evaluation .* takes all records as observed"
     ):
         fv.train("linear", people, epsilon=5, folder=tmp_path / "runs", settings=evaluation)
+    in_memory = fv.tables(tmp_path / "schema.toml", {"north": read_csv(path)}, test_share=0.5)
+    with pytest.raises(ConfigError, match=r"target\.entry: the noisy evaluation"):
+        fv.train("linear", in_memory, epsilon=5, folder=tmp_path / "runs", settings=evaluation)
     assert not (tmp_path / "runs").exists()  # nothing was charged
     asked = {"silos": "uniform", "release": {"s": {"kind": "survival", "grid": [1, 2]}}}
     with pytest.raises(ConfigError, match=r"target\.entry: a survival curve takes all"):

@@ -24,13 +24,13 @@ from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.config.release_document import InferenceDocument, read_releases
-from fedveil.run.document_run import make_releases, resume_releases
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.observer import StopTraining
 from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.preprocessing import read_preprocessed
 from fedveil.run.setup import prepare
+from fedveil.run.simulation import make_releases, resume_releases
 from fedveil.run.training_run import resume, run
 from tests import test_inference_runs as regressions
 from tests.federation_world import Killed, Moments, World, asked, population

@@ -20,12 +20,11 @@ from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.enrollment.founder import revoke, seal
 from fedveil.federation.hosts.coordinator_service import CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.run_outcome import RunOutcome
+from fedveil.federation.hosts.ipc import RunOutcome
 from fedveil.federation.hosts.served_silo import ServedSilo
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.hosts.submission import Submission, create_run, read_document
-from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.membership_delivery import (
     MembershipDelivery,
@@ -34,7 +33,7 @@ from fedveil.federation.membership_delivery import (
     pack_answer,
     pack_delivery,
 )
-from fedveil.federation.transport.interface import Received
+from fedveil.federation.transport.interface import LARGEST_OPENING, Received
 from fedveil.privacy.ledger import read_entries
 from tests.commands import output
 from tests.test_renewed_membership import Federation, after_a_round, federation  # noqa: F401 (a fixture)

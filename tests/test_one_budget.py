@@ -20,10 +20,10 @@ from fedveil.privacy.joint_cost import joint_cost
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.config.experiment import PrivacySection, parse
 from fedveil.run.config.release_document import InferenceDocument
-from fedveil.run.document_run import make_releases
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.setup import Prepared, prepare
+from fedveil.run.simulation import make_releases
 from fedveil.run.training_run import run
 from fedveil.validation import validate_document
 from tests.doc_examples import BLOCKS

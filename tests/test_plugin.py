@@ -71,7 +71,7 @@ def test_the_example_is_small_and_brings_one_of_every_kind(installed: None) -> N
 def test_the_pages_show_the_files_of_the_example() -> None:
     files = [path.read_text() for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
     shown = [block for name, block in BLOCKS.items() if TRIED[name] == PLUGIN]
-    assert len(shown) == 8
+    assert len(shown) == 6
     for block in shown:
         assert any(block.text in text + "\n" for text in files), block.name
 

@@ -15,7 +15,7 @@ import fedveil
 from fedveil.errors import BudgetError, ConfigError, OwnRecordsError, ProtocolError, RunFolderError
 from fedveil.federation.canonical_document import canonical, read_canonical
 from fedveil.federation.errors import RefusalError, to_refusal
-from fedveil.federation.limits import LARGEST_EXPERIMENT
+from fedveil.federation.transport.interface import LARGEST_EXPERIMENT
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import Declined
 from fedveil.run.config.experiment import parse

@@ -22,10 +22,10 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.audit import audit
 from fedveil.run.config.release_document import ReleaseDocument, read_releases
-from fedveil.run.document_run import make_releases, resume_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.releases.statistics import PreparedRelease, prepare_release
+from fedveil.run.simulation import make_releases, resume_releases
 from fedveil.run.sweep import sweep
 from fedveil.statistics.figures import rows
 from fedveil.statistics.local_vectors import silo_sums
@@ -245,7 +245,13 @@ def test_a_release_is_charged_once_for_what_it_states(released: Path) -> None:
 def test_what_is_stored_reads_back_and_a_damaged_file_does_not(released: Path, tmp_path: Path) -> None:
     before = read_released(released)
     assert before.to_json() == json.loads((released / "statistics.json").read_text())
-    for change in ({"vector": [0.0]}, {"layout": []}, {"request": {}}, {"schema_version": 9}):
+    for change in (
+        {"releases": [{"vector": [0.0], "noise_std": 1.0}]},
+        {"releases": []},
+        {"layout": []},
+        {"request": {}},
+        {"schema_version": 9},
+    ):
         broken = before.to_json() | change
         (tmp_path / "statistics.json").write_text(json.dumps(broken))
         with pytest.raises(RunFolderError):

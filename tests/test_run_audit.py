@@ -45,7 +45,7 @@ from fedveil.federation.audit.run_record import (
 from fedveil.federation.charter import Charter
 from fedveil.federation.run_rules import RunRules
 from fedveil.privacy.events import Adjacency, GaussianEvent
-from fedveil.privacy.ledger import Entry, Ledger
+from fedveil.privacy.ledger import Entry, Ledger, now
 from fedveil.privacy.statement import Statement
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Declined, Finalize, SessionMessage
@@ -505,7 +505,7 @@ def test_a_charge_is_of_a_round_or_of_a_release() -> None:
     trains = RunRules(name="try", quorum=1, repeats=True, trains=True, averages=False)
 
     def entry(run: str, number: int) -> Entry:
-        return Entry(index=0, run=run, round=number, attempt=0, event=event, **unit)
+        return Entry(index=0, time=now(), run=run, round=number, attempt=0, event=event, **unit)
 
     assert trains.place(entry("try", 3)) == ("", 3)
     assert trains.place(entry("try/eval/1", 0)) == ("eval/1", 1)

@@ -53,7 +53,7 @@ sys.exit(1)
 # `fedveil link`, as another user. It becomes him after its imports: others may not be able to read the package.
 LINK_OF_ANOTHER = """\
 import os, sys
-import encodings.cp437, encodings.idna, fedveil.cli.link, fedveil.federation.hosts.link
+import encodings.cp437, encodings.idna, fedveil.cli.services, fedveil.federation.hosts.link
 from fedveil.cli.app import main
 os.setgroups([])
 os.setgid(65534)
@@ -435,7 +435,7 @@ def test_health_costs_little(tmp_path: Path) -> None:
         "import sys, time\nsys.argv = ['fedveil', 'health', sys.argv[1]]\n"
         "from fedveil.cli.app import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n"
-        "    print(end.code, sorted({'torch', 'numpy', 'pydantic', 'cryptography', 'httpx'} & set(sys.modules)))\n"
+        "    print(end.code, sorted({'torch', 'numpy', 'pydantic', 'cryptography', 'httpcore'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True

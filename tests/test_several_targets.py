@@ -157,7 +157,10 @@ def test_labels_train_predict_report_and_bundle(tmp_path: Path) -> None:
     assert bundle.manifest.targets == NAMES
     np.testing.assert_array_equal(bundle.predict(X), predicted)
     pd.DataFrame(X).to_csv(tmp_path / "new.csv", index=False, header=["a", "b", "c"])
-    table = bundle.predict_table(tmp_path / "new.csv")
+    with pytest.warns(
+        UserWarning, match="trained without column names; columns are taken by their places: a, b, c"
+    ):
+        table = bundle.predict_table(tmp_path / "new.csv")
     assert table.column_names == [
         f"{what}_{name}" for what in ("prediction", "probability") for name in NAMES
     ]

@@ -293,6 +293,7 @@ def test_files_have_at_most_seven_hundred_lines() -> None:
 BASE = {
     "__version__",
     "checks",
+    "arguments",
     "errors",
     "config_keys",
     "files",
@@ -514,3 +515,14 @@ def test_only_the_hosts_of_a_federation_need_a_unix() -> None:
         )
     }
     assert found == {}
+
+
+def test_one_place_builds_statements() -> None:
+    """Runs, releases and updates of a silo state their privacy through :class:`StatementBuilder`."""
+    built = [
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Statement"
+    ]
+    assert built == ["privacy/statement.py"]

@@ -14,8 +14,7 @@ from fedveil.data.raw_table import read_whole
 from fedveil.data.schema import Schema, Survival, parse_schema
 from fedveil.data.tables import read_tables
 from fedveil.errors import DataError
-from fedveil.run.config.declared_tables import declared_tables
-from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument
+from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, declared_tables
 from fedveil.run.releases.requests import request_scope
 
 DATED = """

@@ -32,7 +32,7 @@ from numbers import Integral, Rational, Real
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedveil.errors import CompositionError, ConfigError
@@ -42,6 +42,9 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+FollowUp = Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)]
+"""A time, in the unit of the table, whose inverse is a rate; outside this range another unit is meant."""
 
 REQUIRED: Final = inspect.Parameter.empty
 """Default of a key without a default value."""
@@ -92,6 +95,21 @@ class Key:
     filled: bool
     words: tuple[str, ...]
     meaning: str
+
+    @property
+    def example(self) -> str:
+        """An assignment that the key accepts, as text for an error; "" if the key takes neither a word nor a number."""
+        if "calibrated" in self.words:
+            return (
+                f"{self.name} = 'calibrated' for the noise that privacy.epsilon needs, or {self.name} = 5.0"
+            )
+        if self.words:
+            return f"{self.name} = '{self.words[0]}'"
+        for value in (1.0, 0.5, 2.0):
+            with suppress(ValidationError):
+                found = TypeAdapter(self.type).validate_python(value)
+                return f"{self.name} = {found}"
+        return ""
 
 
 @cache

@@ -19,6 +19,9 @@ from typing import Final
 LONGEST: Final = 200
 """Most characters of a foreign text that are shown."""
 
+LONGEST_SENTENCE: Final = 600
+"""Characters of a sentence of our own that has a foreign text in it."""
+
 _CUT: Final = "..."
 _UNSEEN: Final = "\N{REPLACEMENT CHARACTER}"
 

@@ -46,7 +46,8 @@ def _plain(problem: Mapping[str, Any]) -> str:
     """Describe one entry of ``ValidationError.errors()`` in words, without the path of its key."""
     kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
     if kind in ("missing", "union_tag_not_found"):
-        return "is required"
+        example = context.get("example")
+        return f"is required, for instance {example}" if example else "is required"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":

@@ -127,7 +127,9 @@ _opening = threading.Lock()
 
 
 @contextlib.contextmanager
-def served_answers(path: Path, answer: AnswerMessage, is_ending: Callable[[], bool]) -> Iterator[str]:
+def served_answers(
+    path: Path, answer: AnswerMessage, is_ending: Callable[[], bool] = lambda: False
+) -> Iterator[str]:
     """Answer at a Unix socket as a key process does, in its frames."""
     with _opening:  # one that was ended before it began must not take the socket's name from its successor
         listening = None if is_ending() else listen(path)

@@ -497,7 +497,7 @@ def test_a_document_names_the_algorithm_beside_the_keys_of_local_training(tmp_pa
     ("changes", "message"),
     [
         ({"local": {"mu": 0.5}}, r"^t: local\.mu: no such key; .*; it belongs to name = 'fedprox'"),
-        ({"local": {"name": "fedprox"}}, r"^t: local\.mu: is required$"),
+        ({"local": {"name": "fedprox"}}, r"^t: local\.mu: is required, for instance mu = 1\.0$"),
         ({"local": {"name": "fedprox", "mu": -1}}, r"^t: local\.mu: must be >= 0, not -1$"),
         (
             {"local": {"name": "fedprox", "mu": 1, "epoch": 3}},

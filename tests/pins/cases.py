@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId, derive
 from fedveil.run.config.experiment import merge, parse
-from fedveil.run.config.version_1 import PAIRS
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
@@ -200,7 +199,8 @@ def prepared(name: str, *, whole: bool) -> Prepared:
                 key: value for key, value in CASES[name][section].items() if value is not None
             }
     # The models were pinned while sums of pairs were divided by q |U| |S|, at the rate of 5.
-    divided = document["data"]["n_silos"] if document["method"]["name"] in PAIRS else 1
+    of_pairs = document["method"]["name"].startswith(("uldp-sgd", "uldp-avg"))
+    divided = document["data"]["n_silos"] if of_pairs else 1
     document["server"] = {"learning_rate": 1.0 if name == "fedavg" else 5 / divided}
     found = prepare(parse(document, name))
     if whole:

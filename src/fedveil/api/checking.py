@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame, Row
 from fedveil.api.training import TrainingArguments
+from fedveil.arguments import explain_arguments
 from fedveil.console import delta_text, epsilon_text
 from fedveil.data.data_report import DataReport, data_report
 from fedveil.data.records import Population
 from fedveil.data.schema import read_schema
 from fedveil.methods.noise_ratio import RHO_NOTE
 from fedveil.privacy.claims import Role
-from fedveil.run.remarks import noise_ratio_of, people_warnings, remarks
+from fedveil.run.remarks import explain_open_server, noise_ratio_of, people_warnings, remarks
 from fedveil.run.setup import Prepared
 
 
@@ -86,13 +86,10 @@ def check(
     prepared, _ = TrainingArguments.bind("fedveil.check", arguments).prepare(model, people)
     people = prepared.population
     source = people.source
+    row = check_row(prepared)
     return CheckFrame(
-        rows=(check_row(prepared),),
-        notes=(
-            *map(str, people_warnings(prepared)),
-            *prepared.experiment.unused_tables(),
-            *remarks(prepared.task, people),
-        ),
+        rows=(row,),
+        notes=(*row["warnings"], *row["not read"], *remarks(prepared.task, people)),
         private=True,
         budgets=(prepared.experiment.privacy.budget,),
         data=() if source is None else (data_report(read_schema(source.schema_file), source.files),),
@@ -112,6 +109,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
     within = None if budget is None else epsilon <= budget
     if within and not prepared.secure:
         within = None  # all rounds are played, and nothing is guaranteed
+    open_server = explain_open_server(experiment, *stated)
     return {
         "experiment": experiment.name,
         "silos": prepared.population.n_silos,
@@ -128,7 +126,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         "to server": stated[1],
         "within budget": within,
         "rho": noise_ratio_of(prepared),
-        "warnings": [str(one) for one in people_warnings(prepared)],
+        "warnings": [*map(str, people_warnings(prepared)), *filter(None, (open_server,))],
         "not read": list(experiment.unused_tables()),
     }
 

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Bool
 from torch import nn
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.budget import Budget, Charge, joint_epsilon, note_fit
 from fedveil.api.frame import Frame
 from fedveil.api.objective import Objective
 from fedveil.api.result import Result
 from fedveil.api.training import TrainingArguments, play
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import whole_argument
 from fedveil.data.records import Population
 from fedveil.data.splits import fold_of_user

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame, Row
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import delta_text
 from fedveil.errors import ConfigError, did_you_mean

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +19,33 @@ from fedveil.errors import ConfigError, DataError
 _BATCH: Final = 1024
 
 
+def warn_of_places(trained: Sequence[str] | None, given: Sequence[str] | None) -> None:
+    """Warn that columns are taken by their places, where only the training records or only the new ones have names.
+
+    The names 0 to p - 1, which pandas gives to columns without names, are none.
+
+    Args:
+        trained: names of the feature columns in training; None without names.
+        given: those of the new records.
+    """
+    if _is_named(trained) and not _is_named(given):
+        told = ", ".join(trained or ())
+        warnings.warn(
+            f"features: the records have no column names; their columns are taken, in this order, for: {told}",
+            stacklevel=4,
+        )
+    if _is_named(given) and not _is_named(trained):
+        told = ", ".join(given or ())
+        warnings.warn(
+            f"features: the model was trained without column names; columns are taken by their places: {told}",
+            stacklevel=4,
+        )
+
+
+def _is_named(names: Sequence[str] | None) -> bool:
+    return names is not None and list(names) != [str(place) for place in range(len(names))]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictor:
     """A model with the facts that are needed to read records and to name its outputs.
@@ -28,6 +57,7 @@ class Predictor:
         targets: names of k labels or numbers to predict; empty for any other task.
         shape: shape of one record's features.
         feature_names: names of the feature columns; None if the training records had no names.
+        by_schema: whether a schema encoded the features, so that a table's own columns are not those of the model.
         scale: the map from stored features to the features that the model sees.
     """
 
@@ -37,26 +67,40 @@ class Predictor:
     shape: tuple[int, ...]
     targets: tuple[str, ...] = ()
     feature_names: tuple[str, ...] | None = None
+    by_schema: bool = False
     scale: Affine = field(default_factory=Affine)
 
     def __repr__(self) -> str:
         return f"Predictor(model={type(self.model).__name__}, task='{self.task}', shape={self.shape})"
+
+    @property
+    def by_place(self) -> Predictor:
+        """The same predictor for arrays whose columns are known to be in the order of training; it warns of nothing."""
+        return replace(self, feature_names=None)
 
     def outputs(self, features: Any) -> Float32[np.ndarray, "n k"]:
         """Return the model's (n, k) float32 outputs for records like those it was trained on.
 
         Args:
             features: (n, ...) in any form that :func:`fedveil.population` accepts. Of a table, the columns of training
-                are taken by name, in any order; other columns are not read.
+                are taken by name, in any order; other columns are not read. Where only one side has names, a warning
+                says that columns are taken by their places.
 
         Raises:
-            DataError: the columns or the shape differ from training; a value is invalid; an output is not finite.
+            DataError: the columns or the shape differ from training; a table, where a schema encodes them; a value is
+                invalid; an output is not finite.
         """
         table = read_features(features, wanted=self.feature_names)
+        if self.by_schema and table.names is not None:
+            raise DataError(
+                "features: the model was trained on tables, whose columns its schema encodes; write the records into a "
+                "file and call fedveil.load(result.save('model')).predict_table('new.csv')"
+            )
         if table.values.shape[1:] != self.shape:
             raise DataError(
                 f"features: a record has shape {table.values.shape[1:]}, the model was trained on {self.shape}"
             )
+        warn_of_places(self.feature_names, table.names)
         with np.errstate(over="ignore"):  # an overflow gives a non-finite output, which is refused below
             ready = torch.from_numpy(self.scale.apply(table.values))
         with torch.no_grad():

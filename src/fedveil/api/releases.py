@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.experiment_tables import data_section
 from fedveil.api.frame import Frame, Row
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import plain_inside
 from fedveil.console import ends, epsilon_text, number
 from fedveil.data.memory_tables import TableFile
@@ -21,12 +21,12 @@ from fedveil.privacy.statement import Statement, show_at_least
 from fedveil.report.statistics import freedom_text, p_text, write_inference, write_statistics
 from fedveil.run.config.experiment import merge
 from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, TableDocument
-from fedveil.run.document_run import make_releases
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.releases.inference import find_inference_folder, prepare_inference
 from fedveil.run.releases.series import Series
 from fedveil.run.releases.statistics import find_release_folder, prepare_release
+from fedveil.run.simulation import make_releases
 from fedveil.statistics import figures
 from fedveil.statistics.inference.newton import Effect
 from fedveil.statistics.inference.result import TOO_FEW_HERE, FittedRegression, read_fitted

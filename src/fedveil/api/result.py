@@ -237,6 +237,7 @@ class Result:
             targets=people.target_names,
             shape=people.feature_shape,
             feature_names=people.feature_names,
+            by_schema=people.schema is not None,
             scale=people.scale,
         )
 

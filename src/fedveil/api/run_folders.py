@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame, Row
 from fedveil.api.result import Result
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import whole_argument
 from fedveil.console import epsilon_text
 from fedveil.errors import ConfigError

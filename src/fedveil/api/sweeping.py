@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.frame import Frame
 from fedveil.api.training import TrainingArguments
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import whole_argument
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError
@@ -119,13 +119,24 @@ def sweep(
         return chosen[point.experiment.name].prepare(model, people)[0]
 
     parent = as_path(folder, "fedveil.sweep: folder")
-    rows = tuple(
+    rows = tuple(play_points(found, parent, prepare_point=prepare_point))
+    return sweep_frame(rows, joint_cost_of_points(found, parent), parent)
+
+
+def sweep_frame(rows: Iterable[Mapping[str, Any]], spent: Mapping[str, Any], folder: Path) -> SweepFrame:
+    """Return the rows of ``sweep.jsonl`` as a frame, with one column per setting and test metric.
+
+    Args:
+        rows: the rows.
+        spent: joint cost of all runs.
+        folder: parent of the run folders.
+    """
+    flat = tuple(
         {"run": row["run"], **row["settings"], **(row["test"] or {})}
         | {key: row[key] for key in ("epsilon", "rounds", "stopped", "seconds")}
-        for row in play_points(found, parent, prepare_point=prepare_point)
+        for row in rows
     )
-    together = joint_cost_of_points(found, parent)
-    return SweepFrame(rows=rows, notes=(together["told"],), spent=together, folder=parent)
+    return SweepFrame(rows=flat, notes=(spent["told"],), spent=spent, folder=folder)
 
 
 def _axes(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:

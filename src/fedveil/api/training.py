@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, TypeAlias
 from torch import nn
 
 from fedveil.api import methods
-from fedveil.api.arguments import explain_arguments
 from fedveil.api.callbacks import Callback, CallbackObserver
 from fedveil.api.experiment_tables import (
     LOCAL_KEYS,
@@ -28,6 +27,7 @@ from fedveil.api.experiment_tables import (
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import Beginning, LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import whole_argument
 from fedveil.data.records import Label, Population
 from fedveil.errors import ConfigError, RunFolderError, did_you_mean

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedveil.api.predictor import Predictor
+from fedveil.api.predictor import Predictor, warn_of_places
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
@@ -91,6 +91,7 @@ class Bundle:
             targets=self.manifest.targets,
             shape=said.shape,
             feature_names=said.columns,
+            by_schema=said.schema_file is not None,
             scale=Affine(factor=said.factor, shift=said.shift),
         )
 
@@ -181,16 +182,17 @@ class Bundle:
         features = self._features(path)
         written = Format() if self.schema is None else self.schema.format_of(path)
         kept = open_table(path, tuple(keep), written) if keep else pa.table({})
+        predictor = self.predictor.by_place
         if self.manifest.task == "classification":
-            chances = self.predict_proba(features)
+            chances = predictor.probabilities(features)
             best = np.array(self.manifest.classes)[chances.argmax(axis=1)]
             columns = {"prediction": pa.array(best)} | {
                 f"probability_{one}": pa.array(chances[:, at]) for at, one in enumerate(self.manifest.classes)
             }
         elif self.manifest.targets:
-            columns = self._predictions_by_target(features)
+            columns = self._predictions_by_target(predictor, features)
         else:
-            columns = {"prediction": pa.array(self.predict(features))}
+            columns = {"prediction": pa.array(predictor.predict(features))}
         for name in keep:
             if name in columns:
                 raise DataError(
@@ -198,11 +200,11 @@ class Bundle:
                 )
         return pa.table({name: without_days(kept.column(name)) for name in keep} | columns)
 
-    def _predictions_by_target(self, features: np.ndarray) -> dict[str, pa.Array]:
-        found = self.predict(features)
+    def _predictions_by_target(self, predictor: Predictor, features: np.ndarray) -> dict[str, pa.Array]:
+        found = predictor.predict(features)
         columns = {f"prediction_{name}": found[:, at] for at, name in enumerate(self.manifest.targets)}
         if self.manifest.task == "multi-label":
-            chances = self.predict_proba(features)
+            chances = predictor.probabilities(features)
             columns |= {
                 f"probability_{name}": chances[:, at] for at, name in enumerate(self.manifest.targets)
             }
@@ -218,6 +220,8 @@ class Bundle:
                 "Python: fedveil.load(bundle).predict(features)"
             )
         values = read_number_columns(path, said.columns)
+        if said.columns is None:
+            warn_of_places(None, open_table(path, None).column_names)
         if values.shape[1] != said.shape[0]:
             raise DataError(
                 f"{path}: {values.shape[1]} columns, but the model was trained on {said.shape[0]} without names; "

@@ -180,7 +180,7 @@ def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Ro
         model=ModelPart(
             name=source.model_name,
             seed=experiment.seed,
-            outputs=predictor.outputs(np.zeros((1, *predictor.shape), dtype=np.float32)).shape[1],
+            outputs=predictor.by_place.outputs(np.zeros((1, *predictor.shape), dtype=np.float32)).shape[1],
             parameters=sum(value.numel() for value in predictor.model.parameters()),
         ),
         input=InputPart(

@@ -160,7 +160,7 @@ COMMANDS: Final = {
         "Show the state of a party on this host: service, run and round, certificates, membership, budget.",
     ),
     "health": Command(
-        "health:health_command",
+        "services:health_command",
         "Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause.",
     ),
     "deploy": Command(
@@ -171,7 +171,7 @@ COMMANDS: Final = {
         "Join a federation as its coordinator, accept its membership, serve.",
     ),
     "link": Command(
-        "link:link_command",
+        "services:link_command",
         "Serve the coordinator's link under its own user account, which holds the TLS key and no other key.",
     ),
     "silo": Command(

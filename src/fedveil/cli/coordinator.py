@@ -23,7 +23,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 def open_party(folder: CoordinatorFolder) -> CoordinatorService:
     """Return the coordinator of a folder; its transport is imported when it serves."""
-    from fedveil.cli.link import import_late
+    from fedveil.cli.services import import_late
 
     party: CoordinatorService = import_late(
         "fedveil.federation.hosts.coordinator_service"
@@ -134,7 +134,7 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
 @expand_option_groups
 def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as the coordinator: a TLS port for the silos of the membership, and runs submitted on this host."""
-    from fedveil.cli.link import end_by_terminate
+    from fedveil.cli.services import end_by_terminate
     from fedveil.federation.hosts.folders import CoordinatorFolder
 
     passphrase = PromptedPassphrase(descriptor)

@@ -15,7 +15,7 @@ from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.federation.hosts.run_outcome import END, RunOutcome
+from fedveil.federation.hosts.ipc import END, RunOutcome
 from fedveil.sanitize import sanitize
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does
@@ -152,7 +152,7 @@ def demo_command(
 ) -> None:
     """Create a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
     from fedveil.cli.coordinator import open_party
-    from fedveil.cli.link import end_by_terminate, import_late
+    from fedveil.cli.services import end_by_terminate, import_late
     from fedveil.federation.enrollment.demonstration import write_demonstration
     from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
     from fedveil.federation.hosts.submission import create_run, read_document
@@ -178,7 +178,7 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check a silo on its own host: keys, certificates, table, budget, and the way to the coordinator."""
-    from fedveil.cli.link import import_late
+    from fedveil.cli.services import import_late
     from fedveil.federation.hosts.folders import SiloFolder
     from fedveil.federation.hosts.inspection import inspect_silo
 

@@ -107,8 +107,8 @@ def printer_of(kind: type[TableDocument]) -> Callable[[Path, bool], None]:
 def resume_release(folder: Path, kind: type[TableDocument], as_json: bool) -> None:
     """Make the releases that a folder lacks if it was interrupted before, and print what they show."""
     from fedveil.run.config.release_document import read_releases
-    from fedveil.run.document_run import resume_releases
     from fedveil.run.releases.requests import prepare_document
+    from fedveil.run.simulation import resume_releases
 
     resume_releases(prepare_document(read_releases(folder / kind.file, kind)), folder)
     printer_of(kind)(folder, as_json)

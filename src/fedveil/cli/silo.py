@@ -93,7 +93,7 @@ def accept_command(
 @expand_option_groups
 def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
-    from fedveil.cli.link import end_by_terminate, import_late
+    from fedveil.cli.services import end_by_terminate, import_late
     from fedveil.federation.hosts.folders import SiloFolder
 
     passphrase = PromptedPassphrase(descriptor)

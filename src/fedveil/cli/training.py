@@ -19,6 +19,7 @@ from fedveil.cli.options import (
     Source,
     WorkerOptions,
     expand_option_groups,
+    print_frame,
 )
 from fedveil.console import (
     observer,
@@ -108,7 +109,8 @@ def run_command(
     with observer(OUT, quiet=as_json) as watching:
         for one in prepared:
             if not as_json:
-                OUT.print(*(f"{one.experiment.name}: {said}" for said in people_warnings(one)), sep="\n")
+                for said in people_warnings(one):
+                    OUT.print(f"{one.experiment.name}: {said}")
             outcome = run(one, parent, watching, transcript=transcript)
             report = write_report(outcome.folder)
             outcomes.append(outcome)
@@ -176,11 +178,11 @@ def check_command(
     else:
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
-        OUT.print(*found.lines, sep="\n")
+        for line in found.lines:
+            OUT.print(line)
         for row in found.rows:
-            OUT.print(
-                *(f"{row['experiment']}: {said}" for said in (*row["warnings"], *row["not read"])), sep="\n"
-            )
+            for said in (*row["warnings"], *row["not read"]):
+                OUT.print(f"{row['experiment']}: {said}")
 
 
 @expand_option_groups
@@ -195,6 +197,7 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
+    from fedveil.api.sweeping import sweep_frame
     from fedveil.report.tradeoff import write_tradeoff
     from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
 
@@ -205,20 +208,21 @@ def sweep_command(
         for row in sweep(grid, runs, workers=on.open()):
             rows.append(row)
             if not as_json:
-                OUT.print(f"{row['run']}: {row['test']}, {row['seconds']:.1f} s")
-                if row["stopped"]:
-                    OUT.print(f"{row['run']}: stopped: {row['stopped']}")
+                OUT.print(f"{row['run']}: ended after {row['seconds']:.1f} s")
     except KeyboardInterrupt as stop:
         stop.add_note("the same command goes on where it was")
         raise
     folders = [runs / point.experiment.name for point in grid]
     spent = joint_cost_of_points(grid, runs)
-    told = spent["told"]
-    pages = [write_tradeoff(folders, axis.key, runs / f"{axis.key}.html", spent=told) for axis in axes]
+    found = sweep_frame(rows, spent, runs)
+    pages = [
+        write_tradeoff(folders, axis.key, runs / f"{axis.key}.html", spent=spent["told"]) for axis in axes
+    ]
     if as_json:
         print_json({"rows": rows, "pages": pages, "together": spent})
         return
-    OUT.print(told, *pages, sep="\n")
+    print_frame(found, as_json=False)
+    OUT.print(*pages, sep="\n")
 
 
 def _prepared(study: Study) -> Iterator[Prepared]:
@@ -272,16 +276,31 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
 
 def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
     from fedveil.cli.options import print_rows, print_statement
+    from fedveil.privacy.claims import Role
     from fedveil.run.advice import advice_of
+    from fedveil.run.folder.run_folder import RunFolder
+    from fedveil.run.remarks import explain_open_server
 
     OUT.print(outcome_table(outcomes))
     for one in outcomes:
+        if one.was_complete:
+            OUT.print(
+                f"{one.folder.name}: all {one.rounds} rounds were made before; nothing was trained or charged "
+                f"(`fedveil verify {one.folder}` prints the statement)",
+                highlight=False,
+            )
+            continue
         if one.evaluated is not None:
             print_rows(one.evaluated.rows)
         if one.stopped and one.rounds:
             OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
-        if (said := advice_of(one.folder)) is not None:
-            OUT.print(f"{one.folder.name}: {said}", highlight=False)
-    if len(outcomes) == 1:
+        to_server = one.statement.line_for(Role.SERVER)
+        for said in (
+            advice_of(one.folder),
+            explain_open_server(RunFolder.open(one.folder)[1], one.statement.epsilon, to_server),
+        ):
+            if said is not None:
+                OUT.print(f"{one.folder.name}: {said}", highlight=False)
+    if len(outcomes) == 1 and not outcomes[0].was_complete:
         print_statement(outcomes[0].statement)
     OUT.print(f"report: {report}")

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import is_number, plain, whole, whole_argument
 from fedveil.data.cells import refuse_rows
 from fedveil.data.column_checks import SEVERAL_TARGETS, check_task
@@ -57,6 +58,7 @@ _ALIKE: Final = (
 _PUBLIC_TEST: Final = "The test table was handed over as public; no guarantee covers its records."
 
 
+@explain_arguments
 def population(
     data: Any = None,
     targets: Any = None,

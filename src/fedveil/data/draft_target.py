@@ -147,7 +147,8 @@ def survival_target(guess: SurvivalGuess) -> Table:
 
 def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
     """Return the TOML table of a target column: a label if it has few values, else a number."""
-    values = distinct(cells)
+    found = numbers(cells)
+    values = distinct(cells) if found is None else sorted(distinct(cells), key=float)
     target = tomlkit.table()
     few = 1 < len(values) <= MOST_CATEGORIES
     target.add("kind", "label" if few else "number")
@@ -161,9 +162,43 @@ def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
             else values
         )
         target.add("classes", ordered)
-    elif numbers(cells) is None:
+        if found is not None and len(values) > len(EVENTS):
+            target["kind"].comment("a guess: the sample has few values, and they may be amounts")
+            for line in _amount_lines(label, values):
+                target.add(tomlkit.comment(line))
+    elif found is None:
         target["kind"].comment(almost_numbers(cells) or "not all cells of the sample are numbers")
+    else:
+        for line in _bound_lines(values):
+            target.add(tomlkit.comment(line))
     return target
+
+
+def _amount_lines(label: str, values: Sequence[str]) -> list[str]:
+    """Return comments that declare a column of few numbers as an amount instead of a label."""
+    count = "count = true, lower = 0, " if _are_counts(values) else "lower = ..., "
+    return [
+        f"If {sanitize(label)} is an amount and no class, remove classes and declare kind = 'number', {count}",
+        "upper = ..., with bounds that are known of the domain and not taken from records.",
+    ]
+
+
+def _bound_lines(values: Sequence[str]) -> list[str]:
+    """Return comments that ask for the bounds of a number to predict; none is taken from the sample."""
+    lines = [
+        "newton and [evaluation] need the least and the largest value that the domain allows, not those of records:",
+        "lower = ...",
+        "upper = ...",
+    ]
+    if _are_counts(values):
+        lines.append(
+            "count = true, for a count 0, 1, 2, ... with lower = 0: Poisson regression is then taken"
+        )
+    return lines
+
+
+def _are_counts(values: Sequence[str]) -> bool:
+    return all(float(one) >= 0 and float(one).is_integer() for one in values)
 
 
 def almost_numbers(cells: pa.Array) -> str:

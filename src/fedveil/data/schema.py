@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAli
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fedveil.config_keys import FollowUp
 from fedveil.data.cell_values import NumberMarks, number_of
 from fedveil.data.column_checks import (
     check_bounds,
@@ -380,7 +381,7 @@ class Survival(_Part):
     kind: Literal["survival"]
     time: str
     event: str
-    horizon: Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)] | None = None
+    horizon: Annotated[FollowUp, Field(strict=False)] | None = None
     entry: str | None = None
     start: str | None = None
     end: str | None = None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import plain, whole_argument
 from fedveil.data.cell_values import without_fraction
 from fedveil.data.column_files import GrowingColumn, column_folder, select_records
@@ -69,6 +70,7 @@ class _Rows:
     rows: Int64[np.ndarray, "n"]
 
 
+@explain_arguments
 def tables(
     schema: str | Path,
     files: Any,

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from fedveil.errors import ConfigError
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_EXPERIMENT
+from fedveil.federation.transport.interface import LARGEST_EXPERIMENT
 from fedveil.files import parse_json
 from fedveil.protocols.refusals import Code
 from fedveil.registry import Member

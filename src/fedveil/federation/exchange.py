@@ -13,9 +13,9 @@ from jaxtyping import Int64
 
 from fedveil.errors import IntegrityError, ProtocolError
 from fedveil.federation.ledger_heads import heads_for
-from fedveil.federation.limits import LARGEST_MESSAGE, LARGEST_OPENING
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.transport.interface import LARGEST_MESSAGE, LARGEST_OPENING
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec
 from fedveil.protocols.session_messages import (
     LARGEST_SCORE,

@@ -20,9 +20,8 @@ from typing import Final
 from fedveil.crypto.keys import SIGNATURE_BYTES
 from fedveil.errors import IntegrityError
 from fedveil.federation.charter import Charter
-from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.membership import Membership
-from fedveil.federation.transport.interface import Received, Transport
+from fedveil.federation.transport.interface import LARGEST_OPENING, Received, Transport
 from fedveil.files import as_text
 
 _MAGIC: Final = b"FVL-MEMBERSHIP\1"

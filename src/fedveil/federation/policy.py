@@ -12,7 +12,7 @@ from fedveil.config_keys import Count, Positive
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.federation.canonical_document import versions
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_MESSAGE
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.files import read_toml
 from fedveil.methods.guarantee import Guarantee
 from fedveil.methods.method import Method, shows_counts

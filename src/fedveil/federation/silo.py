@@ -26,7 +26,6 @@ from fedveil.federation.cpu_quota import FILE, CpuQuota, Outcome
 from fedveil.federation.errors import RefusalError, to_refusal
 from fedveil.federation.grammar import is_proposal, out_of_session_kind
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.proposal_review import review_proposal
@@ -41,6 +40,7 @@ from fedveil.federation.silo_session.task import SiloTask
 from fedveil.federation.silo_state import SiloState
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.federation.transcript_binding import terms_context
+from fedveil.federation.transport.interface import LARGEST_OPENING
 from fedveil.files import read_content, replace_file, writing
 from fedveil.privacy.ledger import Origin
 from fedveil.protocols.messages import SERVER

@@ -16,7 +16,7 @@ from fedveil.data.schema import FileFormat, Label, Schema, Survival
 from fedveil.data.tables import TASKS, held_out, read_own, read_test
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
-from fedveil.run.config.declared_tables import DeclaredTables
+from fedveil.run.config.release_document import DeclaredTables
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

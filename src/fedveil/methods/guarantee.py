@@ -21,7 +21,7 @@ from fedveil.privacy.events import (
     atoms,
     split_distance,
 )
-from fedveil.privacy.statement import Disclosure
+from fedveil.privacy.statement import Party
 from fedveil.stage import Published
 
 _MOST_OF_A_ROUND: Final = 4
@@ -53,27 +53,20 @@ class PublicFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """One party or coalition, its knowledge in words, and the privacy event of one round's noise against it."""
+class View(Party):
+    """Party or coalition with the privacy event of one round's noise against it."""
 
-    role: Role
-    party: str
-    sees: str
     event: Event
 
-    def disclosure(self, epsilon: float | None, event: Event, beside: Iterable[View] = ()) -> Disclosure:
-        """Return the view's line of a statement.
+    def with_releases(self, beside: Iterable[View]) -> Party:
+        """Return the party with what it sees of the rounds and of the side releases.
 
         Args:
-            epsilon: epsilon of all rounds and of the side releases against the party; None or infinite for no
-                guarantee.
-            event: everything that was released to the party.
             beside: views of the side releases, of all parties.
         """
-        finite = epsilon if epsilon is not None and math.isfinite(epsilon) else None
         more = dict.fromkeys(one.sees for one in beside if one.role == self.role)
         sees = "; ".join((self.sees, *(f"of the releases beside the rounds: {text}" for text in more)))
-        return Disclosure(role=self.role, party=self.party, sees=sees, epsilon=finite, event=event)
+        return Party(role=self.role, party=self.party, sees=sees)
 
 
 @dataclass(frozen=True, kw_only=True)

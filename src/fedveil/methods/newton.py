@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedveil.config_keys import Positive
+from fedveil.config_keys import FollowUp, Positive
 from fedveil.data.schema import Category, Schema, Survival
 from fedveil.errors import CompositionError
 from fedveil.methods.contributions import SiloUserContribution
@@ -76,10 +76,8 @@ Cap = Annotated[
     ),
 ]
 Horizon = Annotated[
-    float | None,
+    FollowUp | None,
     Field(
-        gt=0,
-        allow_inf_nan=False,
         description="for survival: the public time at which follow-up ends; later events count as censored; default: "
         "the `horizon` of the schema's target",
     ),

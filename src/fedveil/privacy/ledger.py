@@ -39,14 +39,12 @@ from fedveil.validation import explain_errors
 # --- ledger lines --------------------------------------------------------------------------------------------------
 # A line is JSON: its index, the digest of the line before it, the content, and the digest of all bytes before it.
 # The digest is the last key, so that a reader finds it at a fixed distance from the end of the line (_SEAL), before
-# it parses any JSON. Lines of schema version 1 are charges without time and origin (fedveil 0.1). They are read, and
-# the first line of version 2 continues their chain.
+# it parses any JSON.
 
 SCHEMA_VERSION: Final = 2
 GENESIS: Final = "0" * 64
 """Digest field of the first line, which has no line before it."""
 
-_READ: Final = (1, SCHEMA_VERSION)
 _SEAL: Final = len(', "digest": ""}') + 64
 
 _Count = Annotated[int, Strict(), Field(ge=0)]
@@ -90,7 +88,7 @@ class Entry:
         index: of the line, from 0.
         time: of the charge by this machine's clock, in UTC: to the second if the charge has an origin, else the day
             alone. A silo's ledger stays with the silo. A run's ledger is published with its model, and the duration
-            of a round is private. None in lines of version 1.
+            of a round is private.
         run: name of the run.
         round: number within the run.
         attempt: number of the attempt at the round, from 0.
@@ -101,7 +99,7 @@ class Entry:
     """
 
     index: _Count
-    time: _Time | None = None
+    time: _Time
     run: str
     round: _Count
     attempt: _Count
@@ -169,7 +167,7 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
     if isinstance(line, Entry):
         place["kind"] = _CHARGE
         dumped = _ENTRY.dump_python(line, mode="json")
-        # Absent keys stand for None, as in lines of version 1.
+        # An absent key stands for None.
         content = {key: value for key, value in dumped.items() if value is not None}
     else:
         content = _NOTE.dump_python(line, mode="json")
@@ -228,17 +226,16 @@ def _read_line(path: Path, index: int, line: bytes, own: bool) -> tuple[Line, st
     place = f"{path}, line {index + 1}:"
     data = parse_json(line, place, RunFolderError)
     version = data.get("schema_version") if isinstance(data, dict) else type(data).__name__
-    if not isinstance(version, int) or version not in _READ:
-        raise RunFolderError(f"{place} schema version {version!r}; this fedveil reads versions 1 and 2")
-    previous, kind = data.get("previous"), data.get("kind", _CHARGE)
-    charge = version == 1 or kind == _CHARGE
-    aside = {"schema_version", "previous", "digest"} | ({"kind"} if charge and version != 1 else set())
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{place} schema version {version!r}; this fedveil reads version {SCHEMA_VERSION}"
+        )
+    previous, charge = data.get("previous"), data.get("kind") == _CHARGE
+    aside = {"schema_version", "previous", "digest"} | ({"kind"} if charge else set())
     try:
         values = {key: data[key] for key in data if key not in aside}
         if own:
             load_event_types(values.get("event"))
-        if version == 1 and not {"time", "origin"}.isdisjoint(values):
-            raise PrivacyError("it has keys that version 1 does not have")
         return (_ENTRY if charge else _NOTE).validate_python(values), str(previous)
     except ValidationError as error:
         told = explain_errors(error, Entry if charge else Note)

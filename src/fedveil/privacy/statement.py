@@ -10,12 +10,12 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import partial
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal, TypedDict, Unpack, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -29,10 +29,10 @@ from pydantic import (
 from fedveil.checks import Check, run_check
 from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import check_schema_version, reading
-from fedveil.privacy.accountant import cached_epsilon, is_large_delta
+from fedveil.privacy.accountant import Accountant, cached_epsilon, is_large_delta
 from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
 from fedveil.privacy.claims import Role
-from fedveil.privacy.events import Adjacency, AnEvent, Event, Json, atoms
+from fedveil.privacy.events import Adjacency, AnEvent, Event, Json, NoGuarantee, atoms
 from fedveil.privacy.ledger import Entry
 from fedveil.sanitize import one_line, sanitize
 from fedveil.validation import explain_errors
@@ -456,6 +456,101 @@ def epsilons_by_accountant(
             epsilon = cached_epsilon(accountant, event, delta)
             found.append((name, epsilon if math.isfinite(epsilon) else None))
     return tuple(found)
+
+
+# --- building a statement ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """Party or coalition of a statement: its role, its name in words, and what it sees in words."""
+
+    role: Role
+    party: str
+    sees: str
+
+
+class StatementTexts(TypedDict, total=False):
+    """Sentences and facts of a :class:`Statement` that do not follow from its events."""
+
+    mechanisms: tuple[str, ...]
+    randomness: str
+    uncovered: Iterable[str]
+    as_published: tuple[AsPublished, ...]
+    notes: tuple[str, ...]
+    released: Literal["models", "statistics", "models and statistics"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatementBuilder:
+    """Builder of all statements: of runs, of releases, and of a silo's updates.
+
+    Attributes:
+        unit: the protected unit.
+        adjacency: the neighbouring populations.
+        delta: of every epsilon in the statement.
+        accountant: bounds every epsilon that is claimed.
+        units: public number of units; None if it is not public.
+        secure: whether noise and samples were unpredictable.
+    """
+
+    unit: Unit
+    adjacency: Adjacency
+    delta: float
+    accountant: Accountant
+    units: int | None
+    secure: bool = True
+
+    def build(
+        self,
+        charged: Event,
+        learned: Callable[[Role], Event],
+        parties: Iterable[Party],
+        **texts: Unpack[StatementTexts],
+    ) -> Statement:
+        """Return the statement of everything that was charged.
+
+        Nothing is guaranteed, and the statement says why, if an event guarantees nothing, if the noise came from a
+        known seed, or if the accountant has no finite epsilon.
+
+        Args:
+            charged: the composition of the ledger's charges.
+            learned: the event of everything that a role observes; that of readers gives the claimed epsilon.
+            parties: the parties other than readers, in the order of their lines.
+            **texts: the other fields; equal sentences of ``uncovered`` are stated once.
+        """
+        reasons = [event.reason for event in atoms(charged) if isinstance(event, NoGuarantee)]
+        if not self.secure:
+            reasons.append(KNOWN_SEED)
+        epsilon = None if reasons else self._epsilon(learned(Role.READER))
+        if epsilon is None and not reasons:
+            reasons.append(
+                f"the accountant {self.accountant.name} shows no finite epsilon at delta {show_delta(self.delta)}"
+            )
+        texts["uncovered"] = tuple(dict.fromkeys(texts.get("uncovered", ())))
+        return Statement(
+            unit=self.unit,
+            adjacency=self.adjacency,
+            epsilon=epsilon,
+            delta=self.delta,
+            accountant=self.accountant.name,
+            epsilons=epsilons_by_accountant(charged, self.delta, self.adjacency),
+            event=charged,
+            units=self.units,
+            trust=tuple(self._line(one, learned(one.role)) for one in parties),
+            secure_randomness=self.secure,
+            reasons=tuple(reasons),
+            **texts,  # type: ignore[arg-type]
+        )
+
+    def _line(self, one: Party, event: Event) -> Disclosure:
+        epsilon = self._epsilon(event) if self.secure else None
+        return Disclosure(role=one.role, party=one.party, sees=one.sees, epsilon=epsilon, event=event)
+
+    def _epsilon(self, event: Event) -> float | None:
+        """Return the epsilon of an event; None if it is infinite."""
+        epsilon = cached_epsilon(self.accountant, event, self.delta)
+        return epsilon if math.isfinite(epsilon) else None
 
 
 # --- statement checks ----------------------------------------------------------------------------------------------

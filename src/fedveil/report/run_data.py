@@ -16,7 +16,7 @@ from fedveil.errors import RunFolderError
 from fedveil.files import LARGEST_FILE, check_schema_version, folders_with, parse_toml, read_text
 from fedveil.privacy.statement import Statement
 from fedveil.run.folder.documents import (
-    EXPERIMENT_VERSIONS,
+    EXPERIMENT_VERSION,
     AuditRecord,
     Diagnostics,
     Document,
@@ -163,7 +163,7 @@ def load_run(folder: Path) -> RunData:
     environment = folder / "environment.json"
     return RunData(
         folder=folder,
-        experiment=check_schema_version(parse_toml(text, toml, RunFolderError), toml, *EXPERIMENT_VERSIONS),
+        experiment=check_schema_version(parse_toml(text, toml, RunFolderError), toml, EXPERIMENT_VERSION),
         experiment_toml=text,
         statement=_statement(folder / "privacy.json"),
         rounds=rounds,

@@ -12,8 +12,8 @@ from fedveil.data.schema import read_schema
 from fedveil.data.tables import read_source, read_tables
 from fedveil.errors import RunFolderError
 from fedveil.files import read_content
-from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
 from fedveil.run.config.experiment import DataSection, refuse_session
+from fedveil.run.config.release_document import DeclaredTables, declared_tables
 from fedveil.run.executors import Machines
 from fedveil.run.releases.preprocessing import read_preprocessed
 

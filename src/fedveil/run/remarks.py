@@ -23,6 +23,7 @@ from fedveil.methods.noise_ratio import SCALE, noise_ratio
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.statement import show_epsilon
+from fedveil.run.config.experiment import Experiment
 from fedveil.run.setup import Prepared
 from fedveil.training.losses import Loss
 from fedveil.training.task import Task
@@ -167,6 +168,28 @@ def people_warnings(prepared: Prepared) -> tuple[Warning, ...]:
         return ()
     found = [_few_people(prepared, epsilon), _large_delta(prepared), _lone_records(prepared)]
     return tuple(one for one in found if one is not None)
+
+
+def explain_open_server(experiment: Experiment, epsilon: float | None, to_server: float | None) -> str | None:
+    """Return why nothing is guaranteed against the server though readers are bounded, and what would change it.
+
+    Args:
+        experiment: the experiment.
+        epsilon: against readers of the models; None: nothing is guaranteed.
+        to_server: the same against the server.
+
+    Returns:
+        A sentence; None if the server is bounded, nobody is, or a protection was chosen.
+    """
+    power = experiment.method.get("power")
+    counts = power == "main" or (isinstance(power, float) and power > 0)
+    if epsilon is None or to_server is not None or experiment.protection.name != "none" or power is None:
+        return None
+    linked = "method.power = 'linked' and " if counts else ""
+    return (
+        "nothing is guaranteed against the server, which sees the silos' sums one by one: "
+        f"{linked}protection.name = 'secure-aggregation' shows it their total alone (in Python protection=)"
+    )
 
 
 def _large_delta(prepared: Prepared) -> Warning | None:

@@ -31,7 +31,6 @@ from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.recommended import RECOMMENDED
 from fedveil.run.config.task_choice import beginning, task_of
-from fedveil.run.config.version_1 import in_mean_updates
 from fedveil.run.environment import unverified_plugins
 from fedveil.run.executors import AnyTrainer, batching_caveats, place_on_device
 from fedveil.run.populations import PopulationCache
@@ -204,8 +203,6 @@ def prepare(
     population = populations.load(experiment.data, experiment.seed)
     experiment = _with_delta(experiment, population.n_users)
     experiment.privacy.check_delta(population.n_users)
-    if experiment.schema_version == 1:
-        experiment = in_mean_updates(experiment, population.n_silos)
     if task is None:
         experiment, begin = beginning(experiment)
         task = task_of(experiment, population, begin)

@@ -1,4 +1,4 @@
-"""Play the parties of a run in this process: those of training, and those of one release.
+"""Play the parties of training, of one release, or of a whole document of releases in this process.
 
 One round, in the order of its stages:
 
@@ -13,26 +13,33 @@ of an attempt before its parties play it (:mod:`fedveil.run.loop`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from fedveil.data.memory_tables import TableFile
 from fedveil.errors import SiloVanished
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.method import message_kinds, message_length
 from fedveil.methods.no_protection import open_sums
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver, Transcript
 from fedveil.protocols.protocol import ProtocolSpec
+from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt
-from fedveil.run.loop import Played
+from fedveil.run.loop import Played, play_part
+from fedveil.run.ranks import require_one_process
+from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
 from fedveil.run.releases.release import noisy_sum
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
 from fedveil.run.rounds.retries import DropoutRule
 from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup, next_model
+from fedveil.run.steps.document import DocumentParts
 from fedveil.run.steps.release import ReleasePart
 from fedveil.run.steps.training import TrainingPart
 from fedveil.training.server.optimizers import State
@@ -213,3 +220,41 @@ class ReleaseParties:
     def prepare_retry(self, vanished: SiloVanished) -> None:
         """End the run: no dropouts are simulated in a release."""
         raise vanished
+
+
+# --- the releases of a document ---
+
+
+def make_releases(prepared: PreparedReleases, parent: Path, files: Sequence[TableFile] | None = None) -> Path:
+    """Make all releases in a new folder under ``parent``, and return the folder.
+
+    Args:
+        prepared: the releases.
+        parent: the folder in which the run folder is created.
+        files: the tables; None: the files that the document names.
+
+    Raises:
+        FedveilError: the tables are wrong, or the ledger cannot be written. Nothing more is released then.
+    """
+    require_one_process(prepared.document.name)
+    records = read_records(prepared, files)  # before the folder exists: wrong tables leave none
+    folder = RunFolder.create(parent, prepared.document)
+    _play(DocumentParts(prepared, folder, records=lambda: records))
+    return folder.path
+
+
+def resume_releases(prepared: PreparedReleases, path: Path) -> None:
+    """Make the releases that a folder lacks; if it lacks none, only write the statement again.
+
+    Raises:
+        FedveilError: as :func:`make_releases`, or a damaged folder.
+    """
+    require_one_process(prepared.document.name)
+    _play(DocumentParts(prepared, RunFolder(path)))
+
+
+def _play(document: DocumentParts) -> None:
+    with document:
+        for part in document.parts():
+            play_part(part, ReleaseParties(part))
+        document.conclude(None)

@@ -10,6 +10,7 @@ round: :func:`resume` continues from the run folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from fedveil.errors import BudgetError
@@ -123,6 +124,8 @@ def _play_parts(parts: ExperimentParts, folder: RunFolder) -> Outcome:
         share_training(parts.prepared) as parts.prepared,
     ):
         training = parts.training()
+        was_complete = parts.is_whole
         reasons = [play_part(training, TrainingParties(training))]
         reasons += [play_part(release, ReleaseParties(release)) for release in parts.evaluation()]
-        return parts.finish("; ".join(filter(None, reasons)) or None)
+        outcome = parts.finish("; ".join(filter(None, reasons)) or None)
+        return replace(outcome, was_complete=was_complete)

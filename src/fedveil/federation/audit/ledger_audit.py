@@ -22,12 +22,12 @@ from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_ch
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import CryptoError, FedveilError, IntegrityError, RunFolderError
 from fedveil.federation.audit.run_record import RoundPlace
-from fedveil.federation.limits import LARGEST_MESSAGE
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import counted_sentence
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import TERMS
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file, writing
 from fedveil.privacy.events import Adjacency, all_of
 from fedveil.privacy.ledger import Entry, Line, Note, now, parse_lines
@@ -303,7 +303,7 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
         asked.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
     said = f"{len(asked)} proposals, each signed by the coordinator"
-    return said + (f"; {silent} charges of version 1 name none" if silent else "")
+    return said + (f"; {silent} charges name none" if silent else "")
 
 
 def _adopted(lines: Sequence[Line]) -> str:

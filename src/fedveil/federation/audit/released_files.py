@@ -24,9 +24,8 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo_session.release_task import earlier_sums
 from fedveil.files import as_text, parse_json, parse_toml, reading
-from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.config.release_document import kind_in
+from fedveil.run.config.release_document import DeclaredTables, kind_in
 from fedveil.run.folder.documents import SCHEMA_VERSION
 from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA
 from fedveil.run.releases.evaluation import plan_evaluation
@@ -138,8 +137,7 @@ def _read(files: Mapping[str, bytes]) -> _Found:
             continue
         with reading(name, IntegrityError):
             data = parse_json(files[name], name, IntegrityError)
-            tables = (data,) if name == COUNTED else data["releases"]
-            sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in tables]
+            sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in data["releases"]]
             if not sums:
                 raise ValueError
         found[name] = data, [(one.std, one.vector) for one in sums]

@@ -1,7 +1,6 @@
 """Certificates and keys of a federation's transport: its own authority, TLS keys of the link and of the silos.
 
-A party is known by the digest of its public key (:mod:`~fedveil.federation.transport.https.key_digests`); the names in
-certificates are for people.
+A party is known by the digest of its public key (:func:`key_digest`); the names in certificates are for people.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
@@ -35,8 +35,50 @@ from fedveil.crypto.keys import (
     write_private_file,
 )
 from fedveil.errors import ConfigError, CryptoError
-from fedveil.federation.transport.https.key_digests import public_key_digest
 from fedveil.files import read_content, reading
+
+# --- digests of public keys ---
+
+_LARGEST_CACHE: Final = 4096
+
+
+def public_key_digest(public: Any) -> str:
+    """Return the digest (hex) of a public key."""
+    return sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def has_expired(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate's last moment has passed."""
+    return datetime.now(UTC) > certificate.not_valid_after_utc
+
+
+class KeyDigests:
+    """Digests of the keys of certificates, remembered: a member shows the same certificate again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[str, x509.Certificate]] = {}
+
+    def __call__(self, certificate: bytes) -> str:
+        """Return the digest; empty where a certificate cannot be read."""
+        known = self._read(certificate)
+        return "" if known is None else known[0]
+
+    def has_expired(self, certificate: bytes) -> bool:
+        """Return whether a certificate has expired; one that cannot be read has not."""
+        known = self._read(certificate)
+        return known is not None and has_expired(known[1])
+
+    def _read(self, certificate: bytes) -> tuple[str, x509.Certificate] | None:
+        if certificate not in self._known:
+            if len(self._known) >= _LARGEST_CACHE:
+                self._known.clear()
+            try:
+                parsed = x509.load_der_x509_certificate(certificate)
+                self._known[certificate] = public_key_digest(parsed.public_key()), parsed
+            except (ValueError, UnsupportedAlgorithm):
+                return None
+        return self._known[certificate]
+
 
 CA_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397
@@ -90,7 +132,7 @@ class Authority:
             certificate = x509.load_pem_x509_certificate(read_content(folder / "ca.crt", CryptoError))
         return cls(key=key, certificate=certificate)
 
-    def certify(self, request: str, hosts: tuple[str, ...], days: int = CERTIFICATE_DAYS) -> bytes:
+    def certify(self, request: str, hosts: tuple[str, ...], days: float = CERTIFICATE_DAYS) -> bytes:
         """Return the certificate (PEM) of a server at these host names and addresses, for a certificate request.
 
         What the request says of names is not read: the charter says them.
@@ -99,7 +141,7 @@ class Authority:
         builder = _builder(_name("server"), self.certificate.subject, request_key(request), days)
         return self._signed(builder.add_extension(names, critical=False), ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def certify_silo(self, public: str, name: str, days: int = CERTIFICATE_DAYS) -> bytes:
+    def certify_silo(self, public: str, name: str, days: float = CERTIFICATE_DAYS) -> bytes:
         """Return the client certificate (PEM) of a silo.
 
         Args:
@@ -268,7 +310,7 @@ def _name(name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (

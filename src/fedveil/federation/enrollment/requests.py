@@ -18,8 +18,7 @@ from pydantic import Field
 from fedveil.crypto.keys import IdentityKey, PublicIdentity, format_fingerprint
 from fedveil.errors import ConfigError, CryptoError, IntegrityError
 from fedveil.federation.charter import IN_DIGITS, Digest, FoundingDocument, Key
-from fedveil.federation.enrollment.certificates import node_key_digest, request_key
-from fedveil.federation.transport.https.key_digests import public_key_digest
+from fedveil.federation.enrollment.certificates import node_key_digest, public_key_digest, request_key
 from fedveil.files import read_toml, reading, replace_file, writing
 
 Role = Literal["silo", "coordinator"]

@@ -40,7 +40,7 @@ class ChildProcess:
     Args:
         module: its name.
         settings: what it is told, numbers and strings; ``party`` is the folder of the party that starts it.
-        report: called in a thread with each JSON object that the child writes to its standard output, one a line;
+        report: called in a thread with each JSON value that the child writes to its standard output, one a line;
             None: the child has the parent's standard output.
     """
 
@@ -48,7 +48,7 @@ class ChildProcess:
         self,
         module: str,
         settings: dict[str, Any],
-        report: Callable[[dict[str, Any]], None] | None = None,
+        report: Callable[[Any], None] | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
@@ -67,11 +67,11 @@ class ChildProcess:
         except BrokenPipeError:
             pass  # it has ended; whoever waits for it will see
 
-    def _read_reports(self, report: Callable[[dict[str, Any]], None]) -> None:
+    def _read_reports(self, report: Callable[[Any], None]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
             while line := stream.readline(_LONGEST_REPORT):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     report(json.loads(line))
 
     @property

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from fedveil.sanitize import LONGEST_SENTENCE, one_line
+
 CONTACT_SECONDS: Final = 90.0
 """Seconds without contact after which a silo counts as not connected; it polls every 25 seconds."""
 
@@ -23,11 +25,18 @@ class SiloConnection:
         self._fault: dict[str, str] | None = {"code": "starting", "sentence": "the network process starts"}
         self._contact: float | None = None
 
-    def note_report(self, report: dict[str, Any]) -> None:
-        """Note a line of the network process: a contact, or a fault."""
+    def note_report(self, report: Any) -> None:
+        """Note a line of the network process: a contact, or a fault. That process faces the network, and may lie."""
+        fault = report.get("fault", "") if isinstance(report, dict) else ""
+        if fault is not None:
+            given = fault if isinstance(fault, dict) else {}
+            fault = {
+                name: one_line(str(given.get(name, "unknown"))[:LONGEST_SENTENCE])
+                for name in ("code", "sentence")
+            }
         with self._lock:
-            self._fault = report.get("fault")
-            if self._fault is None:
+            self._fault = fault
+            if fault is None:
                 self._contact = self._clock()
 
     def note_end(self, code: int) -> None:

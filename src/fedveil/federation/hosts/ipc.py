@@ -1,4 +1,4 @@
-"""Frames on local sockets: between a silo's key process and its transport, and to submit a run to a coordinator.
+"""Frames on local sockets, between a silo's key process and its transport and to submit a run; a run's outcome.
 
 frame: length (8) | bytes        request: one frame        answer: one byte, 0 message or 1 refusal, and one frame
 """
@@ -8,32 +8,13 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
 from fedveil.errors import ProtocolError
-from fedveil.federation.hosts.sockets import address
-from fedveil.federation.limits import BEGINNING, LARGEST_MESSAGE
-from fedveil.sanitize import sanitize
+from fedveil.federation.transport.interface import BEGINNING, LARGEST_MESSAGE
 
 _LENGTH: Final = struct.Struct(">Q")
-
-
-def ask(path: Path, message: bytes) -> bytes:
-    """Hand a message to the key process of this host; return its answer.
-
-    Raises:
-        ProtocolError: the key process refused the message.
-        OSError: there is no key process.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(address(path))
-        send_frame(connection, message)
-        status = _exactly(connection, b"", 1)[0]
-        answer = receive_frame(connection)
-    if status:
-        raise ProtocolError(sanitize(answer.decode(errors="replace")))
-    return answer
 
 
 def send_frame(connection: socket.socket, data: bytes) -> None:
@@ -70,3 +51,28 @@ def _exactly(connection: socket.socket, begun: bytes, length: int) -> bytes:
             raise ProtocolError(f"a frame ends {length - len(received)} bytes early")
         received += some
     return bytes(received)
+
+
+# --- outcome of a submitted run ---
+
+
+END: Final = "run_end.json"
+"""Written when a run's play ends: an :class:`RunOutcome`."""
+
+SOCKET: Final = "party"
+"""The coordinator's socket for submissions, in its folder ``run``."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Outcome of a submitted run.
+
+    Attributes:
+        error: what went wrong, if anything.
+        stopped: why it ended before its last round, if it did.
+        silent: silos whose silence has ended it.
+    """
+
+    error: str | None
+    stopped: str | None
+    silent: tuple[str, ...]

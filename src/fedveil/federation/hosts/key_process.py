@@ -23,6 +23,7 @@ from fedveil.federation.hosts.ipc import receive_frame, send_frame
 from fedveil.federation.hosts.sockets import listen
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
+from fedveil.federation.transport.bridge.relay import TimedSocket
 from fedveil.files import sync_folder, writing
 from fedveil.sanitize import quiet_log
 
@@ -109,7 +110,8 @@ class KeyProcess:
         sign_of_life: seconds after which a question is not kept waiting any longer.
         group: number of the group that may open the socket; None: the owner alone.
         note_contact: called when a message of the coordinator's was answered.
-        question_seconds: for how long a caller may take to send a message and to read its answer.
+        question_seconds: for how long a caller may take to send a message and to read its answer, beyond a second for
+            each MiB.
     """
 
     def __init__(
@@ -139,10 +141,9 @@ class KeyProcess:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection:
-                connection.settimeout(self._question_seconds)
+            with TimedSocket(fileno=connection.detach()) as opened:
                 try:
-                    self._answer(connection)
+                    self._answer(opened)
                 except (OSError, ProtocolError) as error:
                     _log.warning("a question was not answered: %s", error)
 
@@ -153,11 +154,18 @@ class KeyProcess:
         self._socket.close()
         self._party.close()
 
-    def _answer(self, connection: socket.socket) -> None:
-        message = receive_frame(connection, self._party.longest)
+    def _answer(self, connection: TimedSocket) -> None:
+        def longest(beginning: bytes) -> int:
+            most = self._party.longest(beginning)
+            connection.allow(self._question_seconds, most)
+            return most
+
+        connection.allow(self._question_seconds)
+        message = receive_frame(connection, longest)
         status, answer = self._answer_to(message, time.monotonic() + self._sign_of_life)
         if status == 0:
             self._note_contact()
+        connection.allow(self._question_seconds, len(answer))
         connection.sendall(bytes([status]))
         send_frame(connection, answer)
 

@@ -24,6 +24,7 @@ from typing import Final
 
 from fedveil.crypto.keys import read_private_file
 from fedveil.errors import BusyError, ConfigError, FedveilError
+from fedveil.federation.enrollment.certificates import KeyDigests
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, RunningFolder, listen
@@ -35,7 +36,6 @@ from fedveil.federation.transport.https.endpoints import (
     by_silo_name,
 )
 from fedveil.federation.transport.https.http_server import HttpServer, Limits
-from fedveil.federation.transport.https.key_digests import KeyDigests
 from fedveil.federation.transport.https.mailbox import Mailbox
 
 _FILES: Final = 8192

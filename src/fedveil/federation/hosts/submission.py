@@ -20,8 +20,7 @@ from fedveil.federation.canonical_document import public_text
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.deployable import check_deployable
 from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
-from fedveil.federation.hosts.ipc import receive_frame, send_frame
-from fedveil.federation.hosts.run_outcome import SOCKET, RunOutcome
+from fedveil.federation.hosts.ipc import SOCKET, RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.sockets import address
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.session_plan import SessionPlan
@@ -30,9 +29,8 @@ from fedveil.federation.silo_session.release_task import release_plan
 from fedveil.federation.silo_session.training_task import training_plan
 from fedveil.files import read_content, read_toml
 from fedveil.protocols.session_messages import RunPart
-from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment, parse
-from fedveil.run.config.release_document import KINDS, TableDocument, kind_in, read_releases
+from fedveil.run.config.release_document import KINDS, DeclaredTables, TableDocument, kind_in, read_releases
 from fedveil.run.config.task_choice import beginning, complete_for_table
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder

@@ -21,7 +21,6 @@ from fedveil.errors import ProtocolError, RefusedSumError, RunFolderError
 from fedveil.federation.audit.run_record import final_attestation, known_before, round_attestation
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
-from fedveil.federation.limits import LARGEST_OPENING
 from fedveil.federation.session_plan import MODEL
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
 from fedveil.federation.silo_session.statement_check import SiloCharges
@@ -36,6 +35,7 @@ from fedveil.federation.transcript_binding import (
     sign_request,
     with_totals,
 )
+from fedveil.federation.transport.interface import LARGEST_OPENING
 from fedveil.files import reading
 from fedveil.methods.method import shows_counts
 from fedveil.protocols.messages import SERVER

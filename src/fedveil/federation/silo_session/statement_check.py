@@ -31,7 +31,7 @@ from typing import Final, ParamSpec
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.run_record import RoundPlace
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.limits import LARGEST_STATEMENT
+from fedveil.federation.transport.interface import LARGEST_STATEMENT
 from fedveil.files import parse_json
 from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event, atoms

@@ -8,6 +8,8 @@ because the processes that face the network are small.
 Frames of messages between the coordinator and its mailbox, and the mailbox's paths and header fields.
 
 frame: silo (4 bytes) | length (8 bytes) | message; a length of 0 withdraws the silo's current message
+
+Size limits that every party applies to input before it parses the input.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def unpack_frames(data: bytes) -> list[tuple[int, bytes]]:
 def split(data: bytes) -> Iterator[bytes]:
     """Yield a body in pieces of 256 KiB.
 
-    httpx sends a body of n bytes given as one ``bytes`` object under TLS in time that grows with n^2: it slices the
+    httpcore sends a body of n bytes given as one ``bytes`` object under TLS in time that grows with n^2: it slices the
     rest after every call of ``send``.
     """
     view = memoryview(data)
@@ -128,3 +130,25 @@ TAG_HEADER: Final = "ETag"
 
 MAILBOX_HEADER: Final = "Mailbox"
 """Name of the mailbox process; a new one means that nothing has been offered to it."""
+
+
+# --- size limits ---
+
+
+LARGEST_MESSAGE: Final = 1 << 28
+"""Largest signed message in bytes; a longer one is refused unread. A policy may set a lower limit."""
+
+LARGEST_OPENING: Final = 1 << 22
+"""Largest message in bytes outside a current session.
+
+Also the allowance for a message of a session in addition to the model and the protocol's messages.
+"""
+
+BEGINNING: Final = 128
+"""Bytes of a message that decide whether the rest is read. The header of a message is shorter."""
+
+LARGEST_EXPERIMENT: Final = 1 << 16
+"""Largest experiment document, in characters, that a silo parses."""
+
+LARGEST_STATEMENT: Final = 1 << 20
+"""Largest privacy statement, in characters, that a silo reads and signs."""

@@ -145,7 +145,10 @@ class ChoiceField:
         try:
             keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
         except ValidationError as error:
-            problems = [self._told(one, section) for one in error.errors(include_url=False)]
+            own = own_keys(_loaded(self.kind, given[_NAME]))
+            problems = [
+                _with_example(self._told(one, section), own) for one in error.errors(include_url=False)
+            ]
             raise WrongSectionError(problems, section) from None
         choice = Choice(kind=self.kind, name=given[_NAME], keys=keys)
         _try(choice)
@@ -282,12 +285,14 @@ class StageField:
             section = self.section_with(name)
         except ConfigError as error:
             raise section_error(str(error), (_NAME,)) from None
+        own = own_keys(_loaded(self.kind, name))
         try:
             values = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
-            keys = {key.name: values.pop(key.name) for key in own_keys(_loaded(self.kind, name))}
+            keys = {key.name: values.pop(key.name) for key in own}
             return self.stage(**values, **{self.slot: Choice(self.kind, name, keys).build()})
         except ValidationError as error:
-            raise WrongSectionError(error.errors(include_url=False), section) from None
+            problems = [_with_example(one, own) for one in error.errors(include_url=False)]
+            raise WrongSectionError(problems, section) from None
         except FedveilError as error:
             raise section_error(str(error)) from None
 
@@ -382,6 +387,14 @@ def _loaded(kind: str, name: str) -> Callable[..., Any]:
             f"parameters can be read: {sanitize(str(error))}"
         ) from error
     return found
+
+
+def _with_example(problem: Any, own: tuple[Key, ...]) -> dict[str, Any]:
+    """Return a problem; a missing key gets an assignment that would be right."""
+    if problem["type"] != "missing":
+        return dict(problem)
+    example = next((key.example for key in own if problem["loc"] == (key.name,)), "")
+    return {**problem, "ctx": {"example": example}}
 
 
 def _try(choice: Choice) -> None:

@@ -25,9 +25,8 @@ from fedveil.files import parse_toml
 from fedveil.privacy.accountant import explain_large_delta, is_large_delta
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, section_error
-from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField
+from fedveil.run.config.in_memory_method import SESSION, ChosenMethod, LocalField, explain_missing_local
 from fedveil.run.config.recommended import RECOMMENDED
-from fedveil.run.config.version_1 import explain_old_rate, move_rates
 from fedveil.statistics.request import (
     LEAST_BINS,
     MOST_BINS,
@@ -385,7 +384,7 @@ class Experiment(Section):
 
     file: ClassVar[str] = "experiment.toml"
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
     seed: int = Field(0, description="initial model, split, allocation, batches, dropout")
     rounds: Annotated[Count, Field(le=1_000_000_000)] = RECOMMENDED.rounds
@@ -419,30 +418,28 @@ class Experiment(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _at_their_keys(cls, given: Any) -> Any:
-        """Move the rates of a document of version 1, or refuse them; add the recommended settings without a method."""
+    def _with_recommended(cls, given: Any) -> Any:
+        """Add the recommended settings to a document without a method."""
         if not isinstance(given, Mapping):
             return given
-        version = given.get("schema_version")
-        if type(version) is int and version == 1:
-            return move_rates(given)
-        if (said := explain_old_rate(given)) is not None:
-            raise ValueError(said)
         try:
             return RECOMMENDED.complete(given)
         except ConfigError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError("; ".join((str(error), *_slips(given)))) from None
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
         """Check the keys of different tables against each other."""
-        trains = self.method.needs("local")
-        if trains and self.local is None:
-            raise ValueError(f"local: {self.method.name} trains locally; give [local] with a learning_rate")
-        self._check_server_rate()
-        found = isinstance(self.method.get("noise_multiplier"), str)
+        found, missing = isinstance(self.method.get("noise_multiplier"), str), list[str]()
+        if self.local is None and self.method.needs("local"):
+            missing.append(f"local: {explain_missing_local(self.method.name)}")
         if found and self.privacy.epsilon is None:
-            raise ValueError("privacy.epsilon: needed where method.noise_multiplier is found for it")
+            missing.append(
+                "privacy.epsilon: needed where method.noise_multiplier is found for it, for instance 2.0"
+            )
+        if missing:
+            raise ValueError("; ".join(missing))
+        self._check_server_rate()
         if not found and self.privacy.epsilon is not None:
             raise ValueError(
                 "privacy.epsilon: needs method.noise_multiplier = 'calibrated', which finds the noise for it; with a "
@@ -518,6 +515,15 @@ class Experiment(Section):
     def to_toml(self) -> str:
         """Return the complete document; :func:`parse` reads it back to an equal experiment."""
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _slips(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the unknown keys of a document and of its table ``[privacy]``, which may be slips of what it lacks."""
+    for above, kind in (("", Experiment), ("privacy.", PrivacySection)):
+        table = document.get(above.rstrip(".")) if above else document
+        for key in table if isinstance(table, Mapping) else ():
+            if key not in kind.model_fields:
+                yield f"{above}{key}: no such key{did_you_mean(str(key), kind.model_fields)}"
 
 
 def flatten_keys(document: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import GetCoreSchemaHandler, PlainSerializer, PlainValidator, ValidationInfo
 
 from fedveil.errors import ConfigError
 from fedveil.methods.capabilities import count_colluding
@@ -20,6 +22,7 @@ from fedveil.run.config.choice import Choice, ChoiceField, StageField, choice_of
 from fedveil.sanitize import sanitize
 from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.steps import LocalSgd
+from fedveil.validation import WrongSectionError
 
 SESSION: Final = "session:"
 """Prefix of the names of objects that were passed in Python: data, a model, a loss, a metric, a method."""
@@ -34,11 +37,36 @@ class ChosenMethod(ChoiceField):
 
     kind: str = "methods"
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return the pydantic schema, which also names a missing table ``[local]`` if the section is wrong."""
+        both = Annotated[Any, PlainValidator(self._read_beside), PlainSerializer(Choice.document)]
+        return handler.generate_schema(both)
+
+    def _read_beside(self, given: Any, there: ValidationInfo) -> Choice:
+        try:
+            return self.read(given)
+        except WrongSectionError as error:
+            absent = there.data.get("local", ...) is None
+            if not absent or error.section is None or not Choice(self.kind, given[_NAME]).needs("local"):
+                raise
+            told = {
+                "type": "value_error",
+                "loc": (),
+                "msg": explain_missing_local(given[_NAME]),
+                "input": None,
+            }
+            raise WrongSectionError([*error.problems, told], error.section) from None
+
     def read(self, given: Any) -> Choice:
         """Return the choice of a table; for a method composed in Python, its description."""
         if isinstance(given, dict) and str(given.get(_NAME)).startswith(SESSION):
             return InMemoryMethod.read(given)
         return super().read(given)
+
+
+def explain_missing_local(method: str) -> str:
+    """Return what a document of a method that trains locally lacks."""
+    return f"{method} trains locally; give [local] with a learning_rate, for instance 'by-rule' or 0.1"
 
 
 @dataclass(frozen=True)

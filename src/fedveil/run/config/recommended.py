@@ -164,7 +164,7 @@ class Recommended:
             "local": {"learning_rate": BY_RULE, "epochs": self.epochs},
             "method": {
                 "name": "uldp-avg-w",
-                "power": 1 if _protection(protection, "weighs") else "linked",
+                "power": 1 if has_capability(protection, "weighs") else "linked",
                 "clip": {"start": self.clip},
                 "noise_multiplier": "calibrated",
             },
@@ -299,10 +299,10 @@ def rounds_of(method: Mapping[str, Any]) -> int | None:
     return _ROUNDS.get(name) if isinstance(name, str) else None
 
 
-def _protection(name: str, capability: str) -> bool:
+def has_capability(protection: str, capability: str) -> bool:
     """Return whether a registered protection ``weighs`` or ``divides``; False for a name that validation refuses."""
     try:
-        return bool(name) and bool(getattr(find("protections", name).load(), capability, False))
+        return bool(protection) and bool(getattr(find("protections", protection).load(), capability, False))
     except ConfigError:
         return False
 
@@ -313,7 +313,7 @@ def _why_linear(facts: TableFacts) -> str | None:
         ("weighs", "computes weights by records"),
         ("divides", "encrypts a part of an update"),
     ):
-        if _protection(facts.protection, capability):
+        if has_capability(facts.protection, capability):
             return f"protection {facts.protection} {what}, and the others send sums of statistics"
     if facts.task not in ("classification", "regression", "survival"):
         return f"{facts.task} has no Newton step and no tree here"

@@ -34,8 +34,8 @@ from fedveil.privacy.statement import Statement
 from fedveil.validation import DocumentTable, validate_document
 
 SCHEMA_VERSION: Final = 1
-EXPERIMENT_VERSIONS: Final = (1, 2)
-"""Versions of ``experiment.toml`` that can be read."""
+EXPERIMENT_VERSION: Final = 2
+"""Version of ``experiment.toml``."""
 NORM_LEVELS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Levels of the quantiles of contribution norms in a row of metrics.jsonl."""
 

@@ -64,7 +64,7 @@ from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import Head
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import KINDS
-from fedveil.run.folder.documents import EXPERIMENT_VERSIONS, SCHEMA_VERSION, RoundRow, read_line
+from fedveil.run.folder.documents import EXPERIMENT_VERSION, SCHEMA_VERSION, RoundRow, read_line
 from fedveil.training.server.optimizers import State
 
 Row = dict[str, Any]
@@ -180,7 +180,7 @@ class RunFolder:
         if not (path / "experiment.toml").is_file():
             raise RunFolderError(f"{path}: {_instead(path)}")
         document = check_schema_version(
-            read_toml(path / "experiment.toml"), path / "experiment.toml", *EXPERIMENT_VERSIONS
+            read_toml(path / "experiment.toml"), path / "experiment.toml", EXPERIMENT_VERSION
         )
         folder = cls(path)
         return folder, folder.with_refined_schema(parse(document, str(path / "experiment.toml")))

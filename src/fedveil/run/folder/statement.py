@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedveil.data.schema import OF_CLIENTS
 from fedveil.privacy.claims import Reveals, Role
-from fedveil.privacy.events import NoGuarantee, atoms
-from fedveil.privacy.statement import KNOWN_SEED, AsPublished, Statement, epsilons_by_accountant, show_delta
+from fedveil.privacy.events import Event
+from fedveil.privacy.statement import AsPublished, Statement, StatementBuilder
 from fedveil.run.config.task_choice import describe_choice
 from fedveil.run.folder.run_folder import finite
 from fedveil.run.folder.shown import uncovered_outputs
@@ -24,65 +24,52 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
             vanished (a crash may have charged one more), and one per side release.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
-    run, delta, spent, charges = prepared.experiment.name, privacy.delta, ledger.event, ledger.charges
-    reasons = [event.reason for event in atoms(spent) if isinstance(event, NoGuarantee)]
-    if not prepared.secure:
-        reasons.append(KNOWN_SEED)
+    run, beside = prepared.experiment.name, ledger.beside
     # Every charge beyond one per round counts as a further release of a round.
-    again = charges - rounds
-    epsilon = None if reasons else finite(prepared.epsilon_with(Role.READER, rounds, ledger.beside, again))
-    if epsilon is None and not reasons:
-        reasons.append(
-            f"the accountant {prepared.accountant.name} shows no finite epsilon at delta {show_delta(delta)}"
-        )
-    return Statement(
+    again = ledger.charges - rounds
+
+    def learned(role: Role) -> Event:
+        return prepared.learned_event(role, rounds, beside, again)
+
+    builder = StatementBuilder(
         unit=guarantee.unit,
         adjacency=guarantee.adjacency,
-        epsilon=epsilon,
-        delta=delta,
-        accountant=prepared.accountant.name,
-        epsilons=epsilons_by_accountant(spent, delta, guarantee.adjacency),
-        event=spent,
+        delta=privacy.delta,
+        accountant=prepared.accountant,
         units=prepared.population.n_users,
+        secure=prepared.secure,
+    )
+    return builder.build(
+        ledger.event,
+        learned,
+        [
+            view.with_releases(other for one in beside for other in one.guarantee.views)
+            for view in guarantee.views
+        ],
         mechanisms=(
             *guarantee.mechanisms,
             f"{rounds} rounds of the above{_besides(again)}, under adaptive composition",
             *(
                 line
-                for one in dict.fromkeys(ledger.beside)
-                for line in (one.statement_sentence(run, ledger.beside.count(one)), *one.guarantee.mechanisms)
+                for one in dict.fromkeys(beside)
+                for line in (one.statement_sentence(run, beside.count(one)), *one.guarantee.mechanisms)
             ),
         ),
-        trust=tuple(
-            view.disclosure(
-                prepared.epsilon_with(view.role, rounds, ledger.beside, again) if prepared.secure else None,
-                prepared.learned_event(view.role, rounds, ledger.beside, again),
-                [other for one in ledger.beside for other in one.guarantee.views],
-            )
-            for view in guarantee.views
-        ),
         randomness=_randomness(prepared),
-        secure_randomness=prepared.secure,
-        uncovered=tuple(
-            dict.fromkeys(
-                (
-                    *prepared.uncovered,
-                    *(text for one in ledger.beside for text in one.guarantee.uncovered),
-                    *uncovered_outputs(
-                        exact_metrics=prepared.evaluation is None,
-                        is_federated=not prepared.population.complete,
-                    ),
-                )
-            )
+        uncovered=(
+            *prepared.uncovered,
+            *(text for one in beside for text in one.guarantee.uncovered),
+            *uncovered_outputs(
+                exact_metrics=prepared.evaluation is None, is_federated=not prepared.population.complete
+            ),
         ),
         notes=(*prepared.population.notes, *_refused(prepared), *_fitted(prepared), *_chosen(prepared)),
         as_published=tuple(
-            AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, delta)), gap=claim.gap)
+            AsPublished(name=claim.name, value=finite(claim.epsilon(rounds, privacy.delta)), gap=claim.gap)
             for claim in guarantee.published
             if rounds > 0
         ),
-        reasons=tuple(reasons),
-        released="models and statistics" if ledger.beside else "models",
+        released="models and statistics" if beside else "models",
     )
 
 

@@ -8,6 +8,8 @@ by itself, so that its rounding does not depend on the records of others.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,8 +24,8 @@ from fedveil.data.schema import Label, Schema
 from fedveil.data.tables import files_of
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import read_json, reading
-from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.release_document import DeclaredTables
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release, default_silo_weights, design_release
 from fedveil.run.releases.side_releases import as_run_release, document_multiplier, shared_multiplier
@@ -127,10 +129,72 @@ def plan_evaluation(experiment: Experiment, of: DeclaredTables) -> Evaluation | 
     if evaluation.error > MOST_ERROR:
         raise ConfigError(
             f"evaluation: about {people:.0f} people are held out, whose {evaluation.measure} would have noise of "
-            f"standard deviation {evaluation.error:.2g}; {MOST_ERROR:g} is allowed. Give a larger privacy.epsilon, "
-            "budget.evaluation or data.table.test_share, or fewer groups"
+            f"standard deviation {evaluation.error:.2g}; {MOST_ERROR:g} is allowed. Each of these suffices: "
+            f"{', or '.join(_remedies(experiment, of, asked)) or 'none of a larger epsilon or share'}"
         )
     return evaluation
+
+
+def _remedies(experiment: Experiment, of: DeclaredTables, asked: EvaluationRequest) -> list[str]:
+    """Return the changes of one public number that make the predicted noise small enough, each by itself.
+
+    Every number is planned again with the change, rounded up to two significant digits.
+    """
+    privacy, shares, table = experiment.privacy, experiment.shares, experiment.data.table
+    assert table is not None, "Experiment asks for it"
+    assert privacy.epsilon is not None, "Experiment asks for it"
+    users, test_share, given = of.schema.n_users, table.test_share, asked
+
+    def error(
+        *,
+        people: float = users * test_share,
+        epsilon: float = privacy.epsilon,
+        share: float = shares.evaluation,
+    ) -> float:
+        changed = experiment.model_copy(
+            update={
+                "privacy": privacy.model_copy(update={"epsilon": epsilon}),
+                "budget": shares.model_copy(update={"evaluation": share}),
+            }
+        )
+        return _Planner(changed, of, given).planned(people).error
+
+    other = shares.preprocessing * (experiment.preprocessing is not None) + shares.votes
+    searches = (
+        ("privacy.epsilon", privacy.epsilon, 100.0, lambda value: error(epsilon=value)),
+        ("budget.evaluation", shares.evaluation, 0.5 - other, lambda value: error(share=value)),
+        ("data.table.test_share", test_share, 0.5, lambda value: error(people=users * value)),
+        (
+            "users (n_users of the schema)",
+            float(users),
+            1e9,
+            lambda value: error(people=test_share * value),
+        ),
+    )
+    found = [
+        f"{name} = {value:.12g}"
+        for name, start, most, error_at in searches
+        if (value := _least_value(error_at, start, most)) is not None
+    ]
+    if asked.by:
+        given = asked.model_copy(update={"by": ()})
+        found += ["evaluation.by left out"] if error() <= MOST_ERROR else []
+    return found
+
+
+def _least_value(error_at: Callable[[float], float], start: float, most: float) -> float | None:
+    """Return a value of two significant digits above ``start`` at which the error is small enough, near the least.
+
+    The error falls as the value grows. None: ``most`` does not suffice.
+    """
+    low, high = start, most
+    if start >= most or error_at(most) > MOST_ERROR:
+        return None
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if error_at(middle) <= MOST_ERROR else (middle, high)
+    digit = 10.0 ** (math.floor(math.log10(high)) - 1)
+    return min(most, math.ceil(high / digit) * digit)
 
 
 def read_evaluation(folder: RunFolder) -> NoisySums:

@@ -10,8 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
-from fedveil.run.config.release_document import INFERENCE, InferenceDocument, read_releases
+from fedveil.run.config.release_document import (
+    INFERENCE,
+    DeclaredTables,
+    InferenceDocument,
+    declared_tables,
+    read_releases,
+)
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.release import Release, design_release

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from fedveil.data.columns import ColumnTable, read_columns
 from fedveil.data.memory_tables import TableFile
-from fedveil.run.config.declared_tables import DeclaredTables
-from fedveil.run.config.release_document import TableDocument
+from fedveil.run.config.release_document import DeclaredTables, TableDocument
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.series import Series

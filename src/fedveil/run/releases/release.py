@@ -33,9 +33,8 @@ from fedveil.privacy.statement import show_at_most
 from fedveil.protocols.driver import LocalDriver
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import PrivacyRandomness
-from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
-from fedveil.run.config.release_document import TableDocument
+from fedveil.run.config.release_document import DeclaredTables, TableDocument
 from fedveil.run.rounds.client_inputs import ChannelInputs
 from fedveil.statistics.local_vectors import PersonVector, Progress, silo_sums
 from fedveil.statistics.request import SiloWeights

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from fedveil.run.config.declared_tables import DeclaredTables
 from fedveil.run.config.experiment import Experiment
-from fedveil.run.config.release_document import InferenceDocument, ReleaseDocument, TableDocument
+from fedveil.run.config.release_document import (
+    DeclaredTables,
+    InferenceDocument,
+    ReleaseDocument,
+    TableDocument,
+)
 from fedveil.run.releases.evaluation import asked_evaluation
 from fedveil.run.releases.inference import prepare_inference, regression_without_noise
 from fedveil.run.releases.prepared_releases import PreparedReleases

@@ -13,7 +13,7 @@ from fedveil.privacy.calibration import epsilon_of, least_noise
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, GaussianEvent, all_of
 from fedveil.privacy.ledger import Budget, Ledger
-from fedveil.privacy.statement import KNOWN_SEED, Statement, epsilons_by_accountant
+from fedveil.privacy.statement import Statement, StatementBuilder
 from fedveil.run.config.experiment import PrivacySection
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release
@@ -82,15 +82,18 @@ class Series:
         made, guarantees = self.with_charges(times), [one.guarantee for one in self.releases]
         first = guarantees[0]
         source = "the operating system's cryptographic random number generator"
-        return Statement(
+        builder = StatementBuilder(
             unit=first.unit,
             adjacency=first.adjacency,
-            epsilon=made.epsilon_of(made.event) if self.secure else None,
             delta=self.privacy.delta,
-            accountant=self.accountant.name,
-            epsilons=epsilons_by_accountant(made.event, self.privacy.delta, first.adjacency),
-            event=made.event,
+            accountant=self.accountant,
             units=self.releases[0].public.n_users,
+            secure=self.secure,
+        )
+        return builder.build(
+            made.event,
+            made.event_for,
+            first.views,
             mechanisms=(
                 *(
                     one.statement_sentence(name, charged)
@@ -98,23 +101,11 @@ class Series:
                 ),
                 *dict.fromkeys(text for one in guarantees for text in one.mechanisms),
             ),
-            trust=tuple(
-                view.disclosure(
-                    made.epsilon_of(made.event_for(view.role)) if self.secure else None,
-                    made.event_for(view.role),
-                )
-                for view in first.views
-            ),
             randomness=f"noise was drawn, by exact samplers, from {source}"
             if self.secure
             else "noise was derived from a known seed, for reproduction only",
-            secure_randomness=self.secure,
-            uncovered=(
-                *dict.fromkeys(text for one in guarantees for text in one.uncovered),
-                *_UNCOVERED,
-            ),
+            uncovered=(*(text for one in guarantees for text in one.uncovered), *_UNCOVERED),
             notes=notes,
-            reasons=() if self.secure else (KNOWN_SEED,),
             released="statistics",
         )
 

@@ -12,8 +12,13 @@ from typing import Any, ClassVar
 
 from fedveil.errors import RunFolderError
 from fedveil.methods.capabilities import nominal_multiplier
-from fedveil.run.config.declared_tables import DeclaredTables, declared_tables
-from fedveil.run.config.release_document import STATISTICS, ReleaseDocument, read_releases
+from fedveil.run.config.release_document import (
+    STATISTICS,
+    DeclaredTables,
+    ReleaseDocument,
+    declared_tables,
+    read_releases,
+)
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.release import Release, design_release

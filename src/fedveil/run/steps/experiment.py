@@ -95,6 +95,7 @@ class Outcome:
         statement: the privacy statement of the run.
         seconds: wall-clock seconds of all rounds together.
         evaluated: the released test metrics; None if the experiment requests none.
+        was_complete: whether the folder held the whole run already, so that nothing was played or charged.
     """
 
     folder: Path
@@ -104,6 +105,7 @@ class Outcome:
     statement: Statement
     seconds: float
     evaluated: ReleasedEvaluation | None = None
+    was_complete: bool = False
 
 
 class ExperimentParts(RunParts[Outcome | PartEnding]):

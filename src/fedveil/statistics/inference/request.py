@@ -57,7 +57,9 @@ class _Asked(_Part):
     )
     order: str | None = Field(None, description="numeric column that first and last go by")
     silos: Literal["records", "equal", "uniform"] = Field(
-        "records", description="a person's weights over silos: n_su/N_u, 1/(the person's silos), or 1/|S|"
+        "records",
+        description="a person's weights over silos: n_su/N_u, 1/(the person's silos), or 1/|S|; default: "
+        "'records' under private-weighting, else 'uniform'",
     )
 
     @model_validator(mode="after")

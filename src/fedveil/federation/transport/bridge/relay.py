@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
+import math
 import os
 import select
 import socket
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from email.message import Message
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 SendMessage = Callable[[bytes], bytes]
 """Sends a message to a silo by the other system, and returns the silo's answer. Raises OSError if there is none."""
@@ -32,6 +33,10 @@ _POLL_SECONDS: Final = 60.0
 
 _KEY_PROCESS_SECONDS: Final = 75.0
 """More than the key process takes: after 30 seconds it answers that the silo is at work."""
+
+_CONNECT_SECONDS: Final = 10.0
+LEAST_RATE: Final = float(1 << 20)
+"""Bytes a second between processes of one host, at which they do not count as too slow."""
 
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_BYTES: Final = 1 << 28
@@ -53,12 +58,14 @@ def ask_key_process(path: str, message: bytes) -> bytes:
     Raises:
         OSError: the key process refused the message or is not there; the silo's own log says why.
     """
-    with _connect(path, _KEY_PROCESS_SECONDS) as connection, connection.makefile("rb") as stream:
+    with _connect(path) as connection, connection.makefile("rb") as stream:
+        connection.allow(_KEY_PROCESS_SECONDS, len(message))
         connection.sendall(_LENGTH.pack(len(message)))
         connection.sendall(message)
         beginning = stream.read(1 + _LENGTH.size)
         if len(beginning) == 1 + _LENGTH.size:
             (length,) = _LENGTH.unpack(beginning[1:])
+            connection.allow(_KEY_PROCESS_SECONDS, length)
             answer = stream.read(length)
             if len(answer) == length and beginning[0] == 0:
                 return answer
@@ -134,12 +141,54 @@ class Bridge:
         return new_tag
 
 
+class TimedSocket(socket.socket):
+    """A socket whose reads and writes end by one moment together, however slowly the peer sends or reads.
+
+    A timeout of each read alone would let a peer that sends one byte after another hold the caller without end.
+    """
+
+    _until = _seconds = math.inf
+
+    def allow(self, seconds: float, size: int = 0) -> None:
+        """Set how long all reads and writes may take from now on.
+
+        Args:
+            seconds: for each, and for all together beyond the time that the bytes may take.
+            size: bytes that are to pass; :data:`LEAST_RATE` of them a second is allowed.
+        """
+        self._seconds, self._until = seconds, time.monotonic() + seconds + size / LEAST_RATE
+
+    def _set_time_left(self) -> None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("too slow")
+        self.settimeout(None if math.isinf(left) else min(self._seconds, left))
+
+    def recv(self, *arguments: Any) -> bytes:
+        """Read, within what is left of the time."""
+        self._set_time_left()
+        return super().recv(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:
+        """Read into a buffer, within what is left of the time."""
+        self._set_time_left()
+        return super().recv_into(*arguments)
+
+    def sendall(self, *arguments: Any) -> None:
+        """Write, within what is left of the time."""
+        self._set_time_left()
+        super().sendall(*arguments)
+
+
 class MailboxConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket of a link; opened by the first request, and again after the link has closed it.
 
+    Claim: the link's process, which faces the network, holds a caller for no longer than twice ``seconds``, and one
+    second for each MiB of the request and of the announced answer. ``tests/test_https_strangers.py`` tries it.
+
     Args:
         path: of the socket.
-        seconds: longest wait for the socket.
+        seconds: longest wait for the head of an answer.
     """
 
     def __init__(self, path: str, seconds: float = _POLL_SECONDS) -> None:
@@ -148,7 +197,7 @@ class MailboxConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Open the socket."""
-        self.sock = _connect(self._path, self._seconds)
+        self.sock = self._timed = _connect(self._path)
 
     def end(self) -> None:
         """Have a request of another thread fail at once."""
@@ -166,19 +215,33 @@ class MailboxConnection(http.client.HTTPConnection):
     ) -> tuple[int, Message, bytes]:
         """Return status, header fields and body of the answer; after any failure the socket is closed.
 
+        Args:
+            method: such as ``GET``.
+            path: and query.
+            headers: fields of the request, with ``Content-Length`` where the body comes in pieces.
+            body: of the request.
+            longest: bytes of the longest body that is read.
+
         Raises:
-            OSError: there is no link, it does not answer, or the body is incomplete or longer than ``longest``.
+            OSError: there is no link, it does not answer in time, or the body is of no announced length, incomplete or
+                longer than ``longest``.
         """
         try:
             if self.sock is not None and _is_readable(self.sock):
                 self.close()  # nothing was asked for: the link has closed the connection, or restarted
+            if self.sock is None:
+                self.connect()
+            opened = self._timed
+            sent = len(body) if isinstance(body, bytes) else int(headers["Content-Length"])
+            opened.allow(self._seconds, sent)
             self.request(method, path, body or None, headers)
             response = self.getresponse()
-            content = response.read(longest + 1)
-            if len(content) > longest:
+            if (length := response.length) is None:
+                raise OSError("the mailbox announced no length of its answer")
+            if length > longest:
                 raise OSError(f"the mailbox sent more than {longest} bytes")
-            if response.length:  # announced, but not sent: a read of at most so many bytes does not check it
-                raise OSError("the mailbox ended in the middle of its answer")
+            opened.allow(self._seconds, length)
+            content = response.read()  # raises IncompleteRead where less came than was announced
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             raise OSError(f"no answer of the mailbox: {error or type(error).__name__}") from error
@@ -191,11 +254,11 @@ def _is_readable(opened: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _connect(path: str, seconds: float) -> socket.socket:
+def _connect(path: str) -> TimedSocket:
     """Connect to a Unix socket; its path may be longer than the 108 bytes that the kernel takes."""
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened = TimedSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        opened.settimeout(seconds)
+        opened.settimeout(_CONNECT_SECONDS)
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
         try:
             opened.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")

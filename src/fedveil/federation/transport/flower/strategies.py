@@ -14,8 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedveil.errors import MessageError, ProtocolError
-from fedveil.federation.transport.flower.mods import QUANTISED, nonce_key
-from fedveil.federation.transport.flower.updates import moved_by, update_of
+from fedveil.federation.transport.flower.mods import QUANTISED, moved_by, nonce_key, update_of
 from fedveil.quantization.codec import gaussian_channel
 from fedveil.quantization.streams import KeyedStreams
 from fedveil.training.server.denoise import Laplacian

@@ -10,12 +10,21 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-import httpx
+import httpcore
 
 from fedveil.errors import ConfigError
-from fedveil.sanitize import sanitize
+from fedveil.sanitize import LONGEST_SENTENCE, one_line
+
+NETWORK_ERRORS: Final = (
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.ProxyError,
+    httpcore.TimeoutException,
+    OSError,
+)
+"""Errors of a request by httpcore."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,33 @@ def proxy_for(server: str) -> str | None:
         return None
     url = named if "://" in named else f"http://{named}"
     try:
-        if httpx.Proxy(url).url.scheme in ("http", "https") and urlsplit(url).hostname:
-            return url
-    except (ValueError, httpx.InvalidURL):
-        pass
-    raise ConfigError(  # without what it is: it may have a password
-        "HTTPS_PROXY (or ALL_PROXY): must be an HTTP proxy, http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT; "
-        "other kinds, such as SOCKS, are not supported"
+        proxy_of_url(url)
+    except ValueError:
+        raise ConfigError(  # without what it is: it may have a password
+            "HTTPS_PROXY (or ALL_PROXY): must be an HTTP proxy, http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT; "
+            "other kinds, such as SOCKS, are not supported"
+        ) from None
+    return url
+
+
+def proxy_of_url(url: str) -> httpcore.Proxy:
+    """Return a proxy.
+
+    Args:
+        url: ``http`` or ``https``, with host and perhaps port, user name and password.
+
+    Raises:
+        ValueError: it is another.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("not the URL of an HTTP proxy")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    name, password = unquote(parts.username or ""), unquote(parts.password or "")
+    host = parts.hostname.encode("idna")
+    return httpcore.Proxy(
+        httpcore.URL(scheme=parts.scheme.encode(), host=host, port=port, target=b"/"),
+        auth=(name.encode(), password.encode()) if name or password else None,
     )
 
 
@@ -86,6 +115,7 @@ _VERIFY_SENTENCES: Final = (
 
 _STATUS_SENTENCES: Final = {
     "not-a-member": "the coordinator has not accepted a membership that names this silo's key (yet)",
+    "expired": "this silo's certificate has expired: the founder seals again, and the silo accepts",
     "revoked": "this silo's key was revoked by the founder; join again with new keys",
     "not-ready": "the coordinator's mailbox runs, but the coordinator has not introduced the members yet",
     "busy": "this silo has too many open requests at the coordinator: is it served twice?",
@@ -106,7 +136,7 @@ def fault_of_error(error: Exception, server: str, proxy: str | None) -> Fault:
     """Return why a request failed.
 
     Args:
-        error: what httpx raised.
+        error: one of :data:`NETWORK_ERRORS`.
         server: host and port of the coordinator.
         proxy: URL of the proxy, or None.
     """
@@ -118,16 +148,16 @@ def fault_of_error(error: Exception, server: str, proxy: str | None) -> Fault:
             return _fault_of_certificate(cause, server, through)
         if isinstance(cause, ssl.SSLError):
             return _fault_of_tls(cause, server, through)
-    if isinstance(error, httpx.ProxyError):
+    if isinstance(error, httpcore.ProxyError):
         return _fault_of_proxy(str(error), through)
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpcore.TimeoutException):
         return Fault("timeout", f"{server}{through}: no answer in time; does a firewall drop the packets?")
-    if isinstance(error, httpx.ConnectError):
+    if isinstance(error, httpcore.ConnectError):
         return _fault_of_connecting(error, server, proxy)
     return Fault("disconnected", _DISCONNECTED.format(server=server))
 
 
-def _fault_of_connecting(error: httpx.ConnectError, server: str, proxy: str | None) -> Fault:
+def _fault_of_connecting(error: httpcore.ConnectError, server: str, proxy: str | None) -> Fault:
     where = server if proxy is None else f"the proxy {host_of_url(proxy)} (HTTPS_PROXY)"
     for cause in _chain(error):
         if isinstance(cause, socket.gaierror):
@@ -226,7 +256,7 @@ class FaultLog:
         count = self._suppressed.pop(cause, 0)
         self._next[cause] = now + INTERVAL_SECONDS
         more = f" ({count} more like it since the last such line)" if count else ""
-        self._log.warning("%s: %s%s", cause, sanitize(sentence), more)
+        self._log.warning("%s: %s%s", cause, one_line(sentence[:LONGEST_SENTENCE]), more)
 
     def forget(self) -> None:
         """Start anew: the next fault of every cause is written."""

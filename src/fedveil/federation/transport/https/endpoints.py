@@ -26,12 +26,11 @@ from urllib.parse import unquote_to_bytes
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding
 
+from fedveil.federation.enrollment.certificates import KeyDigests, has_expired, public_key_digest
 from fedveil.federation.transport import interface
 from fedveil.federation.transport.https.connection_faults import FaultLog
 from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
-from fedveil.federation.transport.https.key_digests import KeyDigests, key_digest
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
 from fedveil.federation.transport.interface import (
     ANSWER_PATH,
@@ -48,12 +47,24 @@ _log = logging.getLogger("fedveil.link")
 
 
 Identify = Callable[[Request], str]
-"""Returns the digest of the key that a request comes from; empty if there is none."""
+"""Returns the digest of the key that a request comes from; empty if there is none.
+
+TLS checks a certificate when a connection begins, and a connection may stay open for longer than the certificate is
+valid. So every request is refused (403 ``expired``) whose certificate has expired since.
+"""
 
 
 def by_certificate(digests: KeyDigests) -> Identify:
     """Identify a request by the client certificate of its TLS connection."""
-    return lambda request: "" if request.peer is None else digests(request.peer)
+
+    def identify(request: Request) -> str:
+        if request.peer is None:
+            return ""
+        if digests.has_expired(request.peer):
+            raise _expired()
+        return digests(request.peer)
+
+    return identify
 
 
 def by_proxy_header(request: Request) -> str:
@@ -61,9 +72,16 @@ def by_proxy_header(request: Request) -> str:
     escaped = request.header("X-Client-Certificate")
     try:
         certificate = x509.load_pem_x509_certificate(unquote_to_bytes(escaped))
-        return key_digest(certificate.public_bytes(Encoding.DER))
+        digest = public_key_digest(certificate.public_key())
     except (ValueError, UnsupportedAlgorithm):
         return ""
+    if has_expired(certificate):
+        raise _expired()
+    return digest
+
+
+def _expired() -> RefusedRequestError:
+    return RefusedRequestError(403, "expired")
 
 
 def by_silo_name(mailbox: Mailbox) -> Identify:

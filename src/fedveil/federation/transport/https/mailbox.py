@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from fedveil.federation.limits import LARGEST_MESSAGE
+from fedveil.federation.transport.interface import LARGEST_MESSAGE
 
 _COLLECTED_BYTES: Final = 1 << 20
 """Bytes of answers that are handed over at once, beyond the first."""

@@ -2,9 +2,10 @@
 
 It has the TLS client key and no other: no table, no identity key, no listening port.
 
-Claim: an answer leaves only over TLS 1.3 to a server whose certificate is of the federation's authority and whose key
-is the one that the membership names. Whatever a server sends, this process holds at most ``largest`` bytes of it: no
-compression is asked for or undone, and no redirect is followed. ``tests/test_https_silo_client.py`` tries each.
+Claim: an answer leaves only over TLS 1.3 to a server whose certificate is of the federation's authority, has not
+expired, and has the key that the membership names. Whatever a server sends, this process holds at most ``largest``
+bytes of it: no compression is asked for or undone, no redirect is followed, no cookie is kept. A request ends in time,
+however slowly the server or a proxy sends or reads. ``tests/test_https_silo_client.py`` tries each.
 """
 
 from __future__ import annotations
@@ -12,33 +13,36 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import random
 import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpcore
 
-from fedveil.errors import ProtocolError
+from fedveil.federation.enrollment.certificates import KeyDigests
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
-from fedveil.federation.hosts.ipc import ask
+from fedveil.federation.transport.bridge.relay import ask_key_process
 from fedveil.federation.transport.https.connection_faults import (
+    NETWORK_ERRORS,
     Fault,
     FaultLog,
     WrongServerKeyError,
     fault_of_error,
     fault_of_status,
+    host_of_server,
     proxy_for,
+    proxy_of_url,
 )
-from fedveil.federation.transport.https.key_digests import KeyDigests
+from fedveil.federation.transport.https.deadline import TimedBackend
 from fedveil.federation.transport.interface import (
     ANSWER_PATH,
     MESSAGE_PATH,
@@ -50,7 +54,10 @@ from fedveil.federation.transport.interface import (
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
-"""More than a poll takes."""
+"""For a request and its answer, beyond the time of their bytes: more than a poll takes."""
+
+_LEAST_RATE: Final = float(1 << 14)
+"""Bytes a second, below which a connection is too slow."""
 
 _KEPT_SECONDS: Final = 25.0
 """Less than the mailbox keeps an idle connection."""
@@ -121,17 +128,20 @@ def client_context(folder: Path, server_key: str) -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backoff:
-    """Exponential back-off with jitter, so that silos do not reconnect all at once.
+class RetryPolicy:
+    """Deadline of a request, and waits between requests: exponential back-off with jitter, so that silos do not
+    reconnect all at once.
 
     Attributes:
         first: seconds of the first wait.
         longest: seconds of the longest.
+        answer_seconds: for a request and its answer, beyond the time of their bytes.
         sleep: waits.
     """
 
     first: float = 2.0
     longest: float = 30.0
+    answer_seconds: float = _ANSWER_SECONDS
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self, attempt: int) -> None:
@@ -161,6 +171,12 @@ def _skew(date: str) -> float | None:
         return None
 
 
+def _expiry(response: httpcore.Response) -> float:
+    """Return when the certificate of the server that answered expires (seconds since 1970)."""
+    secured = response.extensions["network_stream"].get_extra_info("ssl_object")
+    return float(ssl.cert_time_to_seconds(secured.getpeercert()["notAfter"]))
+
+
 class SiloClient:
     """Fetches and answers messages until the caller ends it.
 
@@ -170,7 +186,7 @@ class SiloClient:
         answer: the silo's key process.
         largest: bytes of the longest message that is read.
         report: called with a fault when the connection is lost, and with None when it is there again.
-        backoff: waits between attempts.
+        retry: how long a request may take, and when it is made again.
     """
 
     def __init__(
@@ -180,21 +196,22 @@ class SiloClient:
         answer: AnswerMessage,
         largest: int,
         report: Callable[[Fault | None], None] = lambda fault: None,
-        backoff: Backoff = Backoff(),
+        retry: RetryPolicy = RetryPolicy(),
     ) -> None:
         self._server, self._answer, self._largest = server, answer, largest
-        self._report, self._backoff = report, backoff
+        self._report, self._retry = report, retry
         self._proxy = proxy_for(server)
-        self._client = httpx.Client(
-            base_url=f"https://{server}",
-            verify=context,
-            proxy=self._proxy,
-            trust_env=False,
-            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
-            headers={"Accept-Encoding": "identity"},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # what a server sets is not kept
+        self._host = host_of_server(server).encode("idna")
+        self._port = int(server.rpartition(":")[2])
+        self._network = TimedBackend()
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=context,
+            proxy=None if self._proxy is None else proxy_of_url(self._proxy),
+            max_connections=1,
+            keepalive_expiry=_KEPT_SECONDS,
+            network_backend=self._network,
         )
+        self._expires = math.inf  # when the certificate of the server does
         self._faults = FaultLog(_log)
         self._failures, self._connected = 0, False
         self._tag, self._message = "", b""
@@ -202,7 +219,7 @@ class SiloClient:
 
     def serve(self, is_ending: Callable[[], bool]) -> None:
         """Answer messages until ``is_ending()``."""
-        with self._client:
+        with self._pool:
             while not is_ending():
                 try:
                     if not self._connected:
@@ -218,16 +235,14 @@ class SiloClient:
         Raises:
             FaultError: there is no connection; says why.
         """
-        with self._client:
+        with self._pool:
             began = time.monotonic()
             headers = self._greet()
             return Contact(time.monotonic() - began, _skew(headers.get("date", "")))
 
-    def _greet(self) -> httpx.Headers:
+    def _greet(self) -> dict[str, str]:
         """Make a request that is answered at once: an answer to no message, which no mailbox takes."""
-        status, headers, _ = self._request(
-            "POST", ANSWER_PATH, headers={"Answers": "none", "Content-Length": "0"}
-        )
+        status, headers, _ = self._request("POST", ANSWER_PATH, {"Answers": "none", "Content-Length": "0"})
         if status != HTTPStatus.CONFLICT:
             raise FaultError(fault_of_status(status, headers.get("cause", "")))
         self._note_connected()
@@ -236,19 +251,17 @@ class SiloClient:
     def _fetch(self) -> bool:
         """Ask for the current message; return whether there is one to answer."""
         held = sha256(self._message).hexdigest()
-        status, headers, body = self._request(
-            "GET", MESSAGE_PATH, headers={"If-None-Match": self._tag, "Have": held}
-        )
+        status, headers, body = self._request("GET", MESSAGE_PATH, {"If-None-Match": self._tag, "Have": held})
         if status not in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
             raise FaultError(fault_of_status(status, headers.get("cause", "")))
         self._note_connected()
         if "replaced" in headers:
             sentence = "another process fetches messages with this silo's key; is it served twice?"
             self._faults.warn("replaced", sentence)
-            self._backoff.sleep(_REPLACED_SECONDS)
+            self._retry.sleep(_REPLACED_SECONDS)
         if status != HTTPStatus.OK:
             return False
-        tag = headers.get(TAG_HEADER, "")
+        tag = headers.get(TAG_HEADER.lower(), "")
         if not _TAG.fullmatch(tag):
             raise FaultError(Fault("tag", f"{self._server}: sent a message without a valid {TAG_HEADER}"))
         self._tag = tag
@@ -263,14 +276,12 @@ class SiloClient:
         except NoAnswerError as error:
             self._faults.warn("no-answer", f"a message was not answered: {error}")
             self._tag = ""  # the message is asked for again
-            self._backoff.wait(1)
+            self._retry.wait(1)
             return
         while not is_ending():
             headers = {"Answers": self._tag, "Content-Length": str(len(answer))}
             try:
-                status, headers_back, _ = self._request(
-                    "POST", ANSWER_PATH, content=split(answer), headers=headers
-                )
+                status, headers_back, _ = self._request("POST", ANSWER_PATH, headers, split(answer))
                 if status not in _FINAL_STATUSES:
                     raise FaultError(fault_of_status(status, headers_back.get("cause", "")))
             except FaultError as error:
@@ -282,20 +293,50 @@ class SiloClient:
                 )
             return  # taken, or another message is current: that one is asked for next
 
-    def _request(self, method: str, path: str, **more: Any) -> tuple[int, httpx.Headers, bytes]:
-        """Return status, headers and body of an answer, of which no more than ``largest`` bytes are read."""
+    def _request(
+        self, method: str, path: str, headers: Mapping[str, str], content: Iterator[bytes] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers (names in lower case) and body of an answer, of at most ``largest`` bytes.
+
+        Args:
+            method: of the request.
+            path: of the request.
+            headers: of the request, with ``Content-Length`` where there is content.
+            content: pieces of the body; None: there is none.
+
+        Raises:
+            FaultError: there is no usable answer.
+        """
+        if time.time() > self._expires:
+            self._pool.close()  # the next handshake finds out what the server has now
+            self._expires = math.inf
+        fields = {"Host": self._server, "Accept-Encoding": "identity", **headers}
+        seconds = self._retry.answer_seconds + int(headers.get("Content-Length", 0)) / _LEAST_RATE
+        until = time.monotonic() + seconds
+        self._network.until = until
         try:
-            with self._client.stream(method, path, **more) as response:
-                if response.headers.get("content-encoding", "identity") != "identity":
+            with self._pool.stream(
+                method,
+                httpcore.URL(scheme=b"https", host=self._host, port=self._port, target=path),
+                headers=[(name.encode(), value.encode()) for name, value in fields.items()],
+                content=content,
+                extensions={"timeout": {"connect": _CONNECT_SECONDS}},
+            ) as response:
+                self._expires = _expiry(response)
+                found = {
+                    key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers
+                }
+                if found.get("content-encoding", "identity") != "identity":
                     raise FaultError(Fault("encoded", f"{self._server}: sent a compressed answer"))
                 body = bytearray()
-                for piece in response.iter_raw():
+                for piece in response.iter_stream():
                     body += piece
                     if len(body) > self._largest:
                         limit = f"{self._largest} bytes (policy.toml: max_message_bytes)"
                         raise FaultError(Fault("message-too-long", f"{self._server}: sent more than {limit}"))
-                return response.status_code, response.headers, bytes(body)
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+                    self._network.until = until + len(body) / _LEAST_RATE
+                return response.status, found, bytes(body)
+        except NETWORK_ERRORS as error:
             raise FaultError(fault_of_error(error, self._server, self._proxy)) from error
 
     def _note_connected(self) -> None:
@@ -313,7 +354,7 @@ class SiloClient:
         self._failures, self._connected = self._failures + 1, False
         self._faults.warn(fault.code, fault.sentence)
         self._report(fault)
-        self._backoff.wait(self._failures)
+        self._retry.wait(self._failures)
 
 
 def answer_by_key_process(path: Path) -> AnswerMessage:
@@ -321,8 +362,8 @@ def answer_by_key_process(path: Path) -> AnswerMessage:
 
     def answer(message: bytes) -> bytes:
         try:
-            return ask(path, message)
-        except (ProtocolError, OSError) as error:
+            return ask_key_process(str(path), message)
+        except OSError as error:
             raise NoAnswerError(str(error)) from error
 
     return answer

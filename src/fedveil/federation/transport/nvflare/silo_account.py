@@ -35,7 +35,7 @@ from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Adjacency, ComposedEvent, Event, GaussianEvent, GridEvent, atoms
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.noise import grid_law
-from fedveil.privacy.statement import Disclosure, Statement, epsilons_by_accountant, show_noise
+from fedveil.privacy.statement import Party, Statement, StatementBuilder, show_noise
 from fedveil.randomness import PrivacyRandomness
 
 LEDGER: Final = "ledger.jsonl"
@@ -135,31 +135,24 @@ def _state_privacy(spent: Event, budget: Budget) -> Statement:
         spent: composition of all charges, which are Gaussian releases on grids.
         budget: whose delta the statement is at.
     """
-    epsilon = budget.accountant.epsilon(spent, budget.delta)
-    server = Disclosure(
+    server = Party(
         role=Role.SERVER,
         party="NVFlare's server, and whoever sees the updates on their way",
         sees="each noisy update of this silo",
-        epsilon=epsilon,
-        event=spent,
     )
-    return Statement(
-        unit=UNIT,
-        adjacency=ADJACENCY,
-        epsilon=epsilon,
-        delta=budget.delta,
-        accountant=budget.accountant.name,
-        epsilons=epsilons_by_accountant(spent, budget.delta, ADJACENCY),
-        units=None,
+    builder = StatementBuilder(
+        unit=UNIT, adjacency=ADJACENCY, delta=budget.delta, accountant=budget.accountant, units=None
+    )
+    return builder.build(
+        spent,
+        lambda _role: spent,
+        (server,),
         mechanisms=tuple(
             f"{number} updates of this silo, each clipped to an l2 norm C, with discrete Gaussian noise of "
             f"{show_noise(one.noise_multiplier)} C on every coordinate before it leaves"
             for one, number in atoms(spent).items()
             if isinstance(one, GaussianEvent)
         ),
-        trust=(server,),
         randomness="the operating system's generator",
-        secure_randomness=True,
         uncovered=UNCOVERED,
-        event=spent,
     )

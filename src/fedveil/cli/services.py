@@ -1,4 +1,4 @@
-"""The command that serves a link; it imports neither PyTorch nor what reads tables."""
+"""Commands of served processes: serve a link, ask for health. They import neither PyTorch nor what reads tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.errors import ConfigError
+from fedveil.sanitize import sanitize
 
 
 def link_command(
@@ -47,3 +48,22 @@ def end_by_terminate() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+# --- health of a served party ---
+
+
+def health_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")],
+) -> None:
+    """Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause."""
+    from fedveil.federation.hosts.metrics_server import ask_party
+
+    found = ask_party(folder.absolute(), "/ready")
+    if found is None:
+        typer.echo(f"{folder}: no process serves it")
+    elif found[0] != 200:
+        typer.echo(sanitize(found[1]))
+    else:
+        return
+    raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -16,6 +16,9 @@ _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 def explain_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the function with an error that lists its arguments where a call has a wrong or too few of them.
+
+    A function with open keyword arguments checks these itself; in a call that lacks a needed argument, one that nearly
+    has its name is taken for a slip.
 
     >>> @explain_arguments
     ... def grow(plant: str, *, water: float = 1.0) -> None: ...
@@ -56,4 +59,12 @@ def _explain(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[s
             return f"{name}: given twice, by place and by name"
     given = {*places[: len(args)], *kwargs}
     missing = [name for name, one in known.items() if one.default is one.empty and name not in given]
-    return f"{', '.join(missing)}: needed; the arguments are: {', '.join(known)}"
+    slips = "".join(
+        f"; '{name}' is no argument{near}" for name in kwargs if (near := _near(name, known, missing))
+    )
+    return f"{', '.join(missing)}: needed; the arguments are: {', '.join(known)}{slips}"
+
+
+def _near(name: str, known: Iterable[str], missing: Iterable[str]) -> str:
+    """Return which missing argument a name may have meant; "" for the name of an argument, or one like no other."""
+    return "" if name in known else did_you_mean(name, missing)
