@@ -174,7 +174,11 @@ class SiloParty:
         finally:
             charged = self._ledger.charges - charges
             if charged:
-                _log.info("ledger entries: %d more; the last is %s", charged, self._ledger.head.hex()[:16])
+                _log.info(
+                    "charged ledger entries: %d; the ledger ends with %s",
+                    charged,
+                    self._ledger.head.hex()[:16],
+                )
             outcome = "charged" if charged else self._outcome
             self._cpu_quota.count(time.thread_time() - began, outcome)
 
