@@ -156,7 +156,7 @@ def test_a_proposal_is_kept_as_real_arithmetic_decides(sampler: BoxSampler) -> N
         if level + Fraction(height, 2**25) < wanted:
             expected.append(value)
     # What is rejected is drawn again: from boxes under the density, with values of 0 offset.
-    drawn = sampler.sample(300, Script(words))
+    drawn = sampler.draw(300, Script(words))
     again = int(sampler.first[0])
     assert [one for one in drawn.tolist() if one != again] == [one for one in expected if one != again]
     assert 0 < len(expected) < 300
@@ -173,7 +173,7 @@ def test_numbers_outside_the_boxes_have_their_probability(
     sampler: BoxSampler, law: DiscreteGaussian | DiscreteLaplace
 ) -> None:
     """With boxes that end near the middle, a tenth of all numbers lie outside."""
-    units = sampler.sample(20_000, PrivacyRandomness.insecure(3).stream("outside"))
+    units = sampler.draw(20_000, PrivacyRandomness.insecure(3).stream("outside"))
     assert np.mean(np.abs(units) >= sampler.end) > 0.05
     assert chi_square(units, law) > FALSE_ALARM
     outside = units[np.abs(units) >= sampler.end]

@@ -160,7 +160,7 @@ class BoxSampler:
         self.level = np.concatenate([*level, np.full(self.outside, np.inf)])
         self._outside_chance = self.levels * beyond / self.outside
 
-    def sample(self, count: int, source: BitSource) -> Int64[np.ndarray, " count"]:
+    def draw(self, count: int, source: BitSource) -> Int64[np.ndarray, " count"]:
         """Return independent samples."""
         result = np.empty(count, dtype=np.int64)
         left = self._propose(result, source)
@@ -383,7 +383,7 @@ class DiscreteLaplace:
 
     def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
         """Return independent samples in grid units."""
-        return _box_sampler(self.scale / self.grid, 1).sample(math.prod(shape), source).reshape(shape)
+        return _box_sampler(self.scale / self.grid, 1).draw(math.prod(shape), source).reshape(shape)
 
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
@@ -495,7 +495,7 @@ class DiscreteGaussian:
         Returns:
             int64 array of this shape.
         """
-        return _box_sampler(self.std / self.grid, 2).sample(math.prod(shape), source).reshape(shape)
+        return _box_sampler(self.std / self.grid, 2).draw(math.prod(shape), source).reshape(shape)
 
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
