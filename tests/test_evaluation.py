@@ -444,8 +444,8 @@ def test_an_evaluation_is_read_again_and_damage_is_noticed(
         {"releases": document["releases"][:1]},
         {"releases": [document["releases"][0], {"noise_std": 1.0, "vector": [1.0]}]},
         {"releases": [document["releases"][0], document["releases"][1] | {"noise_std": -1.0}]},
-        {"asked": document["asked"] | {"by": ["age"]}},
-        {"asked": document["asked"] | {"silos": "some"}},
+        {"request": document["request"] | {"by": ["age"]}},
+        {"request": document["request"] | {"silos": "some"}},
     ):
         with pytest.raises(RunFolderError, match=r"evaluation\.json"):
             ReleasedEvaluation.from_json(document | broken, tmp_path / FILE)

@@ -462,13 +462,17 @@ def test_the_folder_of_a_release_is_checked_as_that_of_a_run(tmp_path: Path) -> 
     assert found["end"]["detail"].startswith("statement signed by the coordinator")
     counted = folder / "statistics.json"
     document = json.loads(counted.read_text())
-    forged = {"vector": [1234.0] * len(document["vector"])}
-    decoy = {"releases": [{key: document[key] for key in ("vector", "noise_std")}]}
+    (one,) = document["releases"]
+    forged = one | {"vector": [1234.0] * len(one["vector"])}
     for changed, outcome in (
         (document, "holds"),
-        (document | forged, "fails"),
-        (document | {"noise_std": 1e-3}, "fails"),
-        (document | forged | decoy, "fails"),  # numbers that were signed, beside those that are shown
+        (document | {"releases": [forged]}, "fails"),
+        (document | {"releases": [one | {"noise_std": 1e-3}]}, "fails"),
+        (document | {"releases": [one, forged]}, "fails"),
+        (
+            document | {"releases": [forged], "vector": one["vector"]},
+            "fails",
+        ),  # signed numbers beside forged ones
         (document | {"more": 1}, "fails"),
     ):
         counted.write_text(json.dumps(changed))

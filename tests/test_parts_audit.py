@@ -180,15 +180,15 @@ def test_released_numbers_are_those_that_silos_signed(
 
 def fewer(document: Any) -> None:
     """People counted once for every silo become people."""
-    document["asked"]["silos"] = "equal"
+    document["request"]["silos"] = "equal"
 
 
 def turned(document: Any) -> None:
-    document["asked"]["schema_"]["target"]["classes"].reverse()
+    document["request"]["schema_"]["target"]["classes"].reverse()
 
 
 def wider(document: Any) -> None:
-    document["wanted"]["schema_"]["features"]["age"]["upper"] *= 100
+    document["request"]["schema_"]["features"]["age"]["upper"] *= 100
 
 
 def refined_wider(document: Any) -> None:

@@ -504,7 +504,7 @@ def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp
         {"releases": [{"noise_std": 1.0, "vector": [1.0]}]},
         {"releases": [document["releases"][0] | {"noise_std": 0}]},
         {"releases": document["releases"] * 2},
-        {"wanted": {"silos": "equal"}},
+        {"request": {"silos": "equal"}},
     ):
         (tmp_path / PREPROCESSED).write_text(json.dumps(document | broken))
         with pytest.raises(RunFolderError, match=r"preprocessing\.json"):

@@ -245,7 +245,13 @@ def test_a_release_is_charged_once_for_what_it_states(released: Path) -> None:
 def test_what_is_stored_reads_back_and_a_damaged_file_does_not(released: Path, tmp_path: Path) -> None:
     before = read_released(released)
     assert before.to_json() == json.loads((released / "statistics.json").read_text())
-    for change in ({"vector": [0.0]}, {"layout": []}, {"request": {}}, {"schema_version": 9}):
+    for change in (
+        {"releases": [{"vector": [0.0], "noise_std": 1.0}]},
+        {"releases": []},
+        {"layout": []},
+        {"request": {}},
+        {"schema_version": 9},
+    ):
         broken = before.to_json() | change
         (tmp_path / "statistics.json").write_text(json.dumps(broken))
         with pytest.raises(RunFolderError):

@@ -246,6 +246,11 @@ FILES: dict[str, tuple[str, str]] = {
         "no average 'emma'.*did you mean 'ema'",
     ),
     "private metrics of a catalogue data set": ("evaluation = {}", "evaluation: is of records .*data.table"),
+    "a slip in epsilon": (
+        "privacy.epsilom = 2",
+        "give .privacy. with epsilon = 2 .*privacy.epsilom: no such key; did you mean 'epsilon'",
+    ),
+    "a slip in a table": ("privaci.epsilon = 2", "privaci: no such key; did you mean 'privacy'"),
     "no TOML": ("rounds = = 3", "wrong.toml"),
 }
 
@@ -264,7 +269,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("mistake", FILES)
 def test_a_wrong_file_is_told_with_its_key(mistake: str, tmp_path: Path) -> None:
     wrong, said = FILES[mistake]
-    lines = TOML.replace("rounds = 1\n", "") if wrong.startswith("rounds") else TOML
+    key = wrong.partition(" ")[0].partition(".")[0].replace("privaci", "privacy")
+    lines = "\n".join(line for line in TOML.splitlines() if not line.startswith(key))
     (tmp_path / "wrong.toml").write_text(f"{wrong}\n{lines}")
     assert re.search(said, ended("check", str(tmp_path / "wrong.toml")).mistake)
 

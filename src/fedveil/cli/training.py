@@ -109,7 +109,8 @@ def run_command(
     with observer(OUT, quiet=as_json) as watching:
         for one in prepared:
             if not as_json:
-                OUT.print(*(f"{one.experiment.name}: {said}" for said in people_warnings(one)), sep="\n")
+                for said in people_warnings(one):
+                    OUT.print(f"{one.experiment.name}: {said}")
             outcome = run(one, parent, watching, transcript=transcript)
             report = write_report(outcome.folder)
             outcomes.append(outcome)
@@ -177,11 +178,11 @@ def check_command(
     else:
         shown = found.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
-        OUT.print(*found.lines, sep="\n")
+        for line in found.lines:
+            OUT.print(line)
         for row in found.rows:
-            OUT.print(
-                *(f"{row['experiment']}: {said}" for said in (*row["warnings"], *row["not read"])), sep="\n"
-            )
+            for said in (*row["warnings"], *row["not read"]):
+                OUT.print(f"{row['experiment']}: {said}")
 
 
 @expand_option_groups

@@ -1,22 +1,23 @@
-"""Result of a release: the noisy vector and all inputs of its figures, as stored in ``statistics.json``.
+"""Files of released figures: the noisy sums, and all inputs of the figures that follow from them.
 
-Every figure is a function of this file, so a figure that nobody asked for before costs nothing and reads no record.
+Statistics, regressions, evaluations and preprocessing have one format (:func:`figures_json`). Every figure is a
+function of its file, so a figure that nobody asked for before costs nothing and reads no record.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedveil.data.schema import Schema
 from fedveil.errors import ConfigError, DataError, RunFolderError
@@ -28,7 +29,7 @@ from fedveil.statistics.request import Request, unit_of
 
 # --- stored sums ---
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _MOST: Final = 2.0**53
 """Largest number in a stored sum: sums are exact up to 2^52 steps of a grid of at most 1."""
 
@@ -94,6 +95,67 @@ def digest_of_all(releases: Iterable[bytes]) -> bytes:
     """Return the 32-byte digest of several releases: SHA-256 of their digests in order; zeros for none."""
     content = b"".join(releases)
     return hashlib.sha256(content).digest() if content else bytes(32)
+
+
+class FiguresFile(Protocol):
+    """Content of a file of released figures."""
+
+    @classmethod
+    def from_json(cls, data: Any, origin: object) -> Self:
+        """Restore the content; ``origin`` names the document in errors."""
+        ...
+
+
+FiguresT = TypeVar("FiguresT", bound=FiguresFile)
+
+
+def figures_json(
+    name: str, request: BaseModel, releases: Iterable[Mapping[str, Any]], **further: Any
+) -> dict[str, Any]:
+    """Return the document of released figures.
+
+    Args:
+        name: of the run.
+        request: what was asked for.
+        releases: the released sums in order, as JSON.
+        **further: what else the figures follow from, and figures for readers of the file.
+    """
+    asked = request.model_dump(mode="json", exclude_none=True)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "request": asked,
+        "releases": list(releases),
+    } | further
+
+
+def restore_sums(data: Any, lengths: Sequence[int], origin: object, *, least: int) -> NoisySums:
+    """Return the released sums of a document.
+
+    Args:
+        data: the document.
+        lengths: length of each release that was asked for, in order.
+        origin: as in :func:`restoring`.
+        least: smallest number of releases.
+
+    Raises:
+        RunFolderError: another number of releases, or a damaged sum.
+    """
+    tables = data["releases"]
+    if not least <= len(tables) <= len(lengths):
+        raise RunFolderError(f"{origin} is damaged: {len(tables)} of {len(lengths)} releases")
+    return tuple(
+        NoisySum.from_json(one, length, origin) for one, length in zip(tables, lengths, strict=False)
+    )
+
+
+def read_figures(path: Path, kind: type[FiguresT]) -> FiguresT | None:
+    """Return the content of a file of released figures; None if there is no file.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+    return kind.from_json(read_json(path, RunFolderError), path) if path.exists() else None
 
 
 @contextmanager
@@ -168,13 +230,14 @@ class ReleasedStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return the release as JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "name": self.name,
-            "counted": self.counted_unit,
-            "noise": {"law": "discrete Gaussian", "multiplier": self.noise_multiplier},
-            "covariance": "white: noise_std^2 on every number of vector; of cells, (noise_std / scale)^2 (A'A)^-1",
-            "layout": [
+        return figures_json(
+            self.name,
+            self.request,
+            [self.made.to_json()],
+            counted=self.counted_unit,
+            noise={"law": "discrete Gaussian", "multiplier": self.noise_multiplier},
+            covariance="white: noise_std^2 on every number of vector; of cells, (noise_std / scale)^2 (A'A)^-1",
+            layout=[
                 {
                     "release": slot.block.release,
                     "part": slot.block.part,
@@ -189,11 +252,9 @@ class ReleasedStatistics:
                 }
                 for slot in self.layout.slots
             ],
-            **self.made.to_json(),
-            "silos": list(self.silos),
-            "request": self.request.model_dump(mode="json", exclude_none=True),
-            "schema": self.schema.model_dump(mode="json", exclude_none=True),
-        }
+            silos=list(self.silos),
+            schema=self.schema.model_dump(mode="json", exclude_none=True),
+        )
 
     @classmethod
     def from_json(cls, data: Any, origin: object) -> ReleasedStatistics:
@@ -205,13 +266,14 @@ class ReleasedStatistics:
         with restoring(data, origin):
             request, schema = Request.model_validate(data["request"]), Schema.model_validate(data["schema"])
             silos = tuple(str(name) for name in data["silos"])
+            (made,) = restore_sums(data, [compose(request, schema, silos).layout.length], origin, least=1)
             found = cls(
                 name=str(data["name"]),
                 request=request,
                 schema=schema,
                 silos=silos,
                 noise_multiplier=float(data["noise"]["multiplier"]),
-                made=NoisySum.from_json(data, compose(request, schema, silos).layout.length, origin),
+                made=made,
             )
             if found.to_json()["layout"] != data["layout"]:
                 raise RunFolderError(f"{origin} is damaged: its layout is not that of its request")
@@ -224,10 +286,10 @@ def read_released(folder: Path) -> ReleasedStatistics:
     Raises:
         RunFolderError: it has no release, or a damaged one.
     """
-    path = folder / FILE
-    if not path.exists():
+    found = read_figures(folder / FILE, ReleasedStatistics)
+    if found is None:
         raise RunFolderError(
             f"{folder}: no released figures: it has no {FILE} of `fedveil stats`, no regression and no [evaluation]; "
             "`fedveil report` shows a training run"
         )
-    return ReleasedStatistics.from_json(read_json(path, RunFolderError), path)
+    return found

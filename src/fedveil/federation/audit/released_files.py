@@ -137,8 +137,7 @@ def _read(files: Mapping[str, bytes]) -> _Found:
             continue
         with reading(name, IntegrityError):
             data = parse_json(files[name], name, IntegrityError)
-            tables = (data,) if name == COUNTED else data["releases"]
-            sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in tables]
+            sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in data["releases"]]
             if not sums:
                 raise ValueError
         found[name] = data, [(one.std, one.vector) for one in sums]

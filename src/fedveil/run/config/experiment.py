@@ -425,7 +425,7 @@ class Experiment(Section):
         try:
             return RECOMMENDED.complete(given)
         except ConfigError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError("; ".join((str(error), *_slips(given)))) from None
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
@@ -515,6 +515,15 @@ class Experiment(Section):
     def to_toml(self) -> str:
         """Return the complete document; :func:`parse` reads it back to an equal experiment."""
         return tomlkit.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _slips(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the unknown keys of a document and of its table ``[privacy]``, which may be slips of what it lacks."""
+    for above, kind in (("", Experiment), ("privacy.", PrivacySection)):
+        table = document.get(above.rstrip(".")) if above else document
+        for key in table if isinstance(table, Mapping) else ():
+            if key not in kind.model_fields:
+                yield f"{above}{key}: no such key{did_you_mean(str(key), kind.model_fields)}"
 
 
 def flatten_keys(document: Mapping[str, Any], above: str = "") -> dict[str, Any]:

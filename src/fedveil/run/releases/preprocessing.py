@@ -16,8 +16,7 @@ from typing import Any, Final
 import tomlkit
 
 from fedveil.data.schema import Schema
-from fedveil.errors import CompositionError, ConfigError, RunFolderError
-from fedveil.files import read_json
+from fedveil.errors import CompositionError, ConfigError
 from fedveil.methods.method import Method
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import DeclaredTables
@@ -33,7 +32,7 @@ from fedveil.statistics.preprocessing import (
     quantile_of_lengths,
     refine_schema,
 )
-from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import NoisySums, figures_json, read_figures, restore_sums, restoring
 
 MOST_NOISE: Final = 0.2
 """Largest predicted noise on a cumulative count, as a fraction of all users.
@@ -111,16 +110,15 @@ class ReleasedPreprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """Return the releases as JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "run": self.run,
-            "wanted": self.wanted.model_dump(mode="json", exclude_none=True),
-            "clip": self.clip,
-            "releases": [
+        return figures_json(
+            self.run,
+            self.wanted,
+            (
                 {"provenance": f"{self.run}/{_named(place)}"} | one.to_json()
                 for place, one in enumerate(self.made)
-            ],
-        }
+            ),
+            clip=self.clip,
+        )
 
     @classmethod
     def from_json(cls, data: Any, origin: object) -> ReleasedPreprocessing:
@@ -130,14 +128,9 @@ class ReleasedPreprocessing:
             RunFolderError: the document is damaged or of another version.
         """
         with restoring(data, origin):
-            wanted = PreprocessingRequest.model_validate(data["wanted"])
-            made = tuple(
-                NoisySum.from_json(one, layout.length, origin)
-                for one, layout in zip(data["releases"], wanted.layouts, strict=False)
-            )
-            if not 0 < len(made) == len(data["releases"]):
-                raise RunFolderError(f"{origin} is damaged: it has other releases than were asked for")
-            return cls(run=str(data["run"]), wanted=wanted, made=made)
+            wanted = PreprocessingRequest.model_validate(data["request"])
+            made = restore_sums(data, [layout.length for layout in wanted.layouts], origin, least=1)
+            return cls(run=str(data["name"]), wanted=wanted, made=made)
 
 
 def _named(place: int) -> str:
@@ -151,10 +144,7 @@ def read_preprocessed(folder: Path) -> ReleasedPreprocessing | None:
     Raises:
         RunFolderError: the file is damaged.
     """
-    path = folder / PREPROCESSED
-    if not path.exists():
-        return None
-    return ReleasedPreprocessing.from_json(read_json(path, RunFolderError), path)
+    return read_figures(folder / PREPROCESSED, ReleasedPreprocessing)
 
 
 def wanted_preprocessing(experiment: Experiment, of: DeclaredTables) -> PreprocessingRequest | None:

@@ -18,8 +18,7 @@ from pydantic import ConfigDict
 
 from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.data.schema import Amount, Label, Schema, Survival, refuse_late_entry
-from fedveil.errors import ConfigError, RunFolderError
-from fedveil.files import read_json
+from fedveil.errors import ConfigError
 from fedveil.statistics.blocks import Block, Layout, OneHot
 from fedveil.statistics.cells import UNREADABLE, Everybody, Partition, Silos, declared_groups
 from fedveil.statistics.decoding import decode
@@ -41,7 +40,7 @@ from fedveil.statistics.evaluation.lifetimes import BINS, Lifetimes
 from fedveil.statistics.figures import ALL, Row
 from fedveil.statistics.intervals import Estimate, Interval
 from fedveil.statistics.request import LEAST_BINS, SiloWeights, unit_of
-from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import NoisySums, figures_json, read_figures, restore_sums, restoring
 from fedveil.validation import DocumentTable
 
 # --- confusion matrix ---------------------------------------------------------------------------------------
@@ -351,15 +350,14 @@ class ReleasedEvaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as JSON: what was released first, then what follows from it."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "name": self.name,
-            "round": self.round,
-            "asked": self.asked.model_dump(mode="json", exclude_none=True),
-            "releases": [one.to_json() for one in self.releases],
-            "edges": list(self.score_bins.edges),
-            "figures": [row.to_json() for row in self.rows],
-        }
+        return figures_json(
+            self.name,
+            self.asked,
+            (one.to_json() for one in self.releases),
+            round=self.round,
+            edges=list(self.score_bins.edges),
+            figures=[row.to_json() for row in self.rows],
+        )
 
     @classmethod
     def from_json(cls, data: Any, origin: object) -> ReleasedEvaluation:
@@ -369,11 +367,9 @@ class ReleasedEvaluation:
             RunFolderError: another version, or numbers that do not fit what was asked for.
         """
         with restoring(data, origin):
-            asked = EvaluationRequest.model_validate(data["asked"])
-            releases = tuple(
-                NoisySum.from_json(one, layout.length, origin)
-                for one, layout in zip(data["releases"], asked.layouts, strict=True)
-            )
+            asked = EvaluationRequest.model_validate(data["request"])
+            lengths = [layout.length for layout in asked.layouts]
+            releases = restore_sums(data, lengths, origin, least=len(lengths))
             return cls(name=str(data["name"]), round=int(data["round"]), asked=asked, releases=releases)
 
 
@@ -383,10 +379,7 @@ def read_evaluated(folder: Path) -> ReleasedEvaluation | None:
     Raises:
         RunFolderError: a damaged one.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    return ReleasedEvaluation.from_json(read_json(path, RunFolderError), path)
+    return read_figures(folder / FILE, ReleasedEvaluation)
 
 
 def _row(figure: str, group: str, interval: Interval | None, cell: str = "") -> Row:

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 
 from fedveil.data.schema import Schema
 from fedveil.errors import RunFolderError
-from fedveil.files import read_json
 from fedveil.statistics.inference.design import Design
 from fedveil.statistics.inference.equation import Equation, Sums
 from fedveil.statistics.inference.families import Family
@@ -33,7 +32,7 @@ from fedveil.statistics.inference.newton import (
 )
 from fedveil.statistics.inference.request import Inference
 from fedveil.statistics.inference.scores import Shares
-from fedveil.statistics.result import SCHEMA_VERSION, NoisySum, NoisySums, restoring
+from fedveil.statistics.result import NoisySum, NoisySums, figures_json, read_figures, restoring
 
 # --- schedule -----------------------------------------------------------------------------------------------
 # How the budget is split: three releases, each gradient and curvature, the last one with the spread of the scores.
@@ -236,19 +235,18 @@ class FittedRegression:
 
     def to_json(self) -> dict[str, Any]:
         """Return the regression as JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "name": self.name,
-            "noise": {"law": "discrete Gaussian"},
-            "coefficients": list(self.names),
-            "releases": [
+        return figures_json(
+            self.name,
+            self.request,
+            (
                 {"theta": sums.theta.tolist()} | noisy.to_json()
                 for noisy, sums in zip(self.releases, self.sums, strict=True)
-            ],
-            "silos": list(self.silos),
-            "request": self.request.model_dump(mode="json", exclude_none=True),
-            "schema": self.schema.model_dump(mode="json", exclude_none=True),
-        }
+            ),
+            noise={"law": "discrete Gaussian"},
+            coefficients=list(self.names),
+            silos=list(self.silos),
+            schema=self.schema.model_dump(mode="json", exclude_none=True),
+        )
 
     @classmethod
     def from_json(cls, data: Any, origin: object) -> FittedRegression:
@@ -299,7 +297,7 @@ def read_begun(folder: Path) -> FittedRegression:
     Raises:
         RunFolderError: it has no regression, or a damaged one.
     """
-    path = folder / FILE
-    if not path.exists():
+    found = read_figures(folder / FILE, FittedRegression)
+    if found is None:
         raise RunFolderError(f"{folder}: no run of `fedveil infer`: it has no {FILE}")
-    return FittedRegression.from_json(read_json(path, RunFolderError), path)
+    return found
