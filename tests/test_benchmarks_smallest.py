@@ -18,7 +18,15 @@ from tests.slow_cases import fast_every, slow_only
 from tests.synthetic import serve_hospitals
 
 ROOT = Path(__file__).parents[1]
-SLOW = ("control_variates", "ergonomics", "federation_nodes", "flamby", "private_weighting", "rounds")
+SLOW = (
+    "classes_and_numbers",
+    "control_variates",
+    "ergonomics",
+    "federation_nodes",
+    "flamby",
+    "private_weighting",
+    "rounds",
+)
 """Benchmarks whose smallest cases take a second or more: some begin processes."""
 
 

@@ -415,7 +415,7 @@ def test_a_run_is_exchanged_though_messages_are_lost(
     assert party.outcome.statement.epsilon is not None
     said = Counter(one.getMessage().split()[0] for one in caplog.records if one.name == "fedveil.silo")
     assert (said["joined"], said["charged"]) == (4, 8)
-    assert "charged 1 entries; the ledger ends with" in caplog.text
+    assert "charged ledger entries: 1; the ledger ends with" in caplog.text
     assert f"run {party.run.hex()[:16]} ended" in caplog.text
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]

@@ -411,10 +411,20 @@ TABLE = TableFacts(
         ({"n_users": 3749}, "newton", "7,498 is below 7,500"),
         ({"n_users": 3750}, "boosted-trees", "7,500 reaches 7,500"),
         ({"scaled": False}, "newton", "no schema scales the features"),
-        ({"classes": 3}, "newton", "3 classes"),
+        (
+            {"classes": 3},
+            "newton",
+            "10,000 is below 15,000, from which on trees are taken for 7 columns and 3 classes",
+        ),
+        ({"classes": 3, "n_users": 7500}, "boosted-trees", "15,000 reaches 15,000"),
+        ({"classes": 3, "n_users": 7500, "columns": 16}, "newton", "15,000 is below 16,000"),
         ({"classes": 11}, None, "up to 10 classes"),
         ({"task": "regression", "classes": None}, None, "no declared bounds"),
-        ({"task": "regression", "classes": None, "bounded": True}, "newton", "a number was predicted"),
+        (
+            {"task": "regression", "classes": None, "bounded": True},
+            "newton",
+            "linear models predicted numbers",
+        ),
         (
             {"task": "survival", "classes": None, "bounded": True},
             "newton",

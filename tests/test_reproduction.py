@@ -129,6 +129,7 @@ def test_a_result_file_belongs_to_a_table():
         "first-run",
         "tables",
         "choices",
+        "classes-and-numbers",
         "outcomes",
         "survival-trees",
         "flamby",

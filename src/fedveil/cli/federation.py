@@ -196,7 +196,7 @@ def check_command(
 @federation.command("status")
 def status_command(
     page: Annotated[Path, typer.Option("--html", metavar="FILE", help="the page to write")],
-    home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
+    home: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")] = Path("."),
     as_json: Json = False,
 ) -> None:
     """Write one self-contained page: silos, runs, what each cost against each role, refusals, certificates."""

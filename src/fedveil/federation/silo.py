@@ -175,7 +175,9 @@ class SiloParty:
             charged = self._ledger.charges - charges
             if charged:
                 _log.info(
-                    "charged %d entries; the ledger ends with %s", charged, self._ledger.head.hex()[:16]
+                    "charged ledger entries: %d; the ledger ends with %s",
+                    charged,
+                    self._ledger.head.hex()[:16],
                 )
             outcome = "charged" if charged else self._outcome
             self._cpu_quota.count(time.thread_time() - began, outcome)

@@ -41,7 +41,9 @@ BY_RULE: Final = "by-rule"
 MOST_CLASSES: Final = 10
 """Number of classes up to which Newton steps are chosen."""
 TREES_FROM: Final = 7_500
-"""Users times epsilon from which on boosted trees are chosen for a table of few columns."""
+"""Users times epsilon from which on boosted trees are chosen for a table of few columns and two classes."""
+TREES_FROM_OF_CLASSES: Final = 15_000
+"""The same for more than two classes."""
 TREES_FROM_A_COLUMN: Final = 1_000
 """The same for each column; the larger of the two decides."""
 LARGEST_CAP: Final = 1_000
@@ -238,15 +240,17 @@ class Recommended:
             )
         if facts.task == "regression":
             return replace(
-                newton, reason="trees lost against it where a number was predicted", hint=_count_hint(facts)
+                newton,
+                reason="linear models predicted numbers better than trees on most tables",
+                hint=_count_hint(facts),
             )
         if not facts.scaled:
             return replace(newton, reason="no schema scales the features to [-1, 1], as trees need")
-        if (facts.classes or 2) > 2:
-            return replace(newton, reason=f"{facts.classes} classes, and trees were compared on two")
-        evidence, needed = facts.n_users * facts.epsilon, max(TREES_FROM, TREES_FROM_A_COLUMN * facts.columns)
+        fewest = TREES_FROM if (facts.classes or 2) == 2 else TREES_FROM_OF_CLASSES
+        evidence, needed = facts.n_users * facts.epsilon, max(fewest, TREES_FROM_A_COLUMN * facts.columns)
+        of_classes = "" if fewest == TREES_FROM else f" and {facts.classes} classes"
         compared = f"{facts.n_users:,} users x epsilon {facts.epsilon:g} = {evidence:,.0f}"
-        limit = f"{needed:,}, from which on trees are taken for {facts.columns} columns"
+        limit = f"{needed:,}, from which on trees are taken for {facts.columns} columns{of_classes}"
         if evidence < needed:
             return replace(newton, reason=f"{compared} is below {limit}")
         return TableModel(
