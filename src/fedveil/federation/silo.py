@@ -3,7 +3,7 @@
     Terms                        -> Join or Declined     checks policy, users' budget over all runs, experiment
     Finalize                     -> Attestation          computes the run's statement again, and signs it
     RoundTask, ProtocolMessage   -> ProtocolMessage      charges and persists before anything leaves
-    other                        -> Ready                outside its session (:mod:`~.session_admission`): no change
+    other                        -> Ready                outside its session (:mod:`~.session_plan`): no change
 
 A repeated request gets the same answer. The silo refuses another request for an answered round, and a round that does
 not follow the last one.
