@@ -113,12 +113,10 @@ def test_the_command_writes_the_page_of_a_coordinator_that_is_not_served(
     made: Demonstration, tmp_path: Path
 ) -> None:
     file = tmp_path / "page.html"
-    told = ended("federation", "status", "--home", made.provisioned.coordinator, "--html", file)
+    told = ended("federation", "status", made.provisioned.coordinator, "--html", file)
     assert (told.code, str(file) in "".join(told.out.split())) == (0, True), told.err
     text = file.read_text()
     assert "No process serves this coordinator." in text
     assert "No run was submitted yet." in text
-    wrong = ended(
-        "federation", "status", "--home", made.provisioned.coordinator, "--html", tmp_path / "page.txt"
-    )
+    wrong = ended("federation", "status", made.provisioned.coordinator, "--html", tmp_path / "page.txt")
     assert wrong.code == 2

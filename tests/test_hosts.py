@@ -40,12 +40,12 @@ from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import inspect_silo
 from fedveil.federation.hosts.ipc import RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics import Meter
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
+from fedveil.federation.hosts.status import inspect_silo
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty
@@ -415,7 +415,7 @@ def test_a_run_is_exchanged_though_messages_are_lost(
     assert party.outcome.statement.epsilon is not None
     said = Counter(one.getMessage().split()[0] for one in caplog.records if one.name == "fedveil.silo")
     assert (said["joined"], said["charged"]) == (4, 8)
-    assert "charged 1 entries; the ledger ends with" in caplog.text
+    assert "charged ledger entries: 1; the ledger ends with" in caplog.text
     assert f"run {party.run.hex()[:16]} ended" in caplog.text
     found_ = inspect_silo(SiloFolder(made.provisioned.silos[0]))
     assert "2 rounds of 1 runs" in found_["spent over all runs"]

@@ -53,7 +53,8 @@ sys.exit(1)
 # `fedveil link`, as another user. It becomes him after its imports: others may not be able to read the package.
 LINK_OF_ANOTHER = """\
 import os, sys
-import encodings.cp437, encodings.idna, fedveil.cli.services, fedveil.federation.hosts.link
+import cryptography.hazmat.backends.openssl.backend, encodings.cp437, encodings.idna
+import fedveil.cli.services, fedveil.federation.hosts.link
 from fedveil.cli.app import main
 os.setgroups([])
 os.setgid(65534)
@@ -424,9 +425,10 @@ def test_a_link_whose_port_is_taken_says_so_with_a_code_that_is_tried_again(tmp_
             timeout=60,
         )
     assert done.returncode == 75
-    assert (
-        "cannot listen there: Address already in use" in json.loads(done.stderr.splitlines()[-1])["message"]
-    )
+    told = [json.loads(line)["message"] for line in done.stderr.splitlines()]  # every line is one of the log
+    assert told[0] == f"listening on {home.link.settings.address}; Ctrl-C ends it"
+    assert "cannot listen there: Address already in use" in told[-1]
+    assert done.stdout == ""
 
 
 def test_health_costs_little(tmp_path: Path) -> None:

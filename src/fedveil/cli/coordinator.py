@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result, read_address
+from fedveil.cli.options import Json, expand_option_groups, group, print_result, read_address
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 from fedveil.errors import ConfigError
 
@@ -67,10 +67,11 @@ class FirstAccept:
             if self.fingerprint is not None:
                 raise ConfigError("--fingerprint: of the membership that --accept names; give both")
             return
+        from fedveil.cli.services import announce
         from fedveil.federation.enrollment.joining import accept
 
         made = accept(folder, self.sealed, typed_fingerprint(self.fingerprint), passphrase)
-        OUT.print(f"accepted: serial {made.serial}, valid until {made.valid_until}")
+        announce(f"accepted: serial {made.serial}, valid until {made.valid_until}")
 
 
 def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
@@ -134,7 +135,7 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
 @expand_option_groups
 def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as the coordinator: a TLS port for the silos of the membership, and runs submitted on this host."""
-    from fedveil.cli.services import end_by_terminate
+    from fedveil.cli.services import announce, end_by_terminate
     from fedveil.federation.hosts.folders import CoordinatorFolder
 
     passphrase = PromptedPassphrase(descriptor)
@@ -144,7 +145,7 @@ def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = N
     end_by_terminate()
     party = open_party(home)
     try:
-        OUT.print(f"listening on {home.link.settings.address}; Ctrl-C ends it")
+        announce(f"listening on {home.link.settings.address}; Ctrl-C ends it")
         party.wait()
     finally:
         party.stop()

@@ -51,7 +51,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "federation revoke": ("fedveil federation revoke founder north --reason 'left the study'",),
     "federation seal": ("fedveil federation seal founder",),
     "federation demo": ("fedveil federation demo demo --rounds 5",),
-    "federation status": ("fedveil federation status --home coordinator --html federation.html",),
+    "federation status": ("fedveil federation status coordinator --html federation.html",),
     "federation check": ("fedveil federation check north",),
     "federation run": (
         "fedveil federation run hospitals.toml --home coordinator --dry-run",

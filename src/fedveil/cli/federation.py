@@ -180,7 +180,7 @@ def check_command(
     """Check a silo on its own host: keys, certificates, table, budget, and the way to the coordinator."""
     from fedveil.cli.services import import_late
     from fedveil.federation.hosts.folders import SiloFolder
-    from fedveil.federation.hosts.inspection import inspect_silo
+    from fedveil.federation.hosts.status import inspect_silo
 
     home = SiloFolder(silo, PromptedPassphrase(descriptor))
     found = inspect_silo(home)
@@ -196,7 +196,7 @@ def check_command(
 @federation.command("status")
 def status_command(
     page: Annotated[Path, typer.Option("--html", metavar="FILE", help="the page to write")],
-    home: Annotated[Path, typer.Option("--home", help="the coordinator's folder")] = Path("."),
+    home: Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's folder")] = Path("."),
     as_json: Json = False,
 ) -> None:
     """Write one self-contained page: silos, runs, what each cost against each role, refusals, certificates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.errors import ConfigError
-from fedveil.sanitize import sanitize
+from fedveil.sanitize import LogFormat, log_choice, one_line, sanitize
 
 
 def link_command(
@@ -23,8 +24,20 @@ def link_command(
     found = LinkFolder(folder)
     serve_link = import_late("fedveil.federation.hosts.link").serve_link
     end_by_terminate()
-    typer.echo(f"listening on {found.settings.address}; Ctrl-C ends it")
+    announce(f"listening on {found.settings.address}; Ctrl-C ends it")
     serve_link(found, lambda: False)
+
+
+def announce(text: str) -> None:
+    """Tell the operator of a served party something: on standard output, or with ``--log-format json`` in the log.
+
+    A collector of logs reads both, and expects every line in that format.
+    """
+    if log_choice()[1] is LogFormat.TEXT:
+        typer.echo(one_line(text))
+    else:  # whatever level the log shows
+        log = logging.getLogger("fedveil")
+        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
 
 
 def import_late(module: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request, typed_fingerprint
-from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
+from fedveil.cli.options import Json, expand_option_groups, group, print_result
 from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
 
 silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
@@ -93,7 +93,7 @@ def accept_command(
 @expand_option_groups
 def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
-    from fedveil.cli.services import end_by_terminate, import_late
+    from fedveil.cli.services import announce, end_by_terminate, import_late
     from fedveil.federation.hosts.folders import SiloFolder
 
     passphrase = PromptedPassphrase(descriptor)
@@ -104,7 +104,7 @@ def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = N
     service.limit_memory(home)
     served = service.SiloService(home)
     try:
-        OUT.print(
+        announce(
             f"silo {home.settings.name} serves the coordinator at {home.settings.coordinator}; Ctrl-C ends it"
         )
         served.wait()
