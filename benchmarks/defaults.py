@@ -41,6 +41,8 @@ _TUTORIAL: Final = {
     "method": {"name": "uldp-avg-w", "clip": 1.0, "noise_multiplier": "calibrated"},
     "local": {"learning_rate": 0.5, "epochs": 5, "batch_size": 16},
 }
+NEWTON: Final = "newton"
+"""Newton steps with their own defaults, of tables with classes."""
 HALF: Final = "recommended in 15 rounds"
 Setting = str | tuple[float, float]
 
@@ -85,6 +87,10 @@ class DefaultsCell:
         }
         if self.setting == HALF:
             found["rounds"] = 15
+        if self.setting == NEWTON:
+            model = found["model"] | {"name": "whitened-linear"}
+            method = {"name": "newton", "power": "linked", "noise_multiplier": "calibrated"}
+            return found | {"model": model, "method": method}
         if self.setting == "tutorial":
             return merge(found, _TUTORIAL)
         if isinstance(self.setting, tuple):
@@ -132,6 +138,9 @@ def cells(quick: bool = False) -> Iterator[DefaultsCell]:
             yield DefaultsCell(case=case, setting=setting, epsilon=epsilon)
     for case in () if quick else (CASES[0], CASES[6]):
         yield DefaultsCell(case=case, setting=HALF, epsilon=EPSILONS[0])
+    for case in cases[:1] if quick else cases:
+        if case.has_newton:
+            yield DefaultsCell(case=case, setting=NEWTON, epsilon=EPSILONS[0])
     for case, point in product(() if quick else cases, GRID):
         yield DefaultsCell(case=case, setting=point, epsilon=EPSILONS[0])
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from reproduction.results import Results
 
-from benchmarks.defaults import EPSILONS, GRID, DefaultsCell, Setting, mean, read
+from benchmarks.defaults import EPSILONS, GRID, NEWTON, DefaultsCell, Setting, mean, read
 from benchmarks.defaults_data import CASES, DefaultsCase
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "theory" / "recommended.md"
@@ -20,8 +20,8 @@ def table(kept: Results) -> str:
     lines = [
         "| data, metric | rho at 2 | "
         + " | ".join(f"epsilon {one:g}" for one in sorted(EPSILONS))
-        + " | best of the grid at 2 |",
-        "| --- | --- | " + "--- | " * len(EPSILONS) + "--- |",
+        + " | best of the grid at 2 | newton at 2 |",
+        "| --- | --- | " + "--- | " * len(EPSILONS) + "--- | --- |",
     ]
     for case in CASES:
         rho = next((run.values["rho"] or 0.0 for run in _runs(kept, case, "recommended", 2.0)), 0.0)
@@ -32,9 +32,9 @@ def table(kept: Results) -> str:
         points = [mean(kept, DefaultsCell(case=case, setting=point, epsilon=EPSILONS[0])) for point in GRID]
         best = max((one for one in points if one is not None), default=None)
         name = f"{case.name}, {case.metric}" + ("" if case.seen else " *")
-        lines.append(
-            f"| {name} | {rho:.2f} | {' | '.join(shown)} | {'not played' if best is None else f'{best:.3f}'} |"
-        )
+        shown.append("not played" if best is None else f"{best:.3f}")
+        shown.append(_shown(kept, case, NEWTON, 2.0) if case.has_newton else "not played")
+        lines.append(f"| {name} | {rho:.2f} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -26,7 +26,7 @@ from fedveil.federation.hosts.submission import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
-from fedveil.federation.session_admission import session_name, session_run
+from fedveil.federation.session_plan import session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import FedveilError
-from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.ledger import read_entries

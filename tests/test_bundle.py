@@ -34,7 +34,7 @@ from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.audit.ledger_audit import verify_ledger
-from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEvent, SelfComposedEvent
 from fedveil.privacy.loss_distributions import PldAccountant

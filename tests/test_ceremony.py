@@ -470,7 +470,7 @@ def charged(folder: Path, membership: Membership) -> None:
             parts=(terms,),
         )
         party._keep_terms(terms, message.seal(key))
-        party._ledger.charge(
+        party._ledger.ledger.charge(
             run="run",
             round=membership.serial,
             attempt=0,
@@ -733,7 +733,7 @@ def test_a_membership_older_than_a_charge_is_refused_at_the_start(parties: Parti
     (north / "table.csv").write_text("who,age,ill\n0,40,1\n1,50,0\n")
     parties.seal()
     with open_silo(SiloFolder(north, asked)) as party:
-        party._ledger.charge(
+        party._ledger.ledger.charge(
             run="run",
             round=1,
             attempt=0,

@@ -30,7 +30,7 @@ from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run import ranks, workers
 from fedveil.run.config.experiment import Experiment, merge, parse
-from fedveil.run.folder.run_folder import Row
+from fedveil.run.folder.run_folder import STARTED_BY, Row
 from fedveil.run.observer import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import Outcome
@@ -287,6 +287,19 @@ def test_a_script_trains_its_own_model_in_processes_that_import_it(
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True, check=False)
     assert re.search(said, ended.stdout + ended.stderr), ended.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # a worker that imports the script trains nothing
+
+
+def test_a_process_that_imports_the_script_of_its_run_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an unguarded script each worker would train, and charge, what stands before the call with processes."""
+    monkeypatch.setenv(STARTED_BY, str(os.getppid()))
+    with pytest.raises(ConfigError, match='call fedveil under `if __name__ == "__main__":`'):
+        train_own(tmp_path, Network(), 1)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(STARTED_BY, str(os.getpid()))  # the process that starts workers goes on
+    assert train_own(tmp_path, Network(), 1).rounds > 0
 
 
 class Interrupted(NullObserver):

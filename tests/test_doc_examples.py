@@ -152,7 +152,7 @@ def test_the_tutorial_of_three_hospitals_is_true(hospitals: Path) -> None:
     page = "docs/tutorial/own-hospitals.md"
     text = (ROOT / page).read_text(encoding="utf-8")
     checked = dict(table_rows(fedveil(only(page, 5))))
-    said = words(text[text.index("You should see") : text.index("Try to break")])
+    said = words(text[text.index("You should see") : text.index("## 5. Plan")])
     for number, key in (("3 silos", "silos"), ("300 users", "users"), ("1500 records", "training records")):
         assert (number in said, number.split()[0]) == (True, checked[key])
     assert f"{checked['parameters']} parameters" in said

@@ -636,7 +636,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"privacy": {"epsilon": 0.2}}, "larger privacy.epsilon"),
+        ({"privacy": {"epsilon": 0.2}}, "privacy.epsilon = "),
         (
             {"method": {"noise_multiplier": 5.0}, "privacy": {"epsilon": None}},
             "noise_multiplier = 'calibrated'",

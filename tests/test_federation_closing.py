@@ -110,7 +110,7 @@ def test_every_attempt_that_is_another_release_is_charged_in_what_a_silo_signs(r
     assert signs(session, 1, 1)
     books = session._books
     for attempt in (1, 2):
-        books.ledger.charge(
+        books.ledger.ledger.charge(
             run=books.name,
             round=1,
             attempt=attempt,
@@ -125,7 +125,7 @@ def test_a_silo_that_crashed_between_charge_and_answer_signs_what_was_charged_on
     """Where a round is repeated, the silo's own crash costs its own ledger alone."""
     session = session_of(masked)
     books = session._books
-    books.ledger.charge(
+    books.ledger.ledger.charge(
         run=books.name,
         round=2,
         attempt=1,

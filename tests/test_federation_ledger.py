@@ -335,7 +335,8 @@ def test_a_ledger_that_is_replaced_while_its_silo_serves_is_refused(tmp_path: Pa
     before = (tmp_path / LEDGER).read_bytes()
     origin = Origin(terms="0" * 64, coordinator="1" * 64, membership=1, policy=ledger.policy_digest)
     event = GaussianEvent(noise_multiplier=9.0)
-    ledger.charge(run="r", round=1, attempt=0, event=event, budget=None, origin=origin)
+    ledger.ledger.charge(run="r", round=1, attempt=0, event=event, budget=None, origin=origin)
+    assert (tmp_path / HEAD).read_text() == ledger.ledger.head.digest
     ledger.reopen(policy)
     older = tmp_path / "older.jsonl"
     older.write_bytes(before)

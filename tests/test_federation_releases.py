@@ -17,8 +17,8 @@ import tomlkit
 from fedveil.crypto.keys import IdentityKey
 from fedveil.data.schema import read_schema
 from fedveil.errors import ConfigError
+from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.audit.released_files import DECLARED
-from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import ROUNDS, RunRecord, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.ledger_heads import HEADS, SeenHeads

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from fedveil.errors import DataError
-from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.joining import DraftedPolicy
 from fedveil.federation.enrollment.provisioning import provision
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import inspect_silo
 from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.status import inspect_silo
 from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER

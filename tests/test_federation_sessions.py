@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.federation.audit.run_record import STATE
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.session_admission import LEASE_SECONDS, SessionAdmission, session_name, session_run
+from fedveil.federation.session_plan import LEASE_SECONDS, SessionAdmission, session_name, session_run
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import parse_json
 from fedveil.privacy.ledger import read_entries

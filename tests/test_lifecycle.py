@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedveil.errors import IntegrityError, RunFolderError
-from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo

@@ -113,7 +113,7 @@ def test_a_party_tells_how_it_does(made: Demonstration) -> None:
 def test_a_silo_tells_what_is_spent_and_no_count(made: Demonstration) -> None:
     path = made.provisioned.silos[1]
     with open_silo(SiloFolder(path)) as party:
-        party._ledger.charge(
+        party._ledger.ledger.charge(
             run="run",
             round=1,
             attempt=0,

@@ -18,9 +18,8 @@ import tomlkit
 
 from fedveil.checks import equal_up_to_rounding
 from fedveil.errors import FedveilError
-from fedveil.federation.audit.recorded_run import RecordedRun
+from fedveil.federation.audit.recorded_run import RecordedRun, verify_run
 from fedveil.federation.audit.released_files import check_releases
-from fedveil.federation.audit.run_audit import verify_run
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,

@@ -17,7 +17,7 @@ from fedveil.cli import lists
 from fedveil.config_keys import REQUIRED, Count, Fraction, Share, check_ranges, composed_field, keys_of
 from fedveil.data.catalogue import catalogue
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.federation.audit.run_audit import verify_run
+from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.audit.run_record import signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy

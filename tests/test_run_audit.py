@@ -28,9 +28,8 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, IntegrityError
 from fedveil.federation.audit import released_files
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
-from fedveil.federation.audit.recorded_run import RecordedRun
+from fedveil.federation.audit.recorded_run import NOT_CHECKABLE, RecordedRun, verify_run
 from fedveil.federation.audit.released_files import check_releases, check_schema
-from fedveil.federation.audit.run_audit import NOT_CHECKABLE, verify_run
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,

@@ -275,7 +275,7 @@ def test_the_rule_chooses_what_the_asked_protection_can_run(name: str, tmp_path:
 
 def test_private_weighting_alone_is_ready_to_run_and_the_statement_names_the_choice(tmp_path: Path) -> None:
     write_tables(tmp_path, 20)
-    document(tmp_path, users=40)
+    document(tmp_path, users=400)
     path = file_of(tmp_path)
     Path(path).write_text(f'{Path(path).read_text()}[protection]\nname = "private-weighting"\n')
     (experiment,) = load_study(path).experiments

@@ -59,7 +59,7 @@ def _verified(
 ) -> Verification:
     from fedveil.bundle.verification import verify_bundle
     from fedveil.federation.audit.ledger_audit import verify_ledger
-    from fedveil.federation.audit.run_audit import verify_run
+    from fedveil.federation.audit.recorded_run import verify_run
     from fedveil.federation.canonical_document import DOCUMENTS
 
     if not made.exists():

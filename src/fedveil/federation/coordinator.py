@@ -39,8 +39,7 @@ from fedveil.federation.exchange import (
 from fedveil.federation.grammar import Conversation, Grammar, ends_session, is_in_progress
 from fedveil.federation.ledger_heads import NONE, SeenHeads
 from fedveil.federation.sampling import EVERYBODY, draw_sample
-from fedveil.federation.session_admission import new_nonce, session_name, session_run
-from fedveil.federation.session_plan import RoundStartState, SessionPlan
+from fedveil.federation.session_plan import RoundStartState, SessionPlan, new_nonce, session_name, session_run
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transcript_binding import (
     exchange_context,

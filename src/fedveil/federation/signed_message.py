@@ -35,7 +35,7 @@ class SignedMessage:
 
     Attributes:
         run: 16 bytes, unique to the run.
-        session: 16 bytes, the session name (:mod:`~fedveil.federation.session_admission`); in a `Hello`, the nonce of
+        session: 16 bytes, the session name (:mod:`~fedveil.federation.session_plan`); in a `Hello`, the nonce of
             the coordinator.
         number: number of the exchange within the session, from 0.
         sender: a silo's number, or SERVER.

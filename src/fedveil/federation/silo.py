@@ -3,7 +3,7 @@
     Terms                        -> Join or Declined     checks policy, users' budget over all runs, experiment
     Finalize                     -> Attestation          computes the run's statement again, and signs it
     RoundTask, ProtocolMessage   -> ProtocolMessage      charges and persists before anything leaves
-    other                        -> Ready                outside its session (:mod:`~.session_admission`): no change
+    other                        -> Ready                outside its session (:mod:`~.session_plan`): no change
 
 A repeated request gets the same answer. The silo refuses another request for an answered round, and a round that does
 not follow the last one.
@@ -31,7 +31,7 @@ from fedveil.federation.policy import Policy
 from fedveil.federation.proposal_review import review_proposal
 from fedveil.federation.replay_guard import KEPT, ReplayMarks
 from fedveil.federation.run_rules import is_batch_independent_run, without_trainer
-from fedveil.federation.session_admission import SessionAdmission, session_run
+from fedveil.federation.session_plan import SessionAdmission, session_run
 from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import SiloLedger

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +35,7 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content, reading, replace_file, writing
-from fedveil.privacy.events import Event
-from fedveil.privacy.ledger import Budget, Entry, Ledger, NoteKind, Origin
+from fedveil.privacy.ledger import Entry, Ledger
 from fedveil.protocols.refusals import Code
 
 LEDGER: Final = "ledger.jsonl"
@@ -73,7 +73,7 @@ class SiloLedger:
                 "in this one's place, or, if this one has charges too, take it away and lower the policy's epsilon by "
                 "what it has spent"
             )
-        self._ledger = Ledger(state / LEDGER, unit=UNIT)
+        self._ledger = _open(state)
         try:
             missing = _missing(state, self._ledger, answers)
             if missing:
@@ -87,18 +87,18 @@ class SiloLedger:
             # Before the first note: _missing takes a ledger with notes and without a head file for one whose head was
             # deleted.
             if not (state / HEAD).exists():
-                self._write_head()
-            self._note("opened", os.urandom(16).hex())
+                _write_head(state, self._ledger.head.digest)
+            self._ledger.note("opened", os.urandom(16).hex())
             self._note_policy(policy)
             if serial > known:
-                self._note("membership", f"{charter.hex()} {serial}")
+                self._ledger.note("membership", f"{charter.hex()} {serial}")
         except BaseException:
             self._ledger.close()
             raise
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger with all charges, for reading."""
+        """The ledger with all charges; a charge or note returns when the new head is on disk too."""
         return self._ledger
 
     @property
@@ -129,15 +129,6 @@ class SiloLedger:
         """Return the terms of the charges for training rounds of a run."""
         return _terms(one for one in self._ledger.entries if one.run == run)
 
-    def charge(
-        self, *, run: str, round: int, attempt: int, event: Event, budget: Budget | None, origin: Origin
-    ) -> None:
-        """Charge as :meth:`Ledger.charge`, and return once the new head is persisted too."""
-        # The line first, then the head: after a crash in between, the ledger still contains the older head. The
-        # reverse order would leave a head that the ledger lacks, and the silo would refuse its own state.
-        self._ledger.charge(run=run, round=round, attempt=attempt, event=event, budget=budget, origin=origin)
-        self._write_head()
-
     def end_record(self, run: str) -> str | None:
         """Return the digest of the record's last line that the silo signed at a run's end; None if not signed.
 
@@ -161,7 +152,7 @@ class SiloLedger:
         if known not in (None, line):
             raise RefusalError(Code.RUN_OVER)
         if known is None:
-            self._note("ended", f"{run} {line}")
+            self._ledger.note("ended", f"{run} {line}")
 
     def require(self, head: bytes) -> None:
         """Check that the ledger contains a head; all zeros are the head before the first line.
@@ -180,7 +171,7 @@ class SiloLedger:
         """
         self._ledger.close()
         # The file may have been replaced while it was closed: it must contain the last line that this process wrote.
-        known, found = self._ledger.head.digest, Ledger(self._state / LEDGER, unit=UNIT)
+        known, found = self._ledger.head.digest, _open(self._state)
         if not found.contains(known):
             found.close()
             raise _refused(found, known)
@@ -196,14 +187,7 @@ class SiloLedger:
         text = policy.model_dump_json()
         self.policy_digest = hashlib.sha256(text.encode()).hexdigest()
         if text not in [note.text for note in self._ledger.notes if note.kind == "policy"][-1:]:
-            self._note("policy", text)
-
-    def _note(self, kind: NoteKind, text: str) -> None:
-        self._ledger.note(kind, text)
-        self._write_head()
-
-    def _write_head(self) -> None:
-        _write_head(self._state, self._ledger)
+            self._ledger.note("policy", text)
 
 
 def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
@@ -223,7 +207,7 @@ def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
     Raises:
         RunFolderError: the ledger is damaged or in use, or nothing is missing.
     """
-    with Ledger(state / LEDGER, unit=UNIT) as ledger:
+    with _open(state) as ledger:
         answers = RecordStore(state / "answers")
         missing = tuple(dict.fromkeys((*_missing(state, ledger, answers), *more)))
         missing = tuple(head for head in missing if head != _UNKNOWN and not ledger.contains(head))
@@ -232,7 +216,6 @@ def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
                 f"{ledger.path}: nothing is known to be missing, so there is nothing to adopt"
             )
         ledger.note("adopted", reason, missing)
-        _write_head(state, ledger)
         return len(missing)
 
 
@@ -257,9 +240,18 @@ _UNKNOWN: Final = "f" * 64
 """Placeholder for a head that was deleted."""
 
 
-def _write_head(state: Path, ledger: Ledger) -> None:
+def _open(state: Path) -> Ledger:
+    """Open the ledger of a state folder, which writes the head after every line.
+
+    The line first, then the head: after a crash in between, the ledger still contains the older head. The reverse order
+    would leave a head that the ledger lacks, and the silo would refuse its own state.
+    """
+    return Ledger(state / LEDGER, unit=UNIT, on_line=partial(_write_head, state))
+
+
+def _write_head(state: Path, digest: str) -> None:
     with writing(state / HEAD, RunFolderError, "; nothing was sent"):
-        replace_file(state / HEAD, ledger.head.digest.encode(), mode=0o600)
+        replace_file(state / HEAD, digest.encode(), mode=0o600)
 
 
 def _refused(ledger: Ledger, head: str) -> IntegrityError:

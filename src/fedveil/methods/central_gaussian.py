@@ -105,5 +105,6 @@ class CentralGaussian(Channel):
         """Return the sum with exact discrete Gaussian noise on the grid of the contributions."""
         if self.noise_multiplier == 0:
             return total
-        noisy: np.ndarray = total + grid_gaussian(len(total), self.std, grid, source)
+        noisy = grid_gaussian(len(total), self.std, grid, source)
+        noisy += total
         return noisy

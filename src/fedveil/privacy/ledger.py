@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -286,14 +287,23 @@ class Ledger:
         path: the file; it is created (and its folder fsynced) if it is missing. The folder must exist.
         unit: unit of privacy of every charge (``record``, ``client``, ``user``).
         adjacency: neighbours of every charge's event.
+        on_line: called with the digest of every new line when the line is on disk; a charge or note returns after it.
 
     Raises:
         RunFolderError: the file is damaged (the line is named), of another version, unit or adjacency,
             locked by another process, or cannot be opened.
     """
 
-    def __init__(self, path: Path, *, unit: str, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        unit: str,
+        adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+        on_line: Callable[[str], None] = lambda digest: None,
+    ) -> None:
         self.path = path
+        self._on_line = on_line
         self.unit = unit
         self.adjacency = adjacency
         self._log = LineLog(path)
@@ -415,6 +425,7 @@ class Ledger:
         self._entries.append(entry)
         self._attempts.add((run, round, attempt))
         self._spent.update(atoms(event))
+        self._on_line(self.head.digest)
         return entry
 
     def note(self, kind: NoteKind, text: str, missing: tuple[str, ...] = ()) -> Note:
@@ -428,6 +439,7 @@ class Ledger:
         note = Note(index=self.head.count, time=now(), kind=kind, text=text, missing=missing)
         self._write(note, "a note could not be written")
         self._notes.append(note)
+        self._on_line(self.head.digest)
         return note
 
     def _check_open(self) -> None:

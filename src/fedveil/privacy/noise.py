@@ -4,27 +4,23 @@ Noise takes values on ``grid · Z`` with a grid that is a power of two. A value 
 which int64 and float64 hold exactly. So no bit of a released sum depends on the rounding of a floating-point
 sampler (Mironov 2012 recovers data from exactly those bits).
 
-Decide exactly about exp(-x): in floating point if its error bound allows it, else by MPFR.
+Both laws are drawn by rejection under their density (:class:`BoxSampler`). The only decision about real numbers is
+whether U < c exp(-gamma) - l for a uniform real U. It is first made in float64 on the leading bits of U, with a
+generous bound on the error. If U is closer to the boundary than that bound, the decision is made again with an
+enclosure of exp by MPFR, and further bits of U are drawn until they settle it (lazy refinement: Knuth and Yao 1976).
+So the result has exactly the probability of real-number arithmetic. docs/theory/discrete-gaussian.md has the argument.
 
-The samplers need two decisions about a uniform real U: is U < exp(-gamma)? and what is floor(-b ln U)? Both are first
-made on the first 63 bits of U in float64, with a generous bound on the error. If U is closer to a boundary than that
-bound, the same decision is made again from the same bits with an enclosure of exp by MPFR, and further bits of U are
-drawn until they settle it. So the result has exactly the probability of real-number arithmetic. The slow path is
-taken for about one geometric number in 400,000 at b = 2^20, and one in 4,000 at b = 2^29. (Lazy refinement of a
-uniform is due to Knuth and Yao 1976; the decisions are those of Canonne, Kamath and Steinke 2020, Algorithms 1 and
-2.)
-
-Assumption about numpy: ``log`` and ``exp`` of float64 have an absolute error of at most 2^-43.5 on the ranges used;
-numpy's own tests require 4 units in the last place, at most 2^-45 there.
+Assumption about numpy: ``exp`` of float64 has an absolute error of at most 2^-45 for arguments at most 0; numpy's own
+tests require 4 units in the last place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -35,14 +31,9 @@ from fedveil.errors import PrivacyError
 from fedveil.privacy.row_norms import UNITS_BITS
 from fedveil.randomness import BitSource
 
+_ONE: Final = Fraction(1)
+
 # --- exact decisions about exp(-x) ---
-
-UNIFORM_BITS: Final = 63
-"""Number of bits of U that a vectorised decision starts from; the word's last bit is left for a sign."""
-
-_LOG_ERROR: Final = 2.0**-42
-_LOG_NEEDS: Final = np.uint64(2**44)  # below, further bits of U would move ln U by more than 2^-44
-_EXP_ERROR: Final = 2.0**-44
 
 
 class LazyUniform:
@@ -57,33 +48,42 @@ class LazyUniform:
     def __init__(self, bits: int, count: int, source: BitSource) -> None:
         self._bits, self._count, self._source = bits, count, source
 
-    def below_exp(self, exponent: Fraction) -> bool:
-        """Return whether U < exp(-exponent), exactly, for an exponent >= 0."""
-        if exponent == 0:
-            return True
+    def below_exp(self, exponent: Fraction, factor: Fraction = _ONE, level: int = 0) -> bool:
+        """Return whether U < factor · exp(-exponent) - level, exactly.
+
+        Args:
+            exponent: at least 0.
+            factor: positive; a whole number if the exponent is 0.
+            level: whole number, at least 0.
+        """
         while True:
             # MPFR compares whole numbers with its own exactly.
-            lower, upper = exp_enclosure(exponent, self._count)
-            if self._bits + 1 <= lower:
+            lower, upper = exp_enclosure(exponent, self._count, factor)
+            known = self._bits + (level << self._count)
+            if known + 1 <= lower:
                 return True
-            if self._bits >= upper:
+            if known >= upper:
                 return False
             # U lies in [bits, bits + 1) 2^-count, and the enclosure cuts this interval: 64 further bits narrow both.
             self._bits = (self._bits << 64) | int(self._source.uint64(1)[0])
             self._count += 64
 
 
-def exp_enclosure(exponent: Fraction, bits: int) -> tuple[mpfr, mpfr]:
-    """Return numbers that enclose 2^bits exp(-exponent), with a relative distance of about 2^-bits.
+def exp_enclosure(exponent: Fraction, bits: int, factor: Fraction = _ONE) -> tuple[mpfr, mpfr]:
+    """Return numbers that enclose 2^bits · factor · exp(-exponent), with a relative distance of about 2^-bits.
 
-    MPFR rounds every result in the direction that its context asks for: quotient and exponential of one context are
-    below the true values, and those of the other above. A power of two is a factor
-    without rounding. Rounding the quotient q to p bits changes exp(q) by a factor within exp(|q| 2^(1-p)), so p grows
-    with the size of the exponent.
+    MPFR rounds every result in the direction that its context asks for: the results of one context are below the
+    true values, and those of the other above. A power of two is a factor without rounding. Rounding the quotient q to
+    p bits changes exp(q) by a factor within exp(|q| 2^(1-p)), so p grows with the size of the exponent.
     """
     numerator, denominator = mpz(-exponent.numerator), mpz(exponent.denominator)
-    down, up = _contexts(bits + int(-numerator // denominator).bit_length() + 5)
-    lower, upper = down.exp(down.div(numerator, denominator)), up.exp(up.div(numerator, denominator))
+    times, over = mpz(factor.numerator), mpz(factor.denominator)
+    precision = bits + int(-numerator // denominator).bit_length() + 5 + factor.numerator.bit_length()
+    lower, upper = (
+        one.div(one.mul(one.exp(one.div(numerator, denominator)), times), over)
+        for one in _contexts(precision)
+    )
+    down, up = _contexts(precision)
     return down.mul_2exp(lower, bits), up.mul_2exp(upper, bits)
 
 
@@ -93,85 +93,168 @@ def _contexts(precision: int) -> tuple[Any, Any]:
     return context(precision=precision, round=RoundDown), context(precision=precision, round=RoundUp)
 
 
-def below_exp(
-    uniforms: UInt64[np.ndarray, " n"],
-    exponents: Float64[np.ndarray, " n"],
-    exact_exponent: Callable[[int], Fraction],
-    source: BitSource,
-) -> Bool[np.ndarray, " n"]:
-    """Decide U_i < exp(-gamma_i) exactly: n independent Bernoulli(exp(-gamma_i)).
+# --- boxes that cover a density ---
+
+_BOX_BITS, _HEIGHT_BITS, _FINEST_CELL = 13, 25, 26
+"""Bits of a word: the number of a box, the leading bits of the height in it, and at most so many of the position."""
+_CELLS: Final = 4  # a scale has 2^4 to 2^5 columns
+_DENSITY_ERROR: Final = 2.0**-44
+_REACH: Final = 15.0
+_BLOCK: Final = 2**15  # words that are read at a time: their arrays stay in a core's cache
+
+
+class BoxSampler:
+    """Exact sampler of whole numbers k with P(k) proportional to rho(k) = exp(-(|k| / s)^p / p).
+
+    2^13 boxes of equal area cover the region under rho. A box spans W = 2^e consecutive whole numbers, and heights
+    from l / L to (l + 1) / L. A box, a whole number k in it and a real height in it are drawn uniformly. If the
+    height is below rho(k), k is the result, otherwise all three are drawn again. So each k has a probability
+    proportional to the height rho(k) of the region above it.
+
+    * Most boxes lie under rho and are accepted without computing it.
+    * Boxes cover -X <= k < X. The last T boxes stand for all others. Such a box draws m >= 0 with probability
+      2^-(m + 1), a uniform j in [2^m X, 2^(m + 1) X), and k = j or k = -1 - j. It accepts with probability
+      rho(k) 4^(m + 1) L (X / W) / T, which gives k the probability that a box under rho would give it.
 
     Args:
-        uniforms: (n,) leading 63 bits of every U_i.
-        exponents: (n,) gamma_i >= 0 in float64, such that exp(-gamma_i) has an error of at most 2^-45.
-        exact_exponent: returns gamma_i as a rational; called only if floating point cannot decide.
-        source: source of further bits.
+        scale: s, from 2^-10 to 2^30.
+        power: p, 2 for the Gaussian and 1 for the Laplace law.
+        reach: least exponent (X / s)^p / p, at least 1.5; then rho(2^m X) <= 4^-m rho(X), so that no acceptance
+            probability exceeds that of m = 0, and T makes that one at most 1.
+
+    Attributes:
+        cell: W.
+        columns: X / W.
+        end: X.
+        levels: L.
+        first: (2^13,) least whole number of each box; boxes under rho are first, then those on its edge, then the T.
+        level: l of the boxes from ``sure`` on; infinite for the last T.
+        sure: number of boxes that lie under rho.
+        outside: T.
     """
-    distance = np.negative(exponents)
-    np.exp(distance, out=distance)
-    distance -= uniforms * 2.0**-UNIFORM_BITS
-    result: Bool[np.ndarray, " n"] = distance > 0.0
-    np.abs(distance, out=distance)
-    for index in np.flatnonzero(distance <= _EXP_ERROR).tolist():
-        uniform = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source)
-        result[index] = uniform.below_exp(exact_exponent(index))
-    return result
+
+    def __init__(self, scale: float, power: int, reach: float = _REACH) -> None:
+        self.scale, self.power = scale, power
+        self.cell: int = 1 << max(0, math.frexp(scale)[1] - 1 - _CELLS)
+        self.columns: int = math.ceil(scale * (power * reach) ** (1.0 / power) / self.cell)
+        self.end: int = self.columns * self.cell  # X
+        start = np.arange(self.columns, dtype=np.int64) * self.cell
+        # Columns of k >= 0, then of k < 0. The density falls with |k|, so it is largest at the near end of a column.
+        highest = self._density(np.concatenate([start, start + 1])) + _DENSITY_ERROR
+        lowest = self._density(np.concatenate([start + self.cell - 1, start + self.cell])) - _DENSITY_ERROR
+        beyond = 4 * self.columns * (float(self._density(np.array([self.end]))[0]) + _DENSITY_ERROR)
+
+        def needed(levels: int) -> int:
+            count: int = math.ceil(levels * beyond) + int(np.ceil(levels * highest).sum())
+            return count
+
+        self.levels = bisect_right(range(1, 2**_BOX_BITS + 1), 2**_BOX_BITS, key=needed)
+        height = np.ceil(self.levels * highest).astype(np.int64)
+        inside = np.maximum(np.floor(self.levels * lowest), 0).astype(np.int64)
+        columns = np.concatenate([start, -start - self.cell])
+        under, edge = np.repeat(columns, inside), np.repeat(columns, height - inside)
+        self.outside = 2**_BOX_BITS - len(under) - len(edge)  # T
+        self.sure = len(under)
+        self.first = np.concatenate([under, edge, np.zeros(self.outside, dtype=np.int64)])
+        level = [np.arange(*ends, dtype=np.float64) for ends in zip(inside, height, strict=True)]
+        self.level = np.concatenate([*level, np.full(self.outside, np.inf)])
+        self._outside_chance = self.levels * beyond / self.outside
+
+    def draw(self, count: int, source: BitSource) -> Int64[np.ndarray, " count"]:
+        """Return independent samples."""
+        result = np.empty(count, dtype=np.int64)
+        left = self._propose(result, source)
+        while left.size:
+            again = np.empty(left.size, dtype=np.int64)
+            rejected = self._propose(again, source)
+            result[left] = again
+            left = left[rejected]
+        return result
+
+    def _propose(self, values: Int64[np.ndarray, " n"], source: BitSource) -> Int64[np.ndarray, " rejected"]:
+        """Fill ``values`` with one proposal each, and return the positions of the rejected ones."""
+        rejected = [np.empty(0, dtype=np.int64)]
+        for begin in range(0, len(values), _BLOCK):
+            block = values[begin : begin + _BLOCK]
+            words = source.uint64(len(block))
+            boxes = (words >> np.uint64(64 - _BOX_BITS)).view(np.int64)
+            np.take(self.first, boxes, out=block, mode="clip")  # "clip" spares a pass; no box is out of range
+            block += (words & np.uint64(self.cell - 1)).view(np.int64)
+            unsure = np.flatnonzero(boxes >= self.sure)
+            heights = (words[unsure] >> np.uint64(_FINEST_CELL)) & np.uint64(2**_HEIGHT_BITS - 1)
+            kept = self._decide(block, unsure, boxes[unsure], heights, source)
+            rejected.append(begin + unsure[~kept])
+        return np.concatenate(rejected)
+
+    def _decide(
+        self,
+        values: Int64[np.ndarray, " n"],
+        unsure: Int64[np.ndarray, " u"],
+        boxes: Int64[np.ndarray, " u"],
+        heights: UInt64[np.ndarray, " u"],
+        source: BitSource,
+    ) -> Bool[np.ndarray, " u"]:
+        """Return which proposals of boxes that are not under rho are kept; write the ones beyond X to ``values``."""
+        level = self.level[boxes - self.sure]
+        # The height in the box is U in [u, u + 1) 2^-25: compare the middle with L rho(k) - l.
+        distance = self._density(values[unsure])
+        distance *= self.levels
+        distance -= level
+        distance -= (heights + 0.5) * 2.0**-_HEIGHT_BITS
+        kept: Bool[np.ndarray, " u"] = distance > 0.0
+        near = 2.0 ** -(_HEIGHT_BITS + 1) + 2**_BOX_BITS * 2.0 * _DENSITY_ERROR
+        for index in np.flatnonzero(np.abs(distance) <= near).tolist():
+            uniform = LazyUniform(int(heights[index]), _HEIGHT_BITS, source)
+            exponent = self._exponent(int(values[unsure[index]]))
+            kept[index] = uniform.below_exp(exponent, Fraction(self.levels), int(level[index]))
+        possible = heights <= self._outside_chance * 2**_HEIGHT_BITS
+        for index in np.flatnonzero(possible & np.isinf(level)).tolist():
+            value = self._draw_outside(LazyUniform(int(heights[index]), _HEIGHT_BITS, source), source)
+            if value is not None:
+                values[unsure[index]], kept[index] = value, True
+        return kept
+
+    def _draw_outside(self, uniform: LazyUniform, source: BitSource) -> int | None:
+        """Return a whole number outside [-X, X), or None if it is rejected."""
+        piece = 0
+        while int(source.uint64(1)[0]) & 1:
+            piece += 1
+        begin: int = self.end << piece
+        position = begin
+        while position >= begin:
+            words = source.uint64(begin.bit_length() // 64 + 1)
+            position = int.from_bytes(words.tobytes(), "little") & ((1 << begin.bit_length()) - 1)
+        value = begin + position
+        if int(source.uint64(1)[0]) & 1:
+            value = -1 - value
+        factor = Fraction(4 ** (piece + 1) * self.levels * self.columns, self.outside)
+        return value if uniform.below_exp(self._exponent(value), factor) else None
+
+    def _density(self, values: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Return rho in float64, with an absolute error of at most 2^-44."""
+        # The exponent's relative error is below 2^-50, and x exp(-x) < 1/2: rounding it changes rho by at most 2^-51.
+        exponents = np.abs(values) * (1.0 / self.scale)
+        if self.power == 2:
+            exponents *= 0.5 * exponents
+        density: Float64[np.ndarray, " n"] = np.exp(-exponents)
+        return density
+
+    def _exponent(self, value: int) -> Fraction:
+        return (abs(value) / Fraction(self.scale)) ** self.power / self.power
 
 
-def geometric(
-    uniforms: UInt64[np.ndarray, " n"], scale: Fraction, source: BitSource
-) -> Int64[np.ndarray, " n"]:
-    """Return G_i = floor(-b ln U_i), which has P(G >= k) = exp(-k / b) for every k >= 0.
-
-    Args:
-        uniforms: (n,) leading 63 bits of every U_i.
-        scale: b, at most 2^31 (the error bound is then at most 2^-11 units).
-        source: source of further bits.
-    """
-    factor = float(scale)
-    values = uniforms * 2.0**-UNIFORM_BITS
-    with np.errstate(divide="ignore"):
-        np.log(values, out=values)
-    values *= -factor
-    # Rare, so the passes that it needs are spared if there is none.
-    tiny = bool(uniforms.min(initial=_LOG_NEEDS) < _LOG_NEEDS)
-    if tiny:
-        np.minimum(values, factor * UNIFORM_BITS, out=values)  # if all 63 bits are 0: any finite guess
-    # Only a whole number near -b ln U can change the floor: elsewhere the float64 value decides.
-    nearest = np.rint(values)
-    distance = np.subtract(values, nearest)
-    np.abs(distance, out=distance)
-    unsure = distance <= factor * _LOG_ERROR
-    if tiny:
-        unsure |= uniforms < _LOG_NEEDS
-    result = values.astype(np.int64)  # the values are not negative, so this is floor
-    for index in np.flatnonzero(unsure).tolist():
-        uniform, whole = LazyUniform(int(uniforms[index]), UNIFORM_BITS, source), int(nearest[index])
-        if uniforms[index] < _LOG_NEEDS:
-            result[index] = _geometric_exact(uniform, scale, guess=int(result[index]))
-        else:  # -b ln U is within twice the error bound of that whole number
-            result[index] = (
-                whole
-                if uniform.below_exp(Fraction(whole * scale.denominator, scale.numerator))
-                else whole - 1
-            )
-    return result
+@lru_cache(maxsize=16)
+def _box_sampler(scale: float, power: int) -> BoxSampler:
+    return BoxSampler(scale, power)
 
 
-def _geometric_exact(uniform: LazyUniform, scale: Fraction, guess: int) -> int:
-    """Return floor(-b ln U), the largest k with U < exp(-k / b), by a search outwards from a guess."""
-    lower, upper, step = max(0, guess - 1), guess + 2, 1
-    while not uniform.below_exp(lower / scale):
-        lower, upper, step = max(0, lower - step), lower, 2 * step
-    while uniform.below_exp(upper / scale):
-        lower, upper, step = upper, upper + step, 2 * step
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        if uniform.below_exp(middle / scale):
-            lower = middle
-        else:
-            upper = middle
-    return lower
+def _scaled(units: Int64[np.ndarray, " ..."], grid: float) -> Float64[np.ndarray, " ..."]:
+    """Return ``units`` times the grid, in the memory of ``units``: a second array would cost as much as the noise."""
+    whole = units.reshape(-1)
+    values: Float64[np.ndarray, " n"] = whole.view(np.float64)
+    for begin in range(0, len(whole), _BLOCK):
+        values[begin : begin + _BLOCK] = whole[begin : begin + _BLOCK] * grid
+    return values.reshape(units.shape)
 
 
 # --- laws on a grid ---
@@ -242,9 +325,6 @@ def _check_grid(grid: float) -> None:
 # Sample the discrete Laplace law (two-sided geometric) on a grid exactly.
 
 
-_BLOCK: Final = 2**15
-
-
 @dataclass(frozen=True, kw_only=True)
 class DiscreteLaplace:
     """Noise law g·X with P(X = k) proportional to exp(-|k| / b), b = scale / grid.
@@ -302,25 +382,12 @@ class DiscreteLaplace:
         return -math.log1p(-u / 2.0)
 
     def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
-        """Return independent samples in grid units: a geometric magnitude and a sign, without negative zero."""
-        scale = Fraction(self.scale / self.grid)
-        count, filled = math.prod(shape), 0
-        result = np.empty(count, dtype=np.int64)
-        while filled < count:
-            words = source.uint64(min(_BLOCK, count - filled + (count - filled) // 8 + 16))
-            signed = geometric(words >> np.uint64(1), scale, source)
-            negative = (words & np.uint64(1)).astype(np.bool_)
-            # +0 and -0 are the same value: one of them is rejected, or zero would have twice its probability.
-            kept = (signed != 0) | ~negative
-            np.negative(signed, out=signed, where=negative)
-            accepted = signed[kept][: count - filled]
-            result[filled : filled + accepted.size] = accepted
-            filled += accepted.size
-        return result.reshape(shape)
+        """Return independent samples in grid units."""
+        return _box_sampler(self.scale / self.grid, 1).draw(math.prod(shape), source).reshape(shape)
 
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
-        return np.asarray(self.sample_units(shape, source) * self.grid)
+        return _scaled(self.sample_units(shape, source), self.grid)
 
 
 # --- Gaussian noise of sums ---------------------------------------------------------------------------------
@@ -369,14 +436,11 @@ def grid_gaussian(dimension: int, std: float, grid: float, source: BitSource) ->
 
 
 # --- discrete Gaussian --------------------------------------------------------------------------------------
-# Sample the discrete Gaussian on a grid exactly (Canonne, Kamath and Steinke 2020).
+# Sample the discrete Gaussian on a grid exactly.
 
 
-_PART: Final = 2**15  # proposals that are decided at a time: their arrays stay in a core's cache
 LEAST_STEPS: Final = 100.0
 """Least standard deviation, in steps of the grid, from which the distance to the Gaussian is bounded."""
-
-_REACH: Final = 40.0  # the table's half-width in standard deviations; the rest is below the smallest float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,10 +488,6 @@ class DiscreteGaussian:
     def sample_units(self, shape: tuple[int, ...], source: BitSource) -> Int64[np.ndarray, " ..."]:
         """Return independent samples in grid units.
 
-        Algorithm 3 of the paper: propose a discrete Laplace magnitude Y of scale t = floor(s) + 1 with a sign, and
-        accept it with probability exp(-(Y - s²/t)² / (2 s²)). A negative zero is rejected. About three proposals of
-        four are accepted. Every decision is exact (:mod:`fedveil.privacy.noise`).
-
         Args:
             shape: of the result.
             source: source of random words.
@@ -435,44 +495,11 @@ class DiscreteGaussian:
         Returns:
             int64 array of this shape.
         """
-        ratio = Fraction(self.std / self.grid)
-        scale = math.floor(ratio) + 1
-        variance = ratio**2
-        peak = variance / scale
-        count, filled = math.prod(shape), 0
-        result = np.empty(count, dtype=np.int64)
-        while filled < count:
-            # 7/5 of the missing samples, because about three proposals of four are accepted.
-            proposals = min(_BLOCK, (count - filled) * 7 // 5 + 16)
-            words = source.uint64(2 * proposals)
-            for first in range(0, proposals, _PART):
-                part = slice(first, min(first + _PART, proposals))
-                magnitudes = geometric(words[:proposals][part] >> np.uint64(1), Fraction(scale), source)
-                exponents = magnitudes - float(peak)
-                exponents *= 1.0 / float(ratio)
-                np.square(exponents, out=exponents)
-                exponents *= 0.5
-
-                def exact_exponent(index: int, magnitudes: Int64[np.ndarray, " n"] = magnitudes) -> Fraction:
-                    return (int(magnitudes[index]) - peak) ** 2 / (2 * variance)
-
-                second = words[proposals:][part]
-                kept = below_exp(second >> np.uint64(1), exponents, exact_exponent, source)
-                # -1 for a negative sign, and 0: two's complement without a branch, which random signs would stall.
-                signs = -(second & np.uint64(1)).view(np.int64)
-                if not magnitudes.all():
-                    # +0 and -0 are the same value: one of them is rejected, or zero would have twice its probability.
-                    kept &= (magnitudes != 0) | (signs == 0)
-                magnitudes ^= signs
-                magnitudes -= signs
-                accepted = magnitudes.take(np.flatnonzero(kept)[: count - filled])
-                result[filled : filled + accepted.size] = accepted
-                filled += accepted.size
-        return result.reshape(shape)
+        return _box_sampler(self.std / self.grid, 2).draw(math.prod(shape), source).reshape(shape)
 
     def sample(self, shape: tuple[int, ...], source: BitSource) -> Float64[np.ndarray, " ..."]:
         """Return independent samples in the unit of the update: exact multiples of the grid."""
-        return np.asarray(self.sample_units(shape, source) * self.grid)
+        return _scaled(self.sample_units(shape, source), self.grid)
 
     @property
     def log_ratio_to_gaussian(self) -> float:
@@ -504,4 +531,4 @@ def log_ratio_to_gaussian(steps: float) -> float:
             f"std / grid is {steps:g}; the distance to the Gaussian is bounded for {LEAST_STEPS:g} and above"
         )
     # eta = 40^2 / (24 s^2) + 3 exp(-2 pi^2 s^2), docs/theory/discrete-gaussian.md.
-    return _REACH**2 / (24.0 * steps**2) + 3.0 * math.exp(-2.0 * (math.pi * steps) ** 2)
+    return NOISE_REACH**2 / (24.0 * steps**2) + 3.0 * math.exp(-2.0 * (math.pi * steps) ** 2)

@@ -142,15 +142,21 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
     if dimension > _LARGEST_DIMENSION:
         raise PrivacyError(f"a contribution has {dimension} coordinates; clipping is proved for at most 2^28")
     sums = torch.empty(rows, dtype=torch.float64, device=deltas.device)
-    # Blocks of rows, or of one row's columns, bound the memory of the float64 copy and stay in a core's cache.
+    # Blocks of rows, or of one row's columns, bound the memory of the float64 copy and stay in a core's cache. All
+    # blocks use the same memory: fresh memory of a megabyte costs more than the squares in it.
+    copy = torch.empty(min(rows * dimension, _BLOCK_ELEMENTS), dtype=torch.float64, device=deltas.device)
+
+    def of_block(block: Float32[Tensor, "..."]) -> Float64[Tensor, "..."]:
+        return of_each_(copy[: block.numel()].view(block.shape).copy_(block))
+
     if dimension > _BLOCK_ELEMENTS:
         for row, delta in enumerate(deltas):
-            parts = [of_each_(part.double()).sum() for part in delta.split(_BLOCK_ELEMENTS)]
+            parts = [of_block(part).sum() for part in delta.split(_BLOCK_ELEMENTS)]
             sums[row] = torch.stack(parts).sum()
         return sums
     step = max(1, _BLOCK_ELEMENTS // max(1, dimension))
     for first in range(0, rows, step):
-        sums[first : first + step] = of_each_(deltas[first : first + step].double()).sum(1)
+        sums[first : first + step] = of_block(deltas[first : first + step]).sum(1)
     return sums
 
 

@@ -8,6 +8,7 @@ process 0; each other process holds them once. See docs/how-to/several-processes
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from fedveil.errors import ConfigError
 from fedveil.randomness import ExperimentRandomness
+from fedveil.run.folder.run_folder import STARTED_BY
 from fedveil.run.setup import Prepared, check_dealt_out
 from fedveil.sanitize import sanitize
 from fedveil.training.distributed import DistributedTrainer, serve
@@ -167,7 +169,8 @@ def _workers(payload: Sequence[memoryview], count: int) -> Iterator[None]:
                 process: BaseProcess = started.Process(
                     target=_work, args=(theirs, store, rank, count), daemon=True
                 )
-                process.start()
+                with _marked():
+                    process.start()
                 theirs.close()  # so that a dead worker is the end of the pipe
                 others.append((process, mine))
             for _, pipe in others:
@@ -189,6 +192,16 @@ def _workers(payload: Sequence[memoryview], count: int) -> Iterator[None]:
                 distributed.destroy_process_group()
 
 
+@contextmanager
+def _marked() -> Iterator[None]:
+    """Let a process that is started here refuse new runs until it has imported the script: they would charge again."""
+    os.environ[STARTED_BY] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[STARTED_BY]
+
+
 def _check_begun(process: BaseProcess, pipe: Connection) -> None:
     try:
         wrong = pipe.recv_bytes().decode()
@@ -207,6 +220,7 @@ def _check_begun(process: BaseProcess, pipe: Connection) -> None:
 
 def _work(pipe: Connection, store: str, rank: int, count: int) -> None:
     """Run a worker process: receive the trainer and the records, join the group, and train until process 0 stops."""
+    os.environ.pop(STARTED_BY, None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; process 0 ends the others
     torch.set_num_threads(1)
     try:

@@ -91,6 +91,8 @@ def single_update(
 ) -> Float32[Tensor, " d"]:
     """Return the update Delta = w_end - w_start of one contribution with records, computed separately.
 
+    The next call overwrites it.
+
     Args:
         local: the local steps.
         gradient: the gradient of the mean loss of a batch.
@@ -102,8 +104,9 @@ def single_update(
     sgd, start = as_sgd(local), state.start
     records = torch.from_numpy(cohort.groups.members(member))
     batch_size = sgd.batch_size or len(records)
-    # A large model spends more time on fresh memory than on arithmetic: every step writes to the same four vectors.
-    delta, (model, slope) = torch.zeros_like(start), gradient.scratch(start)
+    # A large model spends more time on fresh memory than on arithmetic: every step writes to the same vectors.
+    delta, model, slope = gradient.scratch(start)
+    delta.zero_()
     velocity = torch.zeros_like(start) if sgd.momentum else slope
     for epoch in range(sgd.epochs):
         order = batch_order(seed, torch.tensor([len(records)]), epoch, sgd.batch_size)[0]
@@ -146,12 +149,12 @@ class BatchGradient:
         self._at_once = at_once if task.loss.separable else None
         self._constants = task.constants(device)
         self._seeds = seed_names(task.model)
-        self._scratch: tuple[Tensor, Tensor] | None = None
+        self._scratch: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def scratch(self, like: Float32[Tensor, " d"]) -> tuple[Float32[Tensor, " d"], Float32[Tensor, " d"]]:
-        """Return two vectors, the same ones at every call, whose numbers nobody relies on."""
+    def scratch(self, like: Float32[Tensor, " d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return three (d,) vectors, the same ones at every call, whose numbers nobody relies on."""
         if self._scratch is None:
-            self._scratch = torch.empty_like(like), torch.empty_like(like)
+            self._scratch = torch.empty_like(like), torch.empty_like(like), torch.empty_like(like)
         return self._scratch
 
     @property

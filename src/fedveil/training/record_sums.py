@@ -51,6 +51,7 @@ class SiloSums:
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:
         self._bound = bound
         self._units = torch.zeros(n_silos, dimension, dtype=torch.float64, device=device)
+        self._block = torch.empty(min(dimension, _BLOCK), dtype=torch.float64, device=device)
 
     def add_(
         self,
@@ -74,12 +75,13 @@ class SiloSums:
         for rows, owners in zip(torch.split(units, together), torch.split(silos, together), strict=True):
             present, local = torch.unique(owners, return_inverse=True)
             if len(present) == 1:
-                # In place and in blocks: an index by a tensor, and a sum of two types, would each copy d numbers.
+                # In place and in blocks: an index by a tensor, and a sum of two types, would each copy d numbers. The
+                # float64 copies of all blocks use the same memory.
                 row = rows[0] if len(rows) == 1 else rows.sum(0)
                 for block, part in zip(
                     torch.split(self._units[int(present)], _BLOCK), torch.split(row, _BLOCK), strict=True
                 ):
-                    block.add_(part)
+                    block.add_(self._block[: len(part)].copy_(part))
             else:
                 sums = torch.zeros(len(present), rows.shape[1], dtype=torch.float32, device=rows.device)
                 self._units[present] += sums.index_add_(0, local, rows)

@@ -16,7 +16,7 @@ the silos have it. R is the digest of all earlier releases (:mod:`fedveil.statis
 holds the digest of the line before it, and the digest of its round's result: the next model, or the release.
 
 Claim: a party without any of the keys cannot change the data that a silo or the coordinator signed, nor remove or
-insert a round (:mod:`~fedveil.federation.audit.run_audit` checks, and states the limits for the coordinator itself).
+insert a round (:mod:`~fedveil.federation.audit.recorded_run` checks, and states the limits for the coordinator itself).
 The record depends on private records only through released models and numbers. The session name, which only silos
 receive, enters X, so that nobody can test guesses of a request against X. The record holds no digest of a silo's
 message, against which guesses of the message could be tested.

@@ -83,7 +83,6 @@ class KeyDigests:
 CA_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397
 _KIND: Final = b"authority"
-_OPENSSH: Final = b"-----BEGIN OPENSSH"
 _CLOCK_SKEW: Final = timedelta(hours=1)
 
 
@@ -190,8 +189,6 @@ def node_public(path: Path) -> bytes:
         CryptoError: the file is missing, readable by others, or holds none.
     """
     content = read_private_file(path)
-    if content.startswith(_OPENSSH):
-        raise CryptoError(f"{path}: in the format of fedveil 0.2; make new keys with `fedveil silo rotate`")
     with reading(path, CryptoError):
         key = load_pem_private_key(content, None)
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

@@ -147,7 +147,7 @@ class _Folder(ABC):
         """SHA-256 (hex) of the SubjectPublicKeyInfo of the one TLS key that silos accept.
 
         Raises:
-            ConfigError: the membership names none: it was sealed by fedveil 0.2 or older.
+            ConfigError: the membership names none.
         """
         membership = self.membership
         if not membership.server:

@@ -293,7 +293,7 @@ class SiloSession:
         again = charged.count(task.round)
         # Order for a crash: charge, then persist the input (_keep), then send. A crash costs a charge, never an
         # uncharged input.
-        books.ledger.charge(
+        books.ledger.ledger.charge(
             run=books.name,
             round=task.round,
             attempt=again,

@@ -46,6 +46,10 @@ TREES_FROM_OF_CLASSES: Final = 15_000
 """The same for more than two classes."""
 TREES_FROM_A_COLUMN: Final = 1_000
 """The same for each column; the larger of the two decides."""
+NEWTON_FROM_A_FEATURE: Final = 33
+"""Users times epsilon, for each of p + 1 parameters, from which on Newton steps are taken for two classes."""
+NEWTON_FROM_A_FEATURE_OTHERWISE: Final = 100
+"""The same for more than two classes, and for features that no schema scales."""
 LARGEST_CAP: Final = 1_000
 """Largest ``method.cap`` of counts."""
 _ROUNDS: Final = {"newton": 12, "boosted-trees": 31}
@@ -74,6 +78,7 @@ class TableFacts:
         classes: k; None for other targets.
         n_users: |U|.
         columns: number of declared columns; of a table without a schema the number of features.
+        features: p, the number of features of a record, with one for each category of a column.
         scaled: whether a schema scales the features to [-1, 1].
         bounded: whether a number to predict has declared bounds, or survival a declared horizon.
         epsilon: of training, without the shares of other releases.
@@ -85,6 +90,7 @@ class TableFacts:
     classes: int | None
     n_users: int
     columns: int
+    features: int
     scaled: bool
     bounded: bool
     epsilon: float
@@ -321,7 +327,24 @@ def _why_linear(facts: TableFacts) -> str | None:
         return "the number to predict has no declared bounds, which the others need"
     if (facts.classes or 2) > MOST_CLASSES:
         return f"Newton steps were compared on up to {MOST_CLASSES} classes"
-    return None
+    return _why_few(facts) if facts.task == "classification" else None
+
+
+def _why_few(facts: TableFacts) -> str | None:
+    """Return why the users are too few for the matrix of second moments of Newton steps; None if they are enough.
+
+    Its noise, in units of what all users together can move, is about (p + 1) / (0.24 |U| epsilon).
+    """
+    easy = facts.scaled and (facts.classes or 2) == 2
+    evidence = facts.n_users * facts.epsilon
+    needed = (NEWTON_FROM_A_FEATURE if easy else NEWTON_FROM_A_FEATURE_OTHERWISE) * (facts.features + 1)
+    if evidence >= needed:
+        return None
+    unscaled = "" if facts.scaled else " that no schema scales"
+    return (
+        f"{facts.n_users:,} users x epsilon {facts.epsilon:g} = {evidence:,.0f} is below {needed:,}, from which on "
+        f"Newton steps are taken for {facts.classes or 2} classes and {facts.features} features{unscaled}"
+    )
 
 
 def _count_hint(facts: TableFacts) -> str:

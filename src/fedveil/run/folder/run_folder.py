@@ -34,6 +34,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.errors import RunFolderError
+from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import (
     check_file,
     check_schema_version,
@@ -69,6 +70,8 @@ from fedveil.training.server.optimizers import State
 
 Row = dict[str, Any]
 
+STARTED_BY: Final = "FEDVEIL_STARTED_BY"
+"""Environment variable with the process id of a run that starts a worker, until the worker has imported the script."""
 PREPROCESSED: Final = "preprocessing.json"
 SCHEMA: Final = "schema.toml"
 """Name of the refined schema in the folder of a run with [preprocessing]."""
@@ -149,7 +152,13 @@ class RunFolder:
 
         Raises:
             RunFolderError: the folder cannot be created.
+            ConfigError: this process is a worker that imports the script of its run.
         """
+        if os.environ.get(STARTED_BY, str(os.getpid())) != str(os.getpid()):
+            raise ConfigError(
+                "trainer.processes: every worker process imports the script that was started, and this script trains "
+                'while it is imported: call fedveil under `if __name__ == "__main__":`'
+            )
         number = 1
         while True:
             path = parent / (experiment.name if number == 1 else f"{experiment.name}-{number}")

@@ -253,7 +253,7 @@ def next_model(
     bound, length = method.bound, method.local.message_length(len(turn.model))
     # The sum is in the bound's unit (see `RoundContext.method`): multiply by `unit` to return to the model's.
     noise_std = (sum_noise_std(method, n_silos, summed) or 0.0) / divisor * bound.unit
-    noisy = torch.from_numpy(aggregate[:length] / divisor) * bound.unit
+    noisy = torch.from_numpy(aggregate[:length] / divisor).mul_(bound.unit)
     # Denoisers smooth within a parameter's shape; sums of statistics are one vector.
     shapes = setting.shapes if length == len(turn.model) else ((length,),)
     mean = method.denoiser.estimate(noisy, noise_std, shapes)

@@ -394,4 +394,4 @@ def _zeros(model: Model) -> Vector:
 
 
 def _moved(model: Model, along: Vector) -> Model:
-    return (model.to(torch.float64) + along).to(torch.float32)
+    return model.to(torch.float64, copy=True).add_(along).to(torch.float32)
