@@ -1,12 +1,13 @@
 """A federation: bytes of its messages against the protocols' own count, many silos, and a run of processes.
 
 The first two play all parties in one process. The third (not with ``--quick``) starts a coordinator and four silos as
-processes under TLS on this host and plays 50 rounds under secure aggregation.
+processes under TLS on this host and plays 50 rounds under secure aggregation, five times.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ POLICY = Policy(
     without_guarantee=True,
 )
 _ROUNDS = 3
+_RUNS = 5
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -220,7 +222,17 @@ def _play(silos: int) -> Callable[[], object]:
 
 
 def _as_processes(rounds: int = 50) -> Iterator[Row]:
-    """Time a run of four silos, all parties as processes."""
+    """Time runs of four silos, all parties as processes; yield medians over the runs."""
+    played = [_run_of_processes(rounds) for _ in range(_RUNS)]
+    a_round, seconds, spent = (float(np.median(found)) for found in zip(*played, strict=True))
+    yield Row(case="4 silos over TLS, secure aggregation: a round, median", unit="s", ours=a_round)
+    case = f"{rounds} rounds of it, from submission to the signed end, median of {_RUNS} runs"
+    yield at_most(case, "s", seconds, 10.0)
+    yield Row(case="the same, all ten processes", unit="CPU s", ours=spent)
+
+
+def _run_of_processes(rounds: int) -> tuple[float, float, float]:
+    """Return the median time of a round, the time of the run, and the processor time of all processes (s)."""
     with tempfile.TemporaryDirectory() as name:
         made = write_demonstration(Path(name) / "demo", rounds=rounds, port=free_port())
         home = CoordinatorFolder(made.provisioned.coordinator)
@@ -249,10 +261,10 @@ def _as_processes(rounds: int = 50) -> Iterator[Row]:
                     process.terminate()
                 for process in silos:
                     process.wait()
-    median = float(np.median([json.loads(line)["seconds"] for line in lines[2:]]))
-    yield Row(case="4 silos over TLS, secure aggregation: a round, median", unit="s", ours=median)
-    yield at_most(f"{rounds} rounds of it, from submission to the signed end", "s", seconds, 10.0)
-    yield Row(case="the same, all ten processes", unit="CPU s", ours=spent)
+    print(
+        f"{rounds} rounds: {seconds:.2f} s, {spent:.2f} CPU s, load {os.getloadavg()[0]:.1f}", file=sys.stderr
+    )
+    return float(np.median([json.loads(line)["seconds"] for line in lines[2:]])), seconds, spent
 
 
 def _cpu_seconds(roots: Sequence[int]) -> float:

@@ -30,9 +30,10 @@ from fedveil.federation.enrollment.certificates import Authority, certificate_ke
 from fedveil.federation.hosts.connection_state import SiloConnection
 from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
-from fedveil.federation.transport.https.connection_faults import Fault, FaultLog, fault_of_status
+from fedveil.federation.transport.https.connection_faults import Fault, fault_of_status
 from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.https.silo_client import FaultError, RetryPolicy, SiloClient, client_context
+from fedveil.sanitize import FaultLog
 from tests.mailboxes import Place, ServedMailbox, make_place
 
 LARGEST = 1 << 20

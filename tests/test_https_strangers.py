@@ -27,7 +27,7 @@ from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
 from fedveil.federation.transport.bridge.relay import MailboxConnection
-from fedveil.federation.transport.https.connection_faults import FaultLog, fault_of_status
+from fedveil.federation.transport.https.connection_faults import fault_of_status
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
@@ -39,6 +39,7 @@ from fedveil.federation.transport.interface import (
     MESSAGES_PATH,
     pack_frames,
 )
+from fedveil.sanitize import FaultLog
 from tests.fuzz import Decoder, Requests, play
 from tests.mailboxes import Place, ServedMailbox, certify, make_place
 

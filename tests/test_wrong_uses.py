@@ -211,6 +211,21 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         DataError,
         "north.*record 3.*sick",
     ),
+    "more folds than users": (
+        lambda path: fv.cross_validate("linear", people(), folds=21, epsilon=2, folder=path),
+        ConfigError,
+        "fedveil.cross_validate: folds must be at most the 20 users, not 21",
+    ),
+    "bounds that are one number": (
+        lambda _: people(targets=X[:, 0], classes=None, task="regression", target_range=(0, 5e-324)),
+        ConfigError,
+        "target_range: lower and upper are the same number in float32; declare bounds further apart",
+    ),
+    "bounds beyond all numbers": (
+        lambda _: people(targets=X[:, 0], classes=None, task="regression", target_range=(-1e300, 1e300)),
+        ConfigError,
+        "target_range: lower and upper must be numbers of at most 3.4e38",
+    ),
     "a horizon in another unit": (
         lambda path: train(path, method=fv.newton(horizon=5e-324)),
         ConfigError,

@@ -29,7 +29,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from fedveil.federation.enrollment.certificates import KeyDigests, has_expired, public_key_digest
 from fedveil.federation.transport import interface
-from fedveil.federation.transport.https.connection_faults import FaultLog
 from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
 from fedveil.federation.transport.interface import (
@@ -40,6 +39,7 @@ from fedveil.federation.transport.interface import (
     TAG_HEADER,
     pack_frames,
 )
+from fedveil.sanitize import FaultLog
 
 _MEMBERS_BYTES: Final = 1 << 20
 _LONGEST_POLL: Final = 60.0

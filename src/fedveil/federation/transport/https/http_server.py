@@ -23,8 +23,8 @@ from typing import Final
 
 import h11
 
-from fedveil.federation.transport.https.connection_faults import FaultLog
 from fedveil.federation.transport.interface import split
+from fedveil.sanitize import FaultLog
 
 _READ_BYTES: Final = 1 << 16
 _ACCEPT_PAUSE_SECONDS: Final = 0.1

@@ -34,7 +34,6 @@ from fedveil.federation.transport.bridge.relay import ask_key_process
 from fedveil.federation.transport.https.connection_faults import (
     NETWORK_ERRORS,
     Fault,
-    FaultLog,
     WrongServerKeyError,
     fault_of_error,
     fault_of_status,
@@ -51,6 +50,7 @@ from fedveil.federation.transport.interface import (
     NoAnswerError,
     split,
 )
+from fedveil.sanitize import FaultLog
 
 _CONNECT_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 60.0
