@@ -166,7 +166,7 @@ def is_finite(values: Tensor) -> bool:
     >>> is_finite(torch.zeros(3)), is_finite(torch.tensor([1.0, torch.inf]))
     (True, False)
     """
-    return all(bool(block.isfinite().all()) for block in values.reshape(-1).split(_BLOCK_ELEMENTS))
+    return all(bool(block.isfinite().all()) for block in torch.split(values.reshape(-1), _BLOCK_ELEMENTS))
 
 
 def check_weights(weights: Float64[Tensor, " m"]) -> None:
