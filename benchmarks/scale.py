@@ -3,9 +3,7 @@
 A round of a network of three linear layers (20 contributions of 2 records, 2 epochs, bounds, sums and noise included)
 is compared with the plain PyTorch loop, which draws torch's normal noise. Memory is the rise of a fresh process's peak
 above its peak with the libraries and the data loaded. Noise is the exact discrete Gaussian; its peer takes every random
-word from the operating system. A population has 5 records of 16 features a user, in 5 silos. A Parquet table has 8
-numbers a record, of 20,000 users in 2 silos; its columns are kept in files (`FEDVEIL_TABLE_FOLDER`), and `newton`
-trains 3 rounds. Its memory is the difference of two sizes, so that what does not grow with the table is left out.
+word from the operating system. A population has 5 records of 16 features a user, in 5 silos.
 """
 
 from __future__ import annotations
@@ -55,8 +53,10 @@ def rows(quick: bool) -> Iterator[Row]:
     most = 300_000 if quick else 3_000_000
     with TemporaryDirectory() as folder:
         few, many = (extra_peak_megabytes(_table_run, folder, count, 20_000) for count in (most // 3, most))
+    # The difference of two sizes leaves out what does not grow with the table.
     grown = 1e6 * (many - few) / (most - most // 3)
-    yield at_most(f"a table of {most:,} records in Parquet, 3 rounds", "bytes a record", grown, 100.0)
+    case = f"a table of {most:,} records in Parquet, columns in files, 3 rounds of newton: memory of a record"
+    yield at_most(case, "bytes", grown, 100.0)
 
 
 def smallest() -> Iterator[Row]:
@@ -120,7 +120,7 @@ def _population(users: int) -> Iterator[Row]:
 
 
 def _table_run(folder: str, records: int, users: int) -> Callable[[], object]:
-    """Write tables of two silos; return a call that reads them into files and trains."""
+    """Write tables of two silos with 8 numbers a record; return a call that reads and trains on them."""
     place = Path(folder)
     features = [f"x{number}" for number in range(8)]
     for silo in ("north", "south"):
