@@ -51,8 +51,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _rounds(width, users, most)
     yield from _population(100_000 if quick else 1_000_000)
     most = 300_000 if quick else 3_000_000
-    with TemporaryDirectory() as folder:
-        few, many = (extra_peak_megabytes(_table_run, folder, count, 20_000) for count in (most // 3, most))
+    few, many = (_table_megabytes(count) for count in (most // 3, most))
     # The difference of two sizes leaves out what does not grow with the table.
     grown = 1e6 * (many - few) / (most - most // 3)
     case = f"a table of {most:,} records in Parquet, columns in files, 3 rounds of newton: memory of a record"
@@ -67,7 +66,8 @@ def smallest() -> Iterator[Row]:
     yield compared("a small network: a round", "rounds/s", 1 / ours, 1 / peer, None)
     yield from _population(20)
     with TemporaryDirectory() as folder:
-        (seconds,) = cpu_seconds(_table_run(folder, 200, 20), repeats=1)
+        _write_tables(Path(folder), 200, 20)
+        (seconds,) = cpu_seconds(_table_run(folder), repeats=1)
     yield Row(case="a table in Parquet, 3 rounds", unit="CPU s", ours=seconds)
 
 
@@ -119,9 +119,15 @@ def _population(users: int) -> Iterator[Row]:
     yield at_most(f"a population of {users:,} users, {count:,} records", "CPU s", seconds, 12.0)
 
 
-def _table_run(folder: str, records: int, users: int) -> Callable[[], object]:
-    """Write tables of two silos with 8 numbers a record; return a call that reads and trains on them."""
-    place = Path(folder)
+def _table_megabytes(records: int) -> float:
+    """Return the extra peak memory of a run over tables that another process has written."""
+    with TemporaryDirectory() as folder:
+        _write_tables(Path(folder), records, 20_000)
+        return extra_peak_megabytes(_table_run, folder)
+
+
+def _write_tables(place: Path, records: int, users: int) -> None:
+    """Write tables of two silos with 8 numbers a record, and their schema."""
     features = [f"x{number}" for number in range(8)]
     for silo in ("north", "south"):
         random = np.random.default_rng(len(silo))
@@ -133,6 +139,11 @@ def _table_run(folder: str, records: int, users: int) -> Callable[[], object]:
     target = '[target]\nkind = "label"\ncolumn = "sick"\nclasses = ["0", "1"]\n'
     kinds = "".join(f'[features.{name}]\nkind = "number"\nlower = -5.0\nupper = 5.0\n' for name in features)
     (place / "schema.toml").write_text(f'n_users = {users}\nuser = "who"\n{target}{kinds}')
+
+
+def _table_run(folder: str) -> Callable[[], object]:
+    """Return a call that reads the tables of a folder, with columns in files, and trains on them."""
+    place = Path(folder)
 
     def call() -> object:
         os.environ[FOLDER_VARIABLE] = folder
