@@ -137,6 +137,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         ConfigError,
         "no parameter 'learning_rate'.*local_learning_rate, and the server's rate is server_learning_rate",
     ),
+    "a slip in a parameter": (
+        lambda _: fv.uldp_avg(clp=1.0),
+        ConfigError,
+        "method uldp-avg: no parameter 'clp'; known here: .*did you mean 'clip'",
+    ),
     "a negative clip": (
         lambda _: fv.uldp_avg_w(clip=-1.0),
         ConfigError,
