@@ -222,7 +222,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         "fedveil.cross_validate: folds must be at most the 20 users, not 21",
     ),
     "bounds that are one number": (
-        lambda _: people(targets=X[:, 0], classes=None, task="regression", target_range=(0, 5e-324)),
+        lambda _: people(targets=X[:, 0], classes=None, task="regression", target_range=(0.0, 5e-324)),
         ConfigError,
         "target_range: lower and upper are the same number in float32; declare bounds further apart",
     ),
