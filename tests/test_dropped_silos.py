@@ -175,12 +175,28 @@ def test_every_attempt_is_paid_before_it_and_recorded_after_it(tmp_path: Path) -
 def test_a_step_that_was_killed_is_charged_again_unless_it_repeats(
     tmp_path: Path, repeatable: bool, released: bool
 ) -> None:
-    """By the rule: what was on disk is spent, but for failures that released nothing; a repeat costs nothing."""
+    """By the rule: what was on disk is spent, whatever the failure released; a repeat pays for what may have been."""
     with pytest.raises(SiloVanished):
         Scripted(tmp_path, ((2,), released), on_dropout="end", repeatable=repeatable).all()
     again = Scripted(tmp_path, repeatable=repeatable)
     # fresh noise: one charge is spent, whatever the failure; a repeat pays only for what may have been released
     assert again.all() == [(1, (0, 1, 2), 1 + (released or not repeatable), 1)]
+
+
+@pytest.mark.parametrize(("repeatable", "charges"), [(False, 2), (True, 1)])
+def test_an_attempt_killed_on_the_charge_of_one_that_released_nothing_is_charged_again(
+    tmp_path: Path, repeatable: bool, charges: int
+) -> None:
+    """The failure left its charge to the attempt that was killed, whose sum somebody may have seen."""
+    killed = Scripted(tmp_path, repeatable=repeatable)
+    step = killed.step
+    assert step is not None
+    step.begin()
+    step.fail(SiloVanished((2,), may_have_released=False))
+    step.begin()
+    assert killed.charges == 1
+    killed.journal.close()
+    assert Scripted(tmp_path, repeatable=repeatable).all() == [(1, (0, 1, 2), charges, 1)]
 
 
 def test_an_attempt_of_which_nothing_is_known_may_have_released(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_every_message_is_in_the_transcript_with_its_purpose(make):
     protection = make()
     protection.play(vectors(), 1)
     lines = protection.transcript.lines
-    assert {line.round for line in lines} == {0, 1}
+    assert {line.round for line in lines} - {0} == {1}  # 0 is the setup, which a protocol may lack
     assert all(line.purpose and line.bytes > 0 for line in lines)
     assert all("server" in (line.sender, line.recipient) or line.sender == "silo 0" for line in lines)
 

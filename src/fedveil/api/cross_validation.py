@@ -86,6 +86,8 @@ def cross_validate(
     folds = whole_argument(f"{_WHERE}: folds", folds, 2)
     if not isinstance(people, Population):
         raise ConfigError(f"{_WHERE}: people: a population is needed, not {type(people).__name__}")
+    if folds > people.n_users:
+        raise ConfigError(f"{_WHERE}: folds must be at most the {people.n_users} users, not {folds}")
     seed = whole_argument(f"{_WHERE}: seed", arguments.get("seed", 0))
     keys = people.train.key
     fold = fold_of_user(people.train.user.astype(np.int64) if keys is None else keys, folds, seed)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int32, Int64
 from fedveil.arguments import explain_arguments
 from fedveil.config_keys import is_number, plain, whole, whole_argument
 from fedveil.data.cells import refuse_rows
-from fedveil.data.column_checks import SEVERAL_TARGETS, check_task
+from fedveil.data.column_checks import SEVERAL_TARGETS, check_bounds, check_task
 from fedveil.data.identities import AS_TEXT, MOST_USERS, keys_of, near_duplicate_ids
 from fedveil.data.input_arrays import (
     FeatureTable,
@@ -281,6 +281,10 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
         raise ConfigError(
             "population: target_range must be (lower, upper), two finite numbers, lower below upper"
         )
+    try:
+        check_bounds(lower, upper)
+    except ValueError as error:
+        raise ConfigError(f"population: target_range: {error}") from None
     return float(lower), float(upper)
 
 

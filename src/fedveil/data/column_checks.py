@@ -61,16 +61,18 @@ def check_count(lower: float | None, upper: float | None) -> None:
 
 
 def check_bounds(lower: float, upper: float) -> None:
-    """Check that lower < upper, and that float32 holds both bounds and their difference.
+    """Check that lower < upper in float32, which holds both bounds and their difference.
 
     Otherwise a value that is scaled by the bounds, or clipped to them, could become infinite or NaN, and one person's
     cell would cause all tables to be refused.
 
     Raises:
-        ValueError: the bounds are out of order, or too large.
+        ValueError: the bounds are out of order, too near each other, or too large.
     """
     if not lower < upper:
         raise ValueError("lower must be below upper")
+    if max(abs(lower), abs(upper)) <= _LARGEST_BOUND and not np.float32(lower) < np.float32(upper):
+        raise ValueError("lower and upper are the same number in float32; declare bounds further apart")
     if max(abs(lower), abs(upper), upper - lower) > _LARGEST_BOUND:
         raise ValueError("lower and upper must be numbers of at most 3.4e38, as must be their distance")
 

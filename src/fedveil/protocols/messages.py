@@ -77,11 +77,14 @@ def message(kind: int, purpose: str, *, eq: bool = True) -> Callable[[type[_M]],
         eq: whether two messages can be compared; False if they hold arrays.
 
     Raises:
-        TypeError: a field does not declare what it discloses.
+        TypeError: a field does not declare what it discloses, or the number is taken; those from 128 are free.
     """
 
     def register(cls: type[_M]) -> type[_M]:
-        assert kind not in KINDS
+        if kind in KINDS:
+            raise TypeError(
+                f"message number {kind} is that of {KINDS[kind].__name__}; numbers from 128 are free"
+            )
         cls.kind, cls.purpose = kind, purpose
         KINDS[kind] = cls
         return check_reveals(dataclass(frozen=True, kw_only=True, eq=eq)(cls))

@@ -20,7 +20,7 @@ from fedveil.randomness import BitSource
 class OneOfTwo(Sampler):
     """One of the users 2k and 2k + 1 takes part, by a fair coin for each pair."""
 
-    fixed_size: ClassVar[bool] = True
+    fixed_size: ClassVar[bool] = False  # of an odd number of users, the last has a coin alone
     adjacency: ClassVar[Adjacency] = Adjacency.ADD_OR_REMOVE_ONE
     rate = 0.5
 
