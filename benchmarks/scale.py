@@ -11,14 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow
 import torch
+from pyarrow import parquet
 from torch import nn
 
 import fedveil as fv
 from benchmarks.harness import Row, at_most, compared, cpu_seconds, extra_peak_megabytes
 from benchmarks.peers import plain_loop
+from fedveil.data.column_files import FOLDER_VARIABLE
 from fedveil.data.records import Affine, Records
 from fedveil.methods.dp_fed_ls import dp_fed_ls
 from fedveil.privacy.noise import DiscreteGaussian
@@ -45,6 +50,13 @@ def rows(quick: bool) -> Iterator[Row]:
     for width, (users, most) in {1000: (20, 300.0)}.items() if quick else MODELS.items():
         yield from _rounds(width, users, most)
     yield from _population(100_000 if quick else 1_000_000)
+    most = 300_000 if quick else 3_000_000
+    with TemporaryDirectory() as folder:
+        few, many = (extra_peak_megabytes(_table_run, folder, count, 20_000) for count in (most // 3, most))
+    # The difference of two sizes leaves out what does not grow with the table.
+    grown = 1e6 * (many - few) / (most - most // 3)
+    case = f"a table of {most:,} records in Parquet, columns in files, 3 rounds of newton: memory of a record"
+    yield at_most(case, "bytes", grown, 100.0)
 
 
 def smallest() -> Iterator[Row]:
@@ -54,6 +66,9 @@ def smallest() -> Iterator[Row]:
     ours, peer = cpu_seconds(_round(task, setting), _plain(task, setting), repeats=1)
     yield compared("a small network: a round", "rounds/s", 1 / ours, 1 / peer, None)
     yield from _population(20)
+    with TemporaryDirectory() as folder:
+        (seconds,) = cpu_seconds(_table_run(folder, 200, 20), repeats=1)
+    yield Row(case="a table in Parquet, 3 rounds", unit="CPU s", ours=seconds)
 
 
 def _noise(count: int, repeats: int) -> Iterator[Row]:
@@ -102,6 +117,38 @@ def _population(users: int) -> Iterator[Row]:
     )
     (seconds,) = cpu_seconds(build, repeats=1)
     yield at_most(f"a population of {users:,} users, {count:,} records", "CPU s", seconds, 12.0)
+
+
+def _table_run(folder: str, records: int, users: int) -> Callable[[], object]:
+    """Write tables of two silos with 8 numbers a record; return a call that reads and trains on them."""
+    place = Path(folder)
+    features = [f"x{number}" for number in range(8)]
+    for silo in ("north", "south"):
+        random = np.random.default_rng(len(silo))
+        columns = {name: random.normal(size=records // 2).astype(np.float32) for name in features}
+        labels = {"who": random.integers(0, users, records // 2), "sick": random.integers(0, 2, records // 2)}
+        parquet.write_table(
+            pyarrow.table(labels | columns), place / f"{silo}.parquet", row_group_size=1 << 16
+        )
+    target = '[target]\nkind = "label"\ncolumn = "sick"\nclasses = ["0", "1"]\n'
+    kinds = "".join(f'[features.{name}]\nkind = "number"\nlower = -5.0\nupper = 5.0\n' for name in features)
+    (place / "schema.toml").write_text(f'n_users = {users}\nuser = "who"\n{target}{kinds}')
+
+    def call() -> object:
+        os.environ[FOLDER_VARIABLE] = folder
+        people = fv.tables(place / "schema.toml", [place / "north.parquet", place / "south.parquet"])
+        del os.environ[FOLDER_VARIABLE]
+        return fv.train(
+            "whitened-linear",
+            people,
+            loss="binary_cross_entropy",
+            method=fv.newton(),
+            epsilon=2.0,
+            rounds=3,
+            folder=place / "runs",
+        )
+
+    return call
 
 
 def _setting(width: int, users: int) -> tuple[Task, TrainingSetup]:

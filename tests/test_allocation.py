@@ -387,3 +387,15 @@ def test_dirichlet_gives_every_record_to_a_client_who_is_a_silo() -> None:
         law.allocate(labels, 150, n_users=4, n_silos=3, randomness=ExperimentRandomness(0))
     with pytest.raises(ConfigError, match="concentration"):
         Allocation(law="dirichlet", concentration=0.0)
+
+
+def test_a_users_choice_is_the_same_alone_and_among_many_blocks_of_records() -> None:
+    """Records of three users lie in each of three blocks of 2^16."""
+    random = np.random.default_rng(0)
+    user = random.integers(0, 40_000, 150_000)
+    key = user * 7 + 1
+    held = holdout_by_user(user, key, 0.3, 5)
+    assert 0.29 < held.mean() < 0.31
+    for one in (0, 20_000, 39_999, int(np.bincount(user).argmax())):
+        own = user == one
+        assert np.array_equal(held[own], holdout_by_user(user[own], key[own], 0.3, 5))

@@ -18,8 +18,7 @@ from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.connection_state import BridgeConnection
 from fedveil.federation.hosts.deployment import write_flower_app, write_nvflare_job
 from fedveil.federation.hosts.folders import SiloFolder, SiloSettings
-from fedveil.federation.hosts.metrics import as_metrics
-from fedveil.federation.hosts.metrics_server import ask_party
+from fedveil.federation.hosts.metrics_server import as_metrics, ask_party
 from fedveil.federation.hosts.reachability import try_coordinator
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port

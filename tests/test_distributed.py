@@ -44,6 +44,7 @@ from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, TrainJob, partition_by_key
 from tests.children import forked, forking, tell_modules  # noqa: F401
 from tests.test_dp_fed_ls import experiment
+from tests.test_preprocessing import prepared_in, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 
@@ -354,6 +355,14 @@ def test_three_ranks_play_a_variant_of_a_preset(tmp_path: Path) -> None:
     options = [word for key in keys for word in ("--set", key)]
     arguments = ["run", "digits", "--variant", "uldp-naive", "--seeds", "2", *options]
     same_under_torchrun(arguments, 3, 2, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_ranks_take_the_schema_that_a_run_refines(tmp_path: Path) -> None:
+    tables(tmp_path)
+    prepared = prepared_in(tmp_path, privacy={"epsilon": 20.0, "insecure_seed": 2})
+    (tmp_path / "one.toml").write_text(prepared.experiment.to_toml())
+    same_under_torchrun(["run", str(tmp_path / "one.toml")], 3, 1, tmp_path)
 
 
 @pytest.mark.slow

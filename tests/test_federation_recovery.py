@@ -18,7 +18,7 @@ from fedveil.federation.sampling import DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
 from fedveil.protocols.driver import Dropouts
-from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
+from fedveil.protocols.masking.recoverable_aggregation import RecoverableServer, RecoverableSilo
 from fedveil.protocols.session_messages import GlobalModel, RoundTask
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.rounds.retries import MOST_ATTEMPTS

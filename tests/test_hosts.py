@@ -43,7 +43,7 @@ from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.ipc import RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
-from fedveil.federation.hosts.metrics import Meter
+from fedveil.federation.hosts.metrics_server import Meter
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
 from fedveil.federation.hosts.status import inspect_silo
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch

@@ -15,8 +15,14 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.federation.hosts.metrics import Meter
-from fedveil.federation.hosts.metrics_server import AT_ONCE, SOCKET, MetricsServer, ask_party, local_port
+from fedveil.federation.hosts.metrics_server import (
+    AT_ONCE,
+    SOCKET,
+    Meter,
+    MetricsServer,
+    ask_party,
+    local_port,
+)
 from fedveil.federation.hosts.sockets import RunningFolder, address
 from fedveil.protocols.refusals import Code
 

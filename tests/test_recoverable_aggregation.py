@@ -21,6 +21,8 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     SEAL_PURPOSE,
     SHARE_PURPOSE,
     AgreedSurvivors,
+    RecoverableServer,
+    RecoverableSilo,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
@@ -29,7 +31,6 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.protocol import ClientContext
@@ -330,7 +331,7 @@ def deal_once(monkeypatch, place, other):
         dealt.append(secret)
         return (other if len(dealt) == place else split)(secret, **numbers)
 
-    monkeypatch.setattr("fedveil.protocols.masking.recovery_parties.split", deal)
+    monkeypatch.setattr("fedveil.protocols.masking.recoverable_aggregation.split", deal)
 
 
 @pytest.mark.parametrize(("place", "dealer"), [(12, 5), (5, 2)], ids=["vanished", "there"])

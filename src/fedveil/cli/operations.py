@@ -26,7 +26,7 @@ def status_command(
     as_json: Json = False,
 ) -> None:
     """Show the state of a party on this host: service, run and round, certificates, membership, budget."""
-    from fedveil.federation.hosts.metrics import as_metrics
+    from fedveil.federation.hosts.metrics_server import as_metrics
     from fedveil.federation.hosts.status import party_status
 
     answer = ask_party(folder, "/connection")

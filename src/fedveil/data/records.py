@@ -94,18 +94,19 @@ def group_by_silo_user(
 ) -> Groups:
     """Group records by (silo, user): one contribution per pair that has records.
 
-    O(n log n) time, O(n) memory.
+    O(n log n) time; 24 bytes a record, of which 8 remain.
     """
-    whose = (
-        silo.astype(np.int64) << 32 | user
-    )  # both are non-negative int32, so the sorted key is (silo, user)
-    order = np.argsort(whose, kind="stable").astype(np.int64)
-    pairs, size = np.unique(whose, return_counts=True)
-    start = _starts(size)
+    whose = silo.astype(np.int64)
+    whose <<= 32
+    whose |= user  # both are non-negative int32, so the sorted key is (silo, user)
+    order = np.argsort(whose, kind="stable").astype(np.int64, copy=False)
+    whose = whose[order]
+    start = np.flatnonzero(whose != np.append(-1, whose[:-1]))
+    size, pairs = np.diff(start, append=len(whose)), whose[start]
     return Groups(
         order=order,
         start=start,
-        size=size.astype(np.int64),
+        size=size,
         silo=(pairs >> 32).astype(np.int32),
         user=(pairs & 0xFFFFFFFF).astype(np.int32),
         key=None if key is None else key[order[start]],

@@ -11,6 +11,8 @@ from fedveil.errors import ConfigError
 TEST_SHARE: Final = 0.2
 """Default share of the records of tables and arrays that is held out."""
 
+_BLOCK: Final = 1 << 16  # records whose words are computed at a time
+
 LOCAL_TEST_SHARE = 0.1
 """Share of its records that a large silo of the ULDP-FL experiments sets aside."""
 
@@ -61,11 +63,17 @@ def holdout_by_user(
     """
     order = np.argsort(user, kind="stable")
     sorted_user = user[order]
-    place = np.empty(len(user), dtype=np.int64)
-    place[order] = np.arange(len(user)) - np.searchsorted(sorted_user, sorted_user)
-    # A uniform 64-bit word is below share * 2^64 with probability `share`.
-    words = _mixed(_mixed(_mixed(np.uint64(seed)) ^ key.astype(np.uint64)) ^ place.astype(np.uint64))
-    return words < np.uint64(share * 2.0**64)
+    held = np.zeros(len(user), dtype=np.bool_)
+    for begin in range(0, len(user), _BLOCK):
+        rows = order[begin : begin + _BLOCK]
+        first = np.searchsorted(sorted_user, sorted_user[begin : begin + _BLOCK])
+        place = np.arange(begin, begin + len(rows)) - first
+        words = _mixed(
+            _mixed(_mixed(np.uint64(seed)) ^ key[rows].astype(np.uint64)) ^ place.astype(np.uint64)
+        )
+        # A uniform 64-bit word is below share * 2^64 with probability `share`.
+        held[rows] = words < np.uint64(share * 2.0**64)
+    return held
 
 
 def fold_of_user(key: Int64[np.ndarray, "n"], folds: int, seed: int) -> Int64[np.ndarray, "n"]:

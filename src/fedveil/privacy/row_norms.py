@@ -160,6 +160,15 @@ def _row_sums(deltas: Float32[Tensor, "m d"], of_each_: Callable[[Tensor], Tenso
     return sums
 
 
+def is_finite(values: Tensor) -> bool:
+    """Return whether no value is NaN or infinite; in blocks, because a test of all at once takes three copies of them.
+
+    >>> is_finite(torch.zeros(3)), is_finite(torch.tensor([1.0, torch.inf]))
+    (True, False)
+    """
+    return all(bool(block.isfinite().all()) for block in torch.split(values.reshape(-1), _BLOCK_ELEMENTS))
+
+
 def check_weights(weights: Float64[Tensor, " m"]) -> None:
     """Check that every weight lies in [0, 1].
 

@@ -112,8 +112,8 @@ class SiloSums:
         return norms, algorithm.finish(torch.where(factors > 0, sent * factors, 0.0), state)
 
     def total(self) -> Float64[Tensor, "silos d"]:
-        """Return the sums in the unit of the updates."""
-        return self._units * self._bound.grid
+        """Return the sums in the unit of the updates, in the memory of the sums: nothing can be added after it."""
+        return self._units.mul_(self._bound.grid)
 
 
 # --- sums of records ----------------------------------------------------------------------------------------

@@ -28,8 +28,7 @@ from fedveil.federation.hosts.child_process import ProcessError
 from fedveil.federation.hosts.connection_state import LinkConnection
 from fedveil.federation.hosts.folders import CoordinatorFolder, MembershipFile, members_of
 from fedveil.federation.hosts.ipc import END, SOCKET, RunOutcome, receive_frame, send_frame
-from fedveil.federation.hosts.metrics import Meter, as_metrics
-from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.metrics_server import Meter, MetricsServer, as_metrics
 from fedveil.federation.hosts.sockets import RunningFolder, listen
 from fedveil.federation.hosts.status import party_status
 from fedveil.federation.membership_delivery import MembershipDelivery

@@ -15,8 +15,7 @@ from fedveil.federation.hosts.child_process import ChildProcess
 from fedveil.federation.hosts.connection_state import BridgeConnection, SiloConnection
 from fedveil.federation.hosts.folders import MembershipFile, SiloFolder
 from fedveil.federation.hosts.key_process import KeyProcess
-from fedveil.federation.hosts.metrics import as_metrics
-from fedveil.federation.hosts.metrics_server import MetricsServer
+from fedveil.federation.hosts.metrics_server import MetricsServer, as_metrics
 from fedveil.federation.hosts.served_silo import ServedSilo
 from fedveil.federation.hosts.sockets import RunningFolder
 from fedveil.federation.hosts.status import party_status

@@ -40,7 +40,7 @@ class Patience:
 
 
 class ExchangeObserver(Protocol):
-    """Counts what passes; see :class:`~fedveil.federation.hosts.metrics.Meter`."""
+    """Counts what passes; see :class:`~fedveil.federation.hosts.metrics_server.Meter`."""
 
     def count_message(self, outcome: str) -> None:
         """Count a silo's message by its kind, or ``refused``."""

@@ -16,6 +16,8 @@ from jaxtyping import Float64, Int64
 from fedveil.errors import ProtocolError
 from fedveil.protocols.masking.recoverable_aggregation import (
     AgreedSurvivors,
+    RecoverableServer,
+    RecoverableSilo,
     RecoveryDirectory,
     RecoveryKeys,
     RelayedShares,
@@ -25,7 +27,6 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.recovery_parties import RecoverableServer, RecoverableSilo
 from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.messages import (
     Announcement,

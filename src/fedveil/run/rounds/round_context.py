@@ -16,6 +16,7 @@ from fedveil.methods.message_encoding import Sender
 from fedveil.methods.method import Method, message_length, sum_noise_std, training_bound
 from fedveil.methods.server_state import decode_sum, next_state, reader_state, with_clip
 from fedveil.privacy.bounds import Bound
+from fedveil.privacy.row_norms import is_finite
 from fedveil.privacy.sampling import is_due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.training.server.optimizers import State
@@ -262,7 +263,7 @@ def next_model(
     state = next_state(method, after, server, marks, method.sampler.rate * setting.n_users, turn.state)
     state = {**state, **stream}
     # Checked before the release, because `RunFolder.read_checkpoint` refuses a model that is not finite.
-    if not all(bool(value.isfinite().all()) for value in (after, *state.values())):
+    if not all(map(is_finite, (after, *state.values()))):
         raise ModelError(
             "the next model has a NaN or an infinity: the messages were too long; give the method a clip bound, or "
             "lower server.learning_rate"

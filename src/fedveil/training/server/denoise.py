@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedveil.config_keys import NonNegative
 from fedveil.errors import CompositionError, ModelError
+from fedveil.privacy.row_norms import is_finite
 from fedveil.stage import Sensitivity, Stage, duty
 
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
@@ -308,7 +309,7 @@ def _split(vector: Float[Tensor, " d"], shapes: Shapes) -> Iterator[Float[Tensor
 def _check(noisy: Float[Tensor, " d"], shapes: Shapes) -> None:
     held = sum(math.prod(shape) for shape in shapes)
     assert held == len(noisy), f"shapes hold {held} values, the vector {len(noisy)}"
-    if not bool(torch.isfinite(noisy).all()):
+    if not is_finite(noisy):
         raise ModelError(
             "the aggregate has a NaN or an infinity: contributions were not bounded and training diverged; "
             "give the method a clip bound, or lower local.learning_rate"

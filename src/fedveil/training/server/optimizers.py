@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fedveil.config_keys import composed_field
 from fedveil.errors import CompositionError, ConfigError
+from fedveil.privacy.row_norms import is_finite
 from fedveil.stage import Sensitivity, Stage, duty, redefined
 
 # --- schedules ----------------------------------------------------------------------------------------------
@@ -379,8 +380,7 @@ def matching(fresh: State, state: Any) -> bool:
     Names, shapes and dtypes must be equal, and all values finite.
     """
     return set(fresh) == set(state) and all(
-        (value.dtype, value.shape) == (state[name].dtype, state[name].shape)
-        and bool(state[name].isfinite().all())
+        (value.dtype, value.shape) == (state[name].dtype, state[name].shape) and is_finite(state[name])
         for name, value in fresh.items()
     )
 
