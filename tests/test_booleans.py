@@ -30,7 +30,7 @@ MEMBERS = [(kind, name) for kind in BUILTINS if kind != "data_sets" for name in 
 NUMERIC = ("int'", "float'", "bool'", "int,", "float,")
 
 EXPERIMENT: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "name": "one",
     "seed": 0,
     "rounds": 3,

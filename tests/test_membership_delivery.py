@@ -21,6 +21,7 @@ from fedveil.federation.enrollment.founder import revoke, seal
 from fedveil.federation.hosts.coordinator_service import CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.ipc import RunOutcome
+from fedveil.federation.hosts.metrics_server import ask_party
 from fedveil.federation.hosts.served_silo import ServedSilo
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port
@@ -266,6 +267,33 @@ def test_a_silo_is_added_without_a_command_at_the_others(
         "coordinator accept": 1,
         "silo accept": 1,
     }
+
+
+def test_an_open_connection_to_a_server_whose_key_is_revoked_ends(tmp_path: Path) -> None:
+    """The silo alone has accepted: the thief of a TLS key would go on serving under it."""
+    made = write_demonstration(tmp_path / "demo", port=free_port(), hospitals={"north": 3})
+    founder, coordinator, (north,) = (
+        made.provisioned.authority,
+        made.provisioned.coordinator,
+        made.provisioned.silos,
+    )
+    with ExitStack() as served:
+        served.callback(CoordinatorService(CoordinatorFolder(coordinator)).stop)
+        served.callback(SiloService(SiloFolder(north)).stop)
+
+        def wait_for(status: int, text: str) -> None:
+            until = time.monotonic() + 60
+            while (found := ask_party(north, "/ready")) is None or found[0] != status or text not in found[1]:
+                assert time.monotonic() < until, found
+                time.sleep(0.1)
+
+        wait_for(200, "")
+        asked = output("coordinator", "rotate", coordinator).strip().rpartition(": ")[2]
+        output("federation", "admit", founder, coordinator / "coordinator.request", "--fingerprint", asked)
+        fingerprint = output("federation", "seal", founder).strip().rpartition(": ")[2]
+        wait_for(200, "")
+        output("silo", "accept", north, founder / "sealed" / "membership.toml", "--fingerprint", fingerprint)
+        wait_for(503, "wrong-server-key")
 
 
 class _Carrier:

@@ -137,6 +137,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         ConfigError,
         "no parameter 'learning_rate'.*local_learning_rate, and the server's rate is server_learning_rate",
     ),
+    "a slip in a parameter": (
+        lambda _: fv.uldp_avg(clp=1.0),
+        ConfigError,
+        "method uldp-avg: no parameter 'clp'; known here: .*did you mean 'clip'",
+    ),
     "a negative clip": (
         lambda _: fv.uldp_avg_w(clip=-1.0),
         ConfigError,
@@ -217,7 +222,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         "fedveil.cross_validate: folds must be at most the 20 users, not 21",
     ),
     "bounds that are one number": (
-        lambda _: people(targets=X[:, 0], classes=None, task="regression", target_range=(0, 5e-324)),
+        lambda _: people(targets=X[:, 0], classes=None, task="regression", target_range=(0.0, 5e-324)),
         ConfigError,
         "target_range: lower and upper are the same number in float32; declare bounds further apart",
     ),

@@ -15,7 +15,7 @@ from textwrap import fill
 from typing import Any, Final, Protocol
 
 from fedveil.config_keys import Key, plain_inside
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, did_you_mean
 from fedveil.registry import find
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, own_keys
 from fedveil.training.steps import LocalSgd
@@ -77,7 +77,7 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
             f"; the rate of local training is {_RATE}, and the server's rate is server_learning_rate of fedveil.train, "
             "in mean updates"
             if unknown[0].endswith("learning_rate")
-            else ""
+            else did_you_mean(unknown[0], own | local.keys())
         )
         known = ", ".join(sorted(own | local.keys()))
         raise ConfigError(f"method {name}: no parameter '{unknown[0]}'; known here: {known}{hint}")
