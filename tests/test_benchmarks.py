@@ -41,7 +41,6 @@ from fedveil.run.config.experiment import parse
 from tests.executors import numbered
 
 MISSES = {
-    "9,845,610 parameters, 20 users: a round; peer: plain loop",
     "49,532,010 parameters, 4 users: a round; peer: plain loop",
     "1 M parameters (from 100,000), a client: encrypt, serialise, decrypt; peer: CKKSVector, public key",
     "MNIST, linear, 10,000 users: a round",
