@@ -11,7 +11,6 @@ import typer
 from fedveil.cli.options import OUT, Json, group, read_address
 from fedveil.console import print_json, transposed_table
 from fedveil.errors import ConfigError
-from fedveil.federation.hosts.metrics_server import ask_party
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a coordinator or a silo")]
 
@@ -26,7 +25,7 @@ def status_command(
     as_json: Json = False,
 ) -> None:
     """Show the state of a party on this host: service, run and round, certificates, membership, budget."""
-    from fedveil.federation.hosts.metrics_server import as_metrics
+    from fedveil.federation.hosts.metrics_server import as_metrics, ask_party
     from fedveil.federation.hosts.status import party_status
 
     answer = ask_party(folder, "/connection")
