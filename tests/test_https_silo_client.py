@@ -19,6 +19,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,6 +32,7 @@ from fedveil.federation.hosts.connection_state import SiloConnection
 from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.transport.https.connection_faults import Fault, fault_of_status
+from fedveil.federation.transport.https.deadline import TimedBackend
 from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.https.silo_client import FaultError, RetryPolicy, SiloClient, client_context
 from fedveil.sanitize import FaultLog
@@ -386,8 +388,13 @@ def test_what_a_status_means_is_told() -> None:
 
 
 @contextlib.contextmanager
-def proxy(reply: bytes | None = None, trickle: Trickle | None = None) -> Iterator[tuple[int, list[bytes]]]:
-    """A proxy that takes CONNECT alone; yield its port and what was asked of it. With ``reply`` it refuses."""
+def proxy(
+    reply: bytes | None = None, trickle: Trickle | None = None, secured: ssl.SSLContext | None = None
+) -> Iterator[tuple[int, list[bytes]]]:
+    """A proxy that takes CONNECT alone; yield its port and what was asked of it.
+
+    With ``reply`` it refuses; with ``secured`` it speaks TLS.
+    """
     asked: list[bytes] = []
 
     def carry(source: socket.socket, sink: socket.socket) -> None:
@@ -396,8 +403,12 @@ def proxy(reply: bytes | None = None, trickle: Trickle | None = None) -> Iterato
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def lead(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+    def lead(plain: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError),
+            plain,
+            plain if secured is None else secured.wrap_socket(plain, server_side=True) as connection,
+        ):
             head = b""
             while not head.endswith(b"\r\n\r\n"):
                 if not (data := connection.recv(1)):
@@ -452,6 +463,76 @@ def test_a_silo_goes_through_the_proxy_of_its_environment(
     finally:
         coordinator.close()
         served.stop()
+
+
+def secured_proxy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """Return the TLS of a proxy whose certificate the client's environment trusts."""
+    authority = Authority.create("proxies")
+    request = new_server_key(folder / "proxy.key")
+    (folder / "proxy.crt").write_bytes(authority.certify(request.decode(), ("127.0.0.1",)))
+    (folder / "ca.crt").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.crt"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "proxy.crt", folder / "proxy.key")
+    return context
+
+
+def test_a_silo_goes_through_a_proxy_with_tls(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = ServedMailbox(place)
+    coordinator = served.coordinator()
+    try:
+        assert coordinator.introduce()
+        with proxy(secured=secured_proxy(tmp_path, monkeypatch)) as (port, asked):
+            monkeypatch.setenv("HTTPS_PROXY", f"https://127.0.0.1:{port}")
+            client_of(place, place.server).ping()
+            assert asked[0].startswith(f"CONNECT {place.server} HTTP/1.1\r\n".encode())
+            wrong = client_of(place, place.server, server_key="0" * 64)
+            assert fault_of(wrong).code == "wrong-server-key"
+    finally:
+        coordinator.close()
+        served.stop()
+
+
+def test_a_proxy_with_tls_that_sends_byte_by_byte_holds_no_silo(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are of one record of the TLS within its own, which the client must have whole."""
+    sent = 0
+
+    def drip(send: Callable[[bytes], None]) -> None:
+        nonlocal sent
+        send(b"HTTP/1.1 200 OK\r\n\r\n" + b"\x16\x03\x03\x40\x00\x02\x00\x3f\xf0")
+        for _ in range(1000):
+            send(b"\x03")
+            sent += 1
+            time.sleep(0.02)
+
+    with proxy(trickle=drip, secured=secured_proxy(tmp_path, monkeypatch)) as (port, _):
+        monkeypatch.setenv("HTTPS_PROXY", f"https://127.0.0.1:{port}")
+        began = time.monotonic()
+        assert (
+            fault_of(client_of(place, place.server, retry=RetryPolicy(answer_seconds=0.4))).code == "timeout"
+        )
+        assert time.monotonic() - began < 5
+    assert sent > 1
+
+
+def test_a_name_with_many_addresses_takes_no_longer() -> None:
+    with contextlib.ExitStack() as ending:
+        listening = ending.enter_context(socket.create_server(("127.0.0.2", 0), backlog=0))
+        address = listening.getsockname()
+        for _ in range(8):  # fill the queue: the next connection is not answered
+            waiting = ending.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM) * 20
+        backend = TimedBackend(lambda *_, **__: found)
+        backend.until = time.monotonic() + 0.5
+        with pytest.raises((httpcore.TimeoutException, httpcore.ConnectError)):
+            backend.connect_tcp("silo.example", address[1], 20)
+        assert time.monotonic() < backend.until + 3
 
 
 def test_a_proxy_that_is_dead_or_refuses_is_told_without_its_password(

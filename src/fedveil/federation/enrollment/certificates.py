@@ -47,16 +47,20 @@ def public_key_digest(public: Any) -> str:
     return sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def has_expired(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate's last moment has passed."""
-    return datetime.now(UTC) > certificate.not_valid_after_utc
+def key_and_end(certificate: x509.Certificate) -> tuple[str, datetime]:
+    """Return the digest of a certificate's key, and its last moment.
+
+    Raises:
+        ValueError, UnsupportedAlgorithm: one of them cannot be read.
+    """
+    return public_key_digest(certificate.public_key()), certificate.not_valid_after_utc
 
 
 class KeyDigests:
     """Digests of the keys of certificates, remembered: a member shows the same certificate again and again."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[str, x509.Certificate]] = {}
+        self._known: dict[bytes, tuple[str, datetime]] = {}
 
     def __call__(self, certificate: bytes) -> str:
         """Return the digest; empty where a certificate cannot be read."""
@@ -66,15 +70,14 @@ class KeyDigests:
     def has_expired(self, certificate: bytes) -> bool:
         """Return whether a certificate has expired; one that cannot be read has not."""
         known = self._read(certificate)
-        return known is not None and has_expired(known[1])
+        return known is not None and datetime.now(UTC) > known[1]
 
-    def _read(self, certificate: bytes) -> tuple[str, x509.Certificate] | None:
+    def _read(self, certificate: bytes) -> tuple[str, datetime] | None:
         if certificate not in self._known:
             if len(self._known) >= _LARGEST_CACHE:
                 self._known.clear()
             try:
-                parsed = x509.load_der_x509_certificate(certificate)
-                self._known[certificate] = public_key_digest(parsed.public_key()), parsed
+                self._known[certificate] = key_and_end(x509.load_der_x509_certificate(certificate))
             except (ValueError, UnsupportedAlgorithm):
                 return None
         return self._known[certificate]

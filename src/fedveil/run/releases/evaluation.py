@@ -165,7 +165,7 @@ def _remedies(experiment: Experiment, of: DeclaredTables, asked: EvaluationReque
         ("budget.evaluation", shares.evaluation, 0.5 - other, lambda value: error(share=value)),
         ("data.table.test_share", test_share, 0.5, lambda value: error(people=users * value)),
         (
-            "users (n_users of the schema)",
+            "people (n_users of the schema)",
             float(users),
             1e9,
             lambda value: error(people=test_share * value),
@@ -191,7 +191,7 @@ def _least_value(error_at: Callable[[float], float], start: float, most: float) 
     if start >= most or error_at(most) > MOST_ERROR:
         return None
     while high > 1.02 * low:
-        middle = math.sqrt(low * high)
+        middle = math.sqrt(low) * math.sqrt(high)
         low, high = (low, middle) if error_at(middle) <= MOST_ERROR else (middle, high)
     digit = 10.0 ** (math.floor(math.log10(high)) - 1)
     return min(most, math.ceil(high / digit) * digit)

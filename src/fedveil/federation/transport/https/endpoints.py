@@ -21,13 +21,14 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from fedveil.federation.enrollment.certificates import KeyDigests, has_expired, public_key_digest
+from fedveil.federation.enrollment.certificates import KeyDigests, key_and_end
 from fedveil.federation.transport import interface
 from fedveil.federation.transport.https.http_server import Limits, RefusedRequestError, Request, Response
 from fedveil.federation.transport.https.mailbox import CONTACT_SECONDS, Mailbox, Members, Slot
@@ -71,11 +72,10 @@ def by_proxy_header(request: Request) -> str:
     """Identify a request by the certificate that a proxy has verified: nginx's ``$ssl_client_escaped_cert``."""
     escaped = request.header("X-Client-Certificate")
     try:
-        certificate = x509.load_pem_x509_certificate(unquote_to_bytes(escaped))
-        digest = public_key_digest(certificate.public_key())
+        digest, end = key_and_end(x509.load_pem_x509_certificate(unquote_to_bytes(escaped)))
     except (ValueError, UnsupportedAlgorithm):
         return ""
-    if has_expired(certificate):
+    if datetime.now(UTC) > end:
         raise _expired()
     return digest
 
