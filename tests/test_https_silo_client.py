@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from fedveil.errors import ConfigError
-from fedveil.federation.enrollment.certificates import Authority, certificate_key_digest, new_server_key
+from fedveil.federation.enrollment.certificates import (
+    Authority,
+    KeyDigests,
+    certificate_key_digest,
+    new_server_key,
+)
 from fedveil.federation.hosts.connection_state import SiloConnection
 from fedveil.federation.hosts.reachability import describe_skew
 from fedveil.federation.hosts.sockets import free_port
@@ -615,3 +621,17 @@ def test_the_client_needs_its_own_key(place: Place, tmp_path: Path) -> None:
         client_context(wrong, place.server_key)
     assert replace(place, port=1).server == "127.0.0.1:1"
     assert os.stat(place.silo(0) / "node.key").st_mode & 0o777 == 0o600
+
+
+def test_a_certificate_whose_end_cannot_be_read_is_one_that_cannot_be_read() -> None:
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(datetime(2026, 1, 1))
+    found = (
+        builder.not_valid_after(datetime(2051, 1, 2, 3, 4, 5)).sign(key, SHA256()).public_bytes(Encoding.DER)
+    )
+    assert KeyDigests()(found)
+    assert not KeyDigests().has_expired(found)
+    damaged = found.replace(b"20510102030405Z", b"00000102030405Z")
+    assert KeyDigests()(damaged) == ""
+    assert not KeyDigests().has_expired(damaged)
