@@ -114,12 +114,12 @@ class World(NullObserver):
         heads = SeenHeads(folder / HEADS, self.membership.charter)
         run = ExperimentParts(prepared, there, self, prepare=prepare, witness=record)
         self.coordinator = open_session(run, run.training(), record, heads)
-        self.letters = self.content = 0
+        self.sent = self.content = 0
         self.marks: list[tuple[int, int]] = []
 
     def on_round_end(self, row: dict[str, Any]) -> None:
         """Note what has passed up to the end of a round."""
-        self.marks.append((self.letters, self.content))
+        self.marks.append((self.sent, self.content))
 
     def play(self) -> None:
         """Carry every letter until the run ends; count it, and in it the model and the protocol's messages."""
@@ -137,7 +137,7 @@ class World(NullObserver):
         letter = SignedMessage.open(
             data, sender=sender, identity=key, recipient=recipient, largest=LARGEST_MESSAGE
         )
-        self.letters += len(data)
+        self.sent += len(data)
         self.content += sum(
             len(part.encode())
             for part in letter.parts
@@ -188,7 +188,7 @@ def _experiment(protection: str) -> Experiment:
 
 
 def _bytes(protection: str, features: int = 10_000) -> Row:
-    """Compare the letters with what must pass: the model down, and a sum (or masked sum, and a seed) up."""
+    """Compare the messages with what must pass: the model down, and a sum (or masked sum, and a seed) up."""
     silos = 4
     with tempfile.TemporaryDirectory() as folder:
         world = _made_up(Path(folder), silos=silos, features=features, protection=protection)
@@ -197,8 +197,8 @@ def _bytes(protection: str, features: int = 10_000) -> Row:
         needed = 4 * length + 8 * length
         if isinstance(world.agreed, MaskedSumSpec):
             needed = 4 * length + world.agreed.word_bytes * length + 32
-        ratio = world.letters / (_ROUNDS * silos * needed)
-    return at_most(f"bytes of letters over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)
+        ratio = world.sent / (_ROUNDS * silos * needed)
+    return at_most(f"bytes of messages over the protocol's, {protection}, d = {length}", "ratio", ratio, 1.1)
 
 
 def _many(silos: int) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """Private weighting between institutions: four hospitals of HeartDisease, 50 rounds of uldp-avg-w, Paillier.
 
-Letters against what is in them, all parties in one process, after the setup: HeartDisease, and 10,001 parameters under
+Messages against what is in them, all parties in one process, after the setup: HeartDisease, and 10,001 parameters under
 ring-LWE. Not with ``--quick``: a coordinator and four silos as processes under TLS on this host; the time of an
 exchange, every byte between silos and coordinator, counted by relays, and the time of as many rounds under secure
 aggregation.
@@ -114,7 +114,7 @@ def _bytes(case: str, experiment: Experiment, whole: Population) -> Row:
         world.play()
     (first, inside), (last, within) = world.marks[0], world.marks[-1]
     return at_most(
-        f"bytes of letters over their content, {case}", "ratio", (last - first) / (within - inside), 1.1
+        f"bytes of messages over their content, {case}", "ratio", (last - first) / (within - inside), 1.1
     )
 
 

@@ -65,7 +65,7 @@ BENCHMARKS: Final = Page(
         "Client-level simulation": "simulation",
         "Large models, many users, noise": "scale",
         "Boosted trees of a large table": "tree-speed",
-        "Whole rounds, against an earlier state of the house": "rounds",
+        "Whole rounds, against an earlier release": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",
         "Messages and rounds of a federation": "federation",
