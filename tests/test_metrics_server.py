@@ -173,7 +173,7 @@ def test_what_passes_is_counted_and_timed() -> None:
         meter.count_message("answer")
     meter.count_message("sent")
     meter.note_alive(1)
-    meter.count_refusal(Code.RUN_BUDGET)
+    meter.count_refusal(Code.RUN_BUDGET.name)
     text = meter.text()
     assert 'fedveil_refusals_total{code="run_budget"} 1\n' in text
     assert 'fedveil_messages_total{outcome="answer"} 4\n' in text

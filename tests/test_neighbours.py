@@ -101,7 +101,7 @@ def population(method: str, without: str = "nobody") -> Population:
     )
 
 
-def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
+def document(method: str, setting: str, /, **more: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "name": "try",
         "rounds": 2 if setting == "paillier" else 1,
@@ -126,10 +126,10 @@ def document(method: str, setting: str, **more: Any) -> dict[str, Any]:
     return merge(asked, SETTINGS[setting] | more)
 
 
-def goes_together(method: str, setting: str) -> Prepared | None:
+def goes_together(method: str, setting: str, /, **more: Any) -> Prepared | None:
     """The composition prepared on all records; None where its parts do not go together, which no record decides."""
     try:
-        return prepare(parse(document(method, setting), "test"), FixedPopulation(population(method)))
+        return prepare(parse(document(method, setting, **more), "test"), FixedPopulation(population(method)))
     except (CompositionError, ConfigError):
         return None
 
@@ -261,7 +261,9 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
     """What passes between institutions, and what the coordinator's folder says at the end."""
     folder.mkdir(parents=True)
     everything = ("none", "secure-aggregation", "private-weighting", "partial-encryption")
-    policy = TESTING.model_copy(update={"protections": everything})
+    policy = TESTING.model_copy(
+        update={"protections": everything, "models": ["linear", "whitened-linear", "boosted-trees"]}
+    )
     world = World(folder, parse(asked, "test"), held, policy)
     passed: list[tuple[int, str, int]] = []
     for silo, party in enumerate(world.silos):
@@ -308,10 +310,12 @@ def test_institutions_run_the_same_without_the_only_records_of_a_silo(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_keys(monkeypatch, 1024)
-    played = [setting for setting in settings_of(method) if travels(goes_together(method, setting))]
+    # Between institutions no party has all counts, or knows each user's main silo without a file.
+    more = {"method": {"power": 2}} if method in ("newton", "boosted-trees") else {}
+    played = [one for one in settings_of(method) if travels(goes_together(method, one, **more))]
     assert played
     for setting in played:
-        asked = document(method, setting, privacy={"insecure_seed": 11})
+        asked = document(method, setting, privacy={"insecure_seed": 11}, **more)
         full, *neighbours = (
             letters_of(population(method, gone), asked, tmp_path / setting / gone)
             for gone in ("nobody", "the last", "everybody")

@@ -186,7 +186,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "private test metrics of too few": (
         lambda path: fv.check("linear", hospitals(path.parent), epsilon=1, settings={"evaluation": {}}),
         ConfigError,
-        r"4 people are held out.*Each of these suffices: .*users \(n_users of the schema\) = \d+",
+        r"4 people are held out.*Each of these suffices: .*people \(n_users of the schema\) = \d+",
     ),
     "silos that only the records name": (
         lambda path: fv.infer(
@@ -313,7 +313,7 @@ def test_forty_wrong_uses_are_tried() -> None:
 def test_what_suffices_for_private_metrics_does_suffice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         fv.check("linear", hospitals(tmp_path), epsilon=1, settings={"evaluation": {}})
-    (users,) = re.findall(r"users \(n_users of the schema\) = (\d+)", str(refused.value))
+    (users,) = re.findall(r"people \(n_users of the schema\) = (\d+)", str(refused.value))
 
     def check(n_users: float) -> Any:
         people = hospitals(tmp_path, SCHEMA.replace("n_users = 20", f"n_users = {n_users:.0f}"))

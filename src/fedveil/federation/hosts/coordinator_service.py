@@ -291,7 +291,7 @@ class CoordinatorService:
                 with contextlib.closing(party):
                     silent = self._exchange(party)
                 if party.refused is not None:
-                    self._meter.count_refusal(party.refused)
+                    self._meter.count_refusal(party.refused.name)
                 assert party.outcome is not None
                 if (stopped := party.outcome.stopped) is not None:
                     break

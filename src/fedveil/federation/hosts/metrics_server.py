@@ -38,7 +38,6 @@ from typing import Any, Final
 
 from fedveil.errors import ConfigError
 from fedveil.federation.hosts.sockets import RunningFolder, address, listen
-from fedveil.protocols.refusals import Code
 from fedveil.sanitize import sanitize
 
 # --- figures of a served party ---
@@ -72,10 +71,10 @@ class Meter:
         with self._lock:
             self._messages[outcome] += 1
 
-    def count_refusal(self, code: Code) -> None:
-        """Count a refusal that ended a run."""
+    def count_refusal(self, code: str) -> None:
+        """Count a refusal that ended a run, by the name of its code."""
         with self._lock:
-            self._refusals[code.name.lower()] += 1
+            self._refusals[code.lower()] += 1
 
     def observe_latency(self, seconds: float) -> None:
         """Count an answer, by how long it was waited for."""
