@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ def forking() -> ForkServerContext:
     """Return a context whose processes begin with the commands that train imported, unchecked, and nothing done yet."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedveil.cli.training", "tests.test_run"])
+    ensure_running()  # now: it would keep the environment in which a run starts its workers
     return context
 
 

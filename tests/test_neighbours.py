@@ -30,6 +30,7 @@ from fedveil.run.populations import FixedPopulation
 from fedveil.run.rounds.round_context import draw_users
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
+from fedveil.training.losses import LOSSES
 from tests.federation_world import TESTING, World, small_keys
 from tests.runs import DrawnStreams, Silent, json_lines
 from tests.slow_cases import fast_every
@@ -115,7 +116,7 @@ def document(method: str, setting: str, /, **more: Any) -> dict[str, Any]:
     if method == "newton":
         asked["model"]["name"] = "whitened-linear"
     if method == "boosted-trees":
-        asked |= {"model": {"name": "boosted-trees"}, "rounds": 2}
+        asked |= {"model": {"name": "boosted-trees", "loss": "binary_cross_entropy"}, "rounds": 2}
     if setting == "oblivious":
         asked["method"]["user_sampling_rate"] = 0.5
     if setting in ("lrsuq", "partial", "partial-noise", "partial-secagg-votes") and method in (
@@ -261,9 +262,8 @@ def letters_of(held: Population, asked: dict[str, Any], folder: Path) -> dict[st
     """What passes between institutions, and what the coordinator's folder says at the end."""
     folder.mkdir(parents=True)
     everything = ("none", "secure-aggregation", "private-weighting", "partial-encryption")
-    policy = TESTING.model_copy(
-        update={"protections": everything, "models": ["linear", "whitened-linear", "boosted-trees"]}
-    )
+    grown = {"models": ("linear", "whitened-linear", "boosted-trees"), "losses": tuple(LOSSES)}
+    policy = TESTING.model_copy(update={"protections": everything, **grown})
     world = World(folder, parse(asked, "test"), held, policy)
     passed: list[tuple[int, str, int]] = []
     for silo, party in enumerate(world.silos):

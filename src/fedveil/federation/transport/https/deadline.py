@@ -10,6 +10,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from ssl import MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError
 from typing import Any, Final, TypeVar
 
@@ -139,7 +140,7 @@ class _InnerTls(httpcore.NetworkStream):
         try:
             for start in range(0, len(buffer), _PIECE_BYTES):
                 piece = buffer[start : start + _PIECE_BYTES]
-                self._carry(lambda piece=piece: self._tls.write(piece), timeout)
+                self._carry(partial(self._tls.write, piece), timeout)
         except SSLError as error:
             raise httpcore.WriteError(error) from error
 
