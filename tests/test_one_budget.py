@@ -78,7 +78,7 @@ def test_a_study_to_odds_ratios_costs_one_epsilon(
 @pytest.mark.slow
 def test_a_study_between_institutions_costs_one_epsilon_in_every_silos_ledger(tmp_path: Path) -> None:
     """A run of all parts and a regression, both submitted to the same coordinator: one ledger a silo has them all."""
-    tables(tmp_path, people=300)
+    tables(tmp_path, people=PEOPLE)
     whole = {"epsilon": 40.0, "accountant": "pld", "insecure_seed": None}
     study = Study(tmp_path, f'{BOTH}, "logistic-regression"', privacy=whole | {"share": 0.7}, rounds=1)
     assert set(study.play()) == {None}
