@@ -66,7 +66,7 @@ def rows(quick: bool) -> Iterator[Row]:
                 else shorter_run(paths[-1].stem, library, folder)
                 for library, paths in found.items()
             }
-            for library in found.keys() - {"fedveil"}:
+            for library in sorted(found.keys() - {"fedveil"}):
                 seconds = timed["fedveil"], timed[library]
                 yield from _rows_of(job, library, seconds)
         if not quick:
@@ -82,7 +82,7 @@ def smallest() -> Iterator[Row]:
         write_data(folder)
         seconds = ran("module_fedveil", "fedveil", folder)
     for job, found in programs().items():
-        for library in found.keys() - {"fedveil"}:
+        for library in sorted(found.keys() - {"fedveil"}):
             yield from _rows_of(job, library, (seconds, None))
     yield _app_row()
 
