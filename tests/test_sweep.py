@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedveil.errors import ConfigError, FedveilError, RunFolderError
+from fedveil.data.table_file import LackingColumnsError
+from fedveil.errors import ConfigError, FedveilError, ProtocolError, RunFolderError, SiloVanished
+from fedveil.federation.errors import RefusalError
+from fedveil.protocols.refusals import Code
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
 from fedveil.run.config.study import Selection
 from fedveil.run.executors import local_workers
@@ -171,6 +176,51 @@ def test_a_failed_run_is_named_and_the_others_are_complete(
     with pytest.raises(FedveilError, match="try-name_no_such_model"):
         rows.extend(sweep(found, folder, **given))
     assert len((folder / ROWS).read_text().splitlines()) == 1
+
+
+VANISHES: dict[str, Any] = {
+    "protection": {"name": "secure-aggregation", "dropout_rate": 0.999},
+    "method": {"name": "uldp-avg"},
+}
+
+
+def test_a_run_whose_silos_vanish_is_named_and_the_others_are_complete(tmp_path: Path) -> None:
+    """Its error takes more than a message: it was turned into a TypeError, and no other point was played."""
+    found = [
+        Point(experiment=experiment(name=name, rounds=1, **more), settings={"rounds": "1"})
+        for name, more in (("gone", VANISHES), ("there", {}))
+    ]
+    with pytest.raises(SiloVanished, match=r"^gone: silos [0-2, ]+ vanished ") as raised:
+        list(sweep(found, tmp_path))
+    assert set(raised.value.silos) <= {0, 1, 2}
+    assert [row["run"] for row in json_lines(tmp_path / ROWS)] == ["there"]
+
+
+def all_errors(kind: type[FedveilError] = FedveilError) -> Iterator[type[FedveilError]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from all_errors(one)
+
+
+OF_MORE = (
+    SiloVanished((1, 2), may_have_released=True),
+    ProtocolError("no message", silo=3),
+    LackingColumnsError("t.csv has no column 'age'", ["age"]),
+    RefusalError(Code.ROUNDS, 5, 4),
+)
+"""An error of each class that is made of more than a message."""
+
+
+def test_errors_pass_between_processes_as_they_are() -> None:
+    """An error that a process cannot read back breaks its whole pool, and with it the runs of other points."""
+    own = [kind for kind in all_errors() if "__init__" in vars(kind)]
+    assert {type(one) for one in OF_MORE} >= {kind for kind in own if kind.__module__.startswith("fedveil.")}
+    for one in (*OF_MORE, ConfigError("rounds: must be above 0")):
+        for back in (pickle.loads(pickle.dumps(one)), one.within("first")):
+            assert type(back) is type(one)
+            assert vars(back) == vars(one)
+        assert str(pickle.loads(pickle.dumps(one))) == str(one)
+        assert str(one.within("first")) == f"first: {one}"
 
 
 @pytest.mark.slow

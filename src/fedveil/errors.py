@@ -6,9 +6,11 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final, Self, TypeVar
+
+_Error = TypeVar("_Error", bound="FedveilError")
 
 _SHORTEST: Final = 3
 """Fewest characters for which a name's beginning counts as that name."""
@@ -26,6 +28,25 @@ class FedveilError(Exception):
     """Base of every error that a user can cause and can correct."""
 
     exit_code = 2
+
+    def __reduce__(self) -> Any:
+        """Return the error for pickle: a worker process of a sweep hands its errors on.
+
+        By default an error is read back by a call of its class with the message alone, and a class may take more.
+        """
+        return _restored, (type(self), self.args, vars(self))
+
+    def within(self, place: str) -> Self:
+        """Return the error, of the same class and with the same attributes, with a place before its message."""
+        return _restored(type(self), (f"{place}: {self}",), vars(self))
+
+
+def _restored(kind: type[_Error], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> _Error:
+    """Return an error of a class with this message and these attributes, without a call of the class."""
+    found = kind.__new__(kind)
+    found.args = args
+    vars(found).update(attributes)
+    return found
 
 
 class ConfigError(FedveilError):
