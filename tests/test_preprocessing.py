@@ -197,6 +197,32 @@ def test_nobody_is_no_reason_to_move_a_bound() -> None:
     assert (found.lower, found.upper, found.fill) == (-1000.0, 1e6, None)
 
 
+def test_a_declared_fill_outside_of_the_bounds_that_are_found_is_taken_for_the_nearest() -> None:
+    """It ended a run after its charge by an error about a schema that nobody wrote."""
+    asked, values = wanted(), np.random.default_rng(0).uniform(20, 90, 2000)
+    filled = number(asked.schema_, "age").model_copy(update={"fill": 5e5})
+    features = {**asked.schema_.features, "age": filled}
+    asked = asked.model_copy(update={"schema_": asked.schema_.model_copy(update={"features": features})})
+    found = number(refine_schema(asked, vector_of(asked, values), 1e-9), "age")
+    assert (found.lower, found.upper, found.fill) == (16.0, 128.0, 128.0)
+    far = vector_of(asked, np.concatenate((values, np.full(2000, 7e5))))
+    assert number(refine_schema(asked, far, 1e-9), "age").fill == 5e5
+
+
+@pytest.mark.parametrize("bounds", [(2.0**20 - 0.01, 2.0**20 + 1000), (-1024.00001, -1000.0)])
+def test_any_two_edges_are_bounds_that_a_schema_may_have(bounds: tuple[float, float]) -> None:
+    """A power of two beside a declared bound was the same number in float32, which no schema has as its bounds."""
+    asked = wanted()
+    narrow = number(asked.schema_, "age").model_copy(update={"lower": bounds[0], "upper": bounds[1]})
+    features = {**asked.schema_.features, "age": narrow}
+    asked = asked.model_copy(update={"schema_": asked.schema_.model_copy(update={"features": features})})
+    edges = asked.edges("age")
+    assert (edges[0], edges[-1]) == bounds
+    for value in edges:
+        found = number(refine_schema(asked, vector_of(asked, np.full(900, value)), 1e-9), "age")
+        assert found.lower <= value <= found.upper
+
+
 # --- the clip ---------------------------------------------------------------------------------------------------------
 
 

@@ -111,9 +111,12 @@ class PreprocessingRequest(DocumentTable):
         feature = self._feature(name)
         if name not in self.bounds:
             return tuple(np.linspace(feature.lower, feature.upper, _EQUAL_BINS + 1).tolist())
-        powers = [2.0**power for power in _POWERS]
-        inner = [*(-one for one in reversed(powers)), 0.0, *powers]
-        return (feature.lower, *(one for one in inner if feature.lower < one < feature.upper), feature.upper)
+        powers, found = [2.0**power for power in _POWERS], [feature.lower]
+        for one in (*(-power for power in reversed(powers)), 0.0, *powers):
+            # Any two edges may become the bounds, which must differ in float32.
+            if np.float32(found[-1]) < np.float32(one) < np.float32(feature.upper):
+                found.append(one)
+        return (*found, feature.upper)
 
     def _feature(self, name: str) -> Number:
         feature = self.schema_.features.get(name)
@@ -156,6 +159,8 @@ def refine_schema(
             continue
         if name in wanted.bounds:
             feature["lower"], feature["upper"] = found.bounds()
+            if "fill" in feature:  # like any other number that lies outside
+                feature["fill"] = float(np.clip(feature["fill"], feature["lower"], feature["upper"]))
         if name in wanted.impute:
             feature["fill"] = float(np.clip(found.quantile(0.5), feature["lower"], feature["upper"]))
     for name, least in wanted.pool.items():
