@@ -84,6 +84,24 @@ def test_a_regressor_scales_by_its_declared_range() -> None:
         fitted(Regressor, wanted, target_range=(900, 1000))
 
 
+@pytest.mark.parametrize("upper", [0.1, 0.3, 1000.1])
+def test_a_target_at_its_bound_is_within_it(upper: float) -> None:
+    """The nearest float32 of .1 is above .1."""
+    wanted = np.where(X[:, 0] > 0, upper, upper - 1e-3)
+    found = fitted(Regressor, wanted, target_range=(upper - 1e-3, upper))
+    assert np.isfinite(found.predict(X)).all()
+
+
+@pytest.mark.filterwarnings("ignore:user ids of this fit")
+def test_silos_are_told_as_counted_wherever_they_are_read_from_records() -> None:
+    """Whether all records lie in a silo called 0 decided between two statements."""
+    counted = "The silos are those that have records"
+    asked = LABELLED | {"epsilon": 50.0, "silos": None}
+    for silo, told in ((np.zeros(200, dtype=int), True), (SILO, True), (None, False)):
+        found = Classifier(**asked).fit(X, Y, user=USER, silo=silo)
+        assert any(one.startswith(counted) for one in found.statement_.notes) == told
+
+
 @pytest.mark.filterwarnings("ignore:the loss cox compares records")
 def test_survival_takes_pairs_and_the_arrays_of_scikit_survival() -> None:
     time, event = np.exp(-X[:, 0]), np.ones(200, dtype=bool)

@@ -113,7 +113,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
                 'n_users="counted" counts those with records, and the statement says so'
             )
         X = self._read(X, where)
-        people = self._population(X, y, user, np.zeros(len(X), dtype=np.int64) if silo is None else silo)
+        people = self._population(X, y, user, silo)
         _warn_of_scaler(X)
         folder = tempfile.mkdtemp(prefix="fedveil-") if self.folder is None else self.folder
         result = _train(self, people, as_path(folder, f"{where}: folder"))
@@ -126,7 +126,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         raise NotImplementedError
 
     def _people(self, X: np.ndarray, y: Any, user: Any, silo: Any, **declared: Any) -> Population:
-        silos = [0] if self.silos is None and not np.any(np.asarray(silo)) else self.silos
+        silos = self.silos
+        if silo is None:  # one silo by the caller's word: records decide nothing
+            silo, silos = np.zeros(len(X), dtype=np.int64), [0] if silos is None else silos
         return population(
             self._scaled(X),
             y,
@@ -374,7 +376,8 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             return self._people(X, y, user, silo, task=task)
         targets = np.asarray(read_numbers(y, task, "y"), dtype=np.float64)
         lower, upper = self._ranges()
-        outside = np.argwhere((targets < lower) | (targets > upper))
+        # The targets were read as float32, in which one at a bound may lie beyond it.
+        outside = np.argwhere((targets < lower.astype(np.float32)) | (targets > upper.astype(np.float32)))
         if len(outside):
             row, *column = outside[0].tolist()
             first, last = (np.broadcast_to(one, targets.shape[1:])[tuple(column)] for one in (lower, upper))
@@ -382,7 +385,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
                 f"y, row {row}: the target{''.join(f' {one}' for one in column)} is outside of target_range, "
                 f"{first:g} to {last:g}; numpy.clip takes it for the bound"
             )
-        scaled = 2 * (targets - lower) / (upper - lower) - 1
+        scaled = 2 * (np.clip(targets, lower, upper) - lower) / (upper - lower) - 1
         return self._people(X, scaled, user, silo, task=task, target_range=(-1.0, 1.0))
 
     def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
