@@ -49,7 +49,7 @@ from fedveil.federation.transport.https.mailbox import Mailbox, Members
 from fedveil.federation.transport.interface import pack_frames, unpack_frames
 from fedveil.methods.message_encoding import CodedMessage
 from fedveil.protocols.messages import SERVER, Envelope
-from fedveil.protocols.partial_encryption.messages import PartialInputs
+from fedveil.protocols.partial_encryption.plan import PartialInputs
 from fedveil.protocols.weighting.plan import WeightedInputs
 from fedveil.quantization.streams import TAG_BYTES
 from tests.federation_world import asked

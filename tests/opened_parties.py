@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.protocols.driver import LocalDriver, Transcript
-from fedveil.protocols.partial_encryption.messages import PartialInputs, PartialResult
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import PartialInputs, PartialPlan, PartialResult
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.protocol import ClientContext, ProtocolSpec
 from fedveil.protocols.weighting.plan import CipherSizes, WeightedInputs, WeightingPlan

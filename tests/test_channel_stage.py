@@ -16,8 +16,8 @@ from fedveil.methods.derive import derive
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method, sum_noise_std
+from fedveil.methods.named_channels import LayeredShares
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg_w, uldp_group
 from fedveil.privacy.bounds import Unbounded

@@ -30,8 +30,8 @@ from fedveil.quantization import (
     lattice,
     update_key,
 )
+from fedveil.quantization.codec import unseal
 from fedveil.quantization.symbols import Contexts, SymbolReader, SymbolWriter, tables
-from fedveil.quantization.wire import unseal
 from tests.test_coder_fuzz import decode_any
 
 LAWS: list[tuple[Law, str]] = [
@@ -152,7 +152,7 @@ def test_another_process_decodes_from_the_bytes_alone() -> None:
     one = channel(name="E8", adaptive=True)
     message = one.encode(x, KeyedStreams(key))
     program = (
-        "import sys; from fedveil.quantization import *; from fedveil.quantization.wire import unseal\n"
+        "import sys; from fedveil.quantization import *; from fedveil.quantization.codec import unseal\n"
         "key = update_key(b'a shared secret of two', run='r', client=3, round_number=9)\n"
         "message = bytes.fromhex(sys.stdin.read())\n"
         "header = unseal(message, KeyedStreams(key)).header\n"

@@ -21,8 +21,8 @@ from fedveil.quantization import (
     MessageError,
     lattice,
 )
+from fedveil.quantization.codec import unseal
 from fedveil.quantization.streams import TAG_BYTES, SharedStreams
-from fedveil.quantization.wire import unseal
 
 LENGTH = 70
 ROUNDS = (2_000, 20_000)

@@ -17,8 +17,8 @@ from fedveil.data.records import Population
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.batch_independence import is_gradient_batch_independent
+from fedveil.training.counters import SeededDropout
 from fedveil.training.dpsgd import RecordSums
-from fedveil.training.dropout import SeededDropout
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.losses import load_loss

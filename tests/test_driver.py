@@ -15,8 +15,7 @@ from fedveil.errors import ProtocolError, SiloVanished
 from fedveil.protocols.driver import Dropouts, LocalDriver, Transcript
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER, Envelope
-from fedveil.protocols.partial_encryption.messages import PartialInputs, PartialResult
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import PartialInputs, PartialPlan, PartialResult
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.plaintext_sums import PlaintextClient, PlaintextServer, PlaintextSums, PlaintextVector
 from fedveil.protocols.protocol import ClientContext

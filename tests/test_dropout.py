@@ -4,8 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.training.counters import derive, mix, mix_scalar
-from fedveil.training.dropout import SeededDropout, seed_names, with_seeded_dropout
+from fedveil.training.counters import SeededDropout, derive, mix, mix_scalar, seed_names, with_seeded_dropout
 
 FALSE_ALARM = 1e-7
 
@@ -61,7 +60,7 @@ def test_an_entry_is_kept_whose_first_53_bits_are_at_least_p(p, monkeypatch):
     near = {least + step for step in (-1, 0, 1, 1 << 11, -1 << 11)} | {0, 2**63 - 1, 2**63, 2**64 - 1}
     words = sorted(word for word in near if 0 <= word < 2**64)
     signed = torch.tensor([word - (word >> 63 << 64) for word in words])
-    monkeypatch.setattr("fedveil.training.dropout.derive", lambda *_: signed.clone())
+    monkeypatch.setattr("fedveil.training.counters.derive", lambda *_: signed.clone())
     masks = SeededDropout(p, 0, False)(torch.ones(1, len(words)))[0]
     assert (masks > 0).tolist() == [word >> 11 >= int(p * 2**53) for word in words]
 

@@ -32,14 +32,14 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.messages import SERVER, Envelope, RoundStart
 from fedveil.protocols.partial_encryption import server as partial_server
 from fedveil.protocols.partial_encryption import silo as partial_encryption
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
     Ballot,
     PartialInputs,
     PartialSum,
     PartialUpdate,
     SplitUpdate,
+    largest,
 )
-from fedveil.protocols.partial_encryption.plan import largest
 from fedveil.protocols.partial_encryption.protocol_spec import PartialClient
 from fedveil.protocols.partial_encryption.server import PartialServer
 from fedveil.protocols.refusals import Code, Refusal

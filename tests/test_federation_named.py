@@ -17,7 +17,7 @@ from fedveil.federation.ledger_heads import sign_heads
 from fedveil.federation.transcript_binding import exchange_context, sign_request
 from fedveil.protocols.masking.recoverable_aggregation import ShareBundle, SignedSurvivors
 from fedveil.protocols.messages import Announcement, Envelope, Message
-from fedveil.protocols.partial_encryption.messages import SealedKeys
+from fedveil.protocols.partial_encryption.plan import SealedKeys
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (
     Join,
@@ -26,7 +26,7 @@ from fedveil.protocols.session_messages import (
     RequestSignature,
     SessionMessage,
 )
-from fedveil.protocols.weighting.messages import SealedSeed
+from fedveil.protocols.weighting.plan import SealedSeed
 from tests.federation_world import World, asked, population, small_keys
 from tests.test_federation_grammar import ALL, CASES, needs_tenseal
 

@@ -13,7 +13,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.data.records import Population
 from fedveil.errors import ModelError
-from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.counters import with_seeded_dropout
 from fedveil.training.losses import load_loss
 from fedveil.training.pretrained import FrozenNorm, with_frozen_norms
 from fedveil.training.task import Task

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
+from fedveil.training.counters import SeededDropout
 from fedveil.training.dpsgd import RecordSums
-from fedveil.training.dropout import SeededDropout
 from fedveil.training.kernel_replay import (
     CALLS_OF_POOLING,
     ReplayedGradient,

@@ -15,10 +15,9 @@ import pyarrow.parquet as pa_parquet
 import pytest
 import torch
 
-from fedveil.data.column_files import FOLDER_VARIABLE
 from fedveil.data.records import Population
 from fedveil.data.schema import Schema, parse_schema
-from fedveil.data.tables import read_own, read_tables
+from fedveil.data.tables import FOLDER_VARIABLE, read_own, read_tables
 from fedveil.errors import ConfigError, DataError
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness

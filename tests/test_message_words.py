@@ -27,9 +27,9 @@ from fedveil.methods.client_messages import ClientMessages, Numbers, Rounded
 from fedveil.methods.derive import derive
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.message_encoding import CodedMessage, Sender
 from fedveil.methods.method import sum_noise_std
+from fedveil.methods.named_channels import LayeredShares
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation

@@ -126,11 +126,6 @@ NAMED: dict[str, dict[str, str]] = {
         "but more people have records": TABLE_SURPLUS,
     },
     "data/draft.py": {"": DRAFT},
-    "data/frame_tables.py": {
-        "its columns have different numbers of records": ARGUMENT,
-        "is no column of numbers, text or dates with one entry a record": ARGUMENT,
-        "has two columns of one name": ARGUMENT,
-    },
     "data/input_arrays.py": {
         "is missing, on which the model was trained": ARGUMENT,
         "their pandas indexes differ": INDEX,
@@ -159,6 +154,9 @@ NAMED: dict[str, dict[str, str]] = {
     "data/target_leakage.py": {"put the event first": ARGUMENT},
     "data/public_test.py": {"the features of a record that is trained on": TEST},
     "data/record_columns.py": {
+        "its columns have different numbers of records": ARGUMENT,
+        "is no column of numbers, text or dates with one entry a record": ARGUMENT,
+        "has two columns of one name": ARGUMENT,
         "the data set has no record": NOBODY,
         "an item of the data set must be": KIND,
         "the item has other keys": KIND,

@@ -20,17 +20,16 @@ from fedveil.methods.contributions import SiloContribution, SiloUserContribution
 from fedveil.methods.correlated import CorrelatedNoise
 from fedveil.methods.dp_fed_ls import dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.named_channels import lrsuq
-from fedveil.methods.no_protection import NoProtection
+from fedveil.methods.named_channels import LayeredShares, lrsuq
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.protection_stage import NoProtection
 from fedveil.methods.uldp import uldp_avg_w, uldp_group, uldp_naive
 from fedveil.methods.weights import DeclaredMain, Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
 from fedveil.privacy.sampling import Everyone, PoissonUsers
-from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.counters import with_seeded_dropout
 from fedveil.training.losses import CrossEntropy, Focal, Loss
 from fedveil.training.server.averages import Ema
 from fedveil.training.server.denoise import ByRule, Laplacian, NoDenoiser

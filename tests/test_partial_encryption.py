@@ -12,14 +12,17 @@ from fedveil.crypto.ckks import CkksKey, CkksParameters
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.errors import ProtocolError
 from fedveil.protocols.messages import SERVER, Envelope, MaskedVector
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
     Ballot,
+    PartEncoding,
+    PartialPlan,
     PartialSum,
     PartialUpdate,
     Partition,
     SealedKeys,
+    decode_bitmap,
+    encode_bitmap,
 )
-from fedveil.protocols.partial_encryption.plan import PartEncoding, PartialPlan, decode_bitmap, encode_bitmap
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.randomness import PrivacyRandomness
 from tests.opened_parties import PartialParties

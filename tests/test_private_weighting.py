@@ -19,16 +19,16 @@ from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.errors import OwnRecordsError, ProtocolError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, RevealRequest
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.weighting.messages import (
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protocols.weighting.plan import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
     Participants,
     SealedSeed,
     WeightingKey,
+    WeightingPlan,
 )
-from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
-from fedveil.protocols.weighting.plan import WeightingPlan
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protocols.weighting.server import WeightingServer, drawn_places
 from fedveil.protocols.weighting.silo import KEY_PURPOSE, WeightingSilo

@@ -11,11 +11,10 @@ from fedveil.errors import CompositionError
 from fedveil.methods.channels import Identity
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
-from fedveil.methods.layered_shares import LayeredShares
-from fedveil.methods.no_protection import NoProtection
+from fedveil.methods.named_channels import LayeredShares
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
-from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.methods.protection_stage import NoProtection, ProtectionStage
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.uldp import uldp_avg
 from fedveil.methods.weights import DeclaredMain, Weights

@@ -43,7 +43,7 @@ from fedveil.protocols.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
     Ballot,
     PartialSum,
     PartialUpdate,
@@ -54,7 +54,7 @@ from fedveil.protocols.plaintext_sums import PlaintextVector
 from fedveil.protocols.protocol import ClientContext
 from fedveil.protocols.sealed_sums import SealedMessage, SealingKey
 from fedveil.protocols.session_messages import PARTS
-from fedveil.protocols.weighting.messages import (
+from fedveil.protocols.weighting.plan import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,

@@ -16,8 +16,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.report.document import Section
 from fedveil.report.drawing import Plot
 from fedveil.report.figure_files import write_figures
-from fedveil.report.model import model_section
-from fedveil.report.page import report_page, run_plots
+from fedveil.report.page import model_section, report_page, run_plots
 from fedveil.report.run_data import load_run
 from fedveil.training.models import MODELS, build_model
 from fedveil.training.newton import WhitenedLinear

@@ -368,7 +368,7 @@ def test_reports_read_documents_and_prepare_nothing() -> None:
             assert {name for name in modules if name.startswith("fedveil.run")} <= {
                 "fedveil.run.advice",
                 "fedveil.run.folder.documents",
-                *(["fedveil.run.released_model"] if file == "report/model.py" else []),
+                *(["fedveil.run.released_model"] if file == "report/page.py" else []),
             }
     below = set(imports("", trees()["run/folder/documents.py"]))
     assert below <= BASE | {"privacy"}

@@ -9,8 +9,8 @@ import pytest
 
 import fedveil as fv
 from fedveil.data.columns import State, read_columns
+from fedveil.data.data_report import read_whole
 from fedveil.data.draft import draft_schema
-from fedveil.data.raw_table import read_whole
 from fedveil.data.schema import Schema, Survival, parse_schema
 from fedveil.data.tables import read_tables
 from fedveil.errors import DataError

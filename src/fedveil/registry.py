@@ -81,7 +81,7 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "lrsuq": "fedveil.methods.named_channels:lrsuq",
     },
     "protections": {
-        "none": "fedveil.methods.no_protection:NoProtection",
+        "none": "fedveil.methods.protection_stage:NoProtection",
         "secure-aggregation": "fedveil.methods.secure_aggregation:SecureAggregation",
         "private-weighting": "fedveil.methods.private_weighting:PrivateWeighting",
         "partial-encryption": "fedveil.methods.partial_encryption:PartialEncryption",

@@ -30,8 +30,7 @@ from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.masking.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import Envelope, Message, RoundStart
 from fedveil.protocols.partial_encryption import silo as partial_encryption
-from fedveil.protocols.partial_encryption.messages import PartialInputs
-from fedveil.protocols.partial_encryption.plan import PartialPlan
+from fedveil.protocols.partial_encryption.plan import PartialInputs, PartialPlan
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec
 from fedveil.protocols.plaintext_sums import PlaintextSums
 from fedveil.protocols.sealed_sums import SealedSums

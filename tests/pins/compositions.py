@@ -14,9 +14,8 @@ from fedveil.methods.correlated import CorrelatedNoise, with_correlated_noise
 from fedveil.methods.dp_fed_ls import client_sampler
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.named_channels import through_messages
+from fedveil.methods.named_channels import LayeredShares, through_messages
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
 from fedveil.methods.secure_aggregation import SecureAggregation

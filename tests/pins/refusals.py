@@ -18,11 +18,11 @@ from fedveil.methods.contributions import (
     SiloUserContribution,
 )
 from fedveil.methods.gaussian_shares import GaussianShares
-from fedveil.methods.layered_shares import LayeredShares
 from fedveil.methods.method import Method
-from fedveil.methods.no_protection import NoProtection
+from fedveil.methods.named_channels import LayeredShares
 from fedveil.methods.partial_encryption import PartialEncryption
 from fedveil.methods.private_weighting import PrivateWeighting
+from fedveil.methods.protection_stage import NoProtection
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded

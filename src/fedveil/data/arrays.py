@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Shaped
 
 from fedveil.arguments import explain_arguments
 from fedveil.config_keys import is_number, plain, whole, whole_argument
 from fedveil.data.cells import refuse_rows
 from fedveil.data.column_checks import SEVERAL_TARGETS, check_bounds, check_task
-from fedveil.data.identities import AS_TEXT, MOST_USERS, keys_of, near_duplicate_ids
+from fedveil.data.identities import AS_TEXT, MOST_USERS, identifies_user, keys_of, near_duplicate_ids
 from fedveil.data.input_arrays import (
     FeatureTable,
     check_alike,
@@ -26,7 +26,6 @@ from fedveil.data.input_arrays import (
     read_numbers,
     refuse_outside,
 )
-from fedveil.data.leakage_check import find_leaking_features, times_like_events
 from fedveil.data.public_test import refuse_training_records
 from fedveil.data.record_columns import record_columns
 from fedveil.data.records import Features, Label, Population, Records, Targets, Task
@@ -34,6 +33,66 @@ from fedveil.data.schema import OF_ARRAYS, OF_PUBLIC_TESTS
 from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user
 from fedveil.errors import ConfigError, DataError
 from fedveil.randomness import ExperimentRandomness
+from fedveil.sanitize import sanitize
+
+# --- features that leak the target or the user: a model that uses one does not generalise to new people ---
+
+_FIRST: Final = 1000
+"""Number of first records on which most columns are excluded cheaply, before all records are compared."""
+
+
+def find_leaking_features(
+    table: FeatureTable, targets: Targets, who: tuple[list[str], Int32[np.ndarray, "n"]]
+) -> Iterator[str]:
+    """Yield a sentence for each feature that is an id or a copy of the target.
+
+    A sentence names the column and no value.
+
+    Args:
+        table: the features; features that are not (n, d) are not checked.
+        targets: targets of the records; a class is given by its number.
+        who: the sorted ids, and the (n,) index of each record's user among them.
+    """
+    if table.values.ndim != 2 or not len(targets):  # without records, every column would equal the target
+        return
+    (names, person), kinds = who, targets.reshape(len(targets), -1).T
+    for place in range(table.values.shape[1]):
+        column = table.values[:, place]
+        called = f"column {place}" if table.names is None else f"column '{sanitize(table.names[place])}'"
+        # A constant column equals a constant target without a leak: np.ptp excludes it.
+        if len(column) and np.ptp(column) and any(_equal(column, kind) for kind in kinds):
+            yield (
+                f"features: {called} is what is predicted, in every record: nobody has it when it is needed; take it "
+                "out"
+            )
+        if _may_be_an_id(column[:_FIRST], person[:_FIRST]) and identifies_user(
+            column.astype(np.float64), person, names
+        ):
+            yield (
+                f"features: {called} has one whole number in all records of a person, and another for everybody else: "
+                "if it is an id, a model learns from it who somebody is; take it out"
+            )
+
+
+def times_like_events(task: Task, targets: Targets) -> list[str]:
+    """Return a sentence if all survival times are 0 or 1: times and events may be exchanged."""
+    if task != "survival" or not len(targets) or not np.isin(targets[:, 1], (0, 1)).all():
+        return []
+    return ["targets: every time is 0 or 1, as events are; survival targets are (event, time), in this order"]
+
+
+def _equal(column: Shaped[np.ndarray, "n"], kind: Shaped[np.ndarray, "n"]) -> bool:
+    return np.array_equal(column[:_FIRST], kind[:_FIRST]) and np.array_equal(column, kind)
+
+
+def _may_be_an_id(column: Shaped[np.ndarray, "n"], person: Int32[np.ndarray, "n"]) -> bool:
+    """Return whether all values of the column are whole numbers, and none belongs to two people."""
+    return np.array_equal(column, np.rint(column)) and len(
+        set(zip(column.tolist(), person.tolist(), strict=True))
+    ) == len(np.unique(column))
+
+
+# --- populations of arrays ---
 
 Counted = Literal["counted"]
 _PREPARED: Final = (

@@ -5,7 +5,7 @@ table ``[method]`` of an experiment. :mod:`fedveil.registry` lists the names.
 
     published systems       ``uldp`` (ULDP-FL), ``dp_fed_ls`` (DP-Fed-LS), ``paraaegis``, ``cepam``; baseline ``fedavg``
     stages                  ``contributions``, ``weights``, channels (``gaussian_shares``, ``central_gaussian``,
-                            ``layered_shares``, ``client_messages``, ``correlated``), protections (``no_protection``,
+                            ``named_channels``, ``client_messages``, ``correlated``), protections (``protection_stage``,
                             ``secure_aggregation``, ``private_weighting``, ``partial_encryption``)
     composition             ``method``: stages in one value; ``derive``: the guarantee of this value, per party
 """

@@ -21,8 +21,7 @@ from fedveil.data.records import Groups, Population
 from fedveil.errors import CompositionError
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
-from fedveil.methods.no_protection import NO_PROTECTION
-from fedveil.methods.protection_stage import ProtectionStage
+from fedveil.methods.protection_stage import NO_PROTECTION, ProtectionStage
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Bound, check_enforced
 from fedveil.privacy.claims import Reveals, Role, Sent

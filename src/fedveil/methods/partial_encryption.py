@@ -50,14 +50,16 @@ from fedveil.protocols.messages import (
     RevealRequest,
     RoundStart,
 )
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
     Ballot,
+    PartEncoding,
+    PartialPlan,
     PartialSum,
     PartialUpdate,
     Partition,
     SealedKeys,
+    finest_grid_step,
 )
-from fedveil.protocols.partial_encryption.plan import PartEncoding, PartialPlan, finest_grid_step
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec, vote_std
 from fedveil.protocols.session_messages import ModelStored, ProtocolMessage
 from fedveil.stage import Published, Sensitivity, redefined

@@ -36,7 +36,8 @@ from fedveil.privacy.statement import show_delta
 from fedveil.protocols.messages import Announcement, Directory, OwnMask, RevealRequest
 from fedveil.protocols.protocol import MOST_REPEATS
 from fedveil.protocols.session_messages import ProtocolMessage, SamplingCommitment
-from fedveil.protocols.weighting.messages import (
+from fedveil.protocols.weighting.plan import (
+    CHECK_DISTANCE,
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
@@ -46,8 +47,9 @@ from fedveil.protocols.weighting.messages import (
     TransferOffer,
     TransferRequests,
     WeightingKey,
+    WeightingPlan,
+    rounded_sensitivity,
 )
-from fedveil.protocols.weighting.plan import CHECK_DISTANCE, WeightingPlan, rounded_sensitivity
 from fedveil.protocols.weighting.protocol_spec import Paillier, PrivateWeightingSpec, Rlwe
 from fedveil.protocols.weighting.rlwe_weights import shown_distance
 from fedveil.stage import Sensitivity, redefined

@@ -1,19 +1,34 @@
-"""Define protections as stages of a method: their parties, their messages and their claims."""
+"""Define protections as stages of a method: their parties, their messages and their claims.
+
+The default is no protection: the server can read every message, in the clear or sealed for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
+import numpy as np
+from jaxtyping import Float64
+
 from fedveil.data.records import Groups
-from fedveil.errors import CompositionError
-from fedveil.methods.capabilities import GridShares, ServerNoise
+from fedveil.errors import ChannelError, CompositionError, ProtocolError
+from fedveil.methods.capabilities import GridShares, ServerNoise, sends_bytes
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.message_encoding import CodedMessage
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.claims import Claim, Role, Sent
+from fedveil.protocols.plaintext_sums import PlaintextSums, PlaintextVector
 from fedveil.protocols.protocol import ProtocolSpec
-from fedveil.protocols.session_messages import GlobalModel, RoundTask, SampledFlag, SampledUsers
+from fedveil.protocols.sealed_sums import SealedMessage, SealedSums, SealingKey
+from fedveil.protocols.session_messages import (
+    GlobalModel,
+    ProtocolMessage,
+    RoundTask,
+    SampledFlag,
+    SampledUsers,
+)
 from fedveil.stage import Sensitivity, Stage, duty
 
 Sends: TypeAlias = tuple[Sent, ...]
@@ -179,3 +194,52 @@ def plain_round(method: Any) -> Sends:
         # A client learns its own flag only; a silo must know which of its users to train.
         found.append(Sent(SampledFlag if method.contribution.drawn_alone else SampledUsers, Role.SILO))
     return tuple(found)
+
+
+# --- no protection ---
+
+
+@dataclass(frozen=True)
+class NoProtection(ProtectionStage):
+    """No protection: the server receives the message of every silo and can read it."""
+
+    agrees: ClassVar[bool] = False
+    protects: ClassVar[bool] = False
+
+    def apply_to(self, method: Any, n_users: int) -> Any:
+        """Return the method unchanged, with its own protection if it has one."""
+        return method
+
+    def sends(self, method: Any) -> Sends:
+        """Return the messages of a round: models to the silos, sums to the server, in the clear or sealed."""
+        if not sends_bytes(method.channel):
+            return (*plain_round(method), Sent(ProtocolMessage, UP), Sent(PlaintextVector, UP))
+        # Byte messages contain their key, so they travel sealed for the server.
+        relayed = (Sent(ProtocolMessage, UP | DOWN), Sent(SealingKey, UP | DOWN), Sent(SealedMessage, UP))
+        return (*plain_round(method), *relayed)
+
+    def make_protocol_spec(
+        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+    ) -> ProtocolSpec[Any, Any]:
+        """Return the protocol of readable messages."""
+        return open_sums(method, clients=public.n_silos, length=public.length)
+
+
+NO_PROTECTION: Final = NoProtection()
+"""Default protection of a method."""
+
+
+def open_sums(method: Any, *, clients: int, length: int) -> ProtocolSpec[Any, Any]:
+    """Return the protocol of messages that the server reads one by one: vectors or sealed bytes."""
+
+    def decode(given: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
+        try:
+            channel = method.at_round(round_number).channel
+            found: np.ndarray = channel.decode(CodedMessage.from_bytes(given), senders=clients, length=length)
+        except (ChannelError, CompositionError) as error:
+            raise ProtocolError(f"its message was refused: {error}") from error
+        return found
+
+    if sends_bytes(method.channel):
+        return SealedSums(clients=clients, length=length, decode=decode)
+    return PlaintextSums(clients=clients, length=length)

@@ -26,7 +26,7 @@ from fedveil.data.memory_tables import TableFile
 from fedveil.errors import SiloVanished
 from fedveil.methods.capabilities import ClientSender
 from fedveil.methods.method import message_kinds, message_length
-from fedveil.methods.no_protection import open_sums
+from fedveil.methods.protection_stage import open_sums
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver, Transcript
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.run.folder.run_folder import RunFolder

@@ -40,7 +40,7 @@ from fedveil.errors import CompositionError
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.row_norms import contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness
-from fedveil.training.dropout import seed_names
+from fedveil.training.counters import seed_names
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import round_up_slots, single_threaded, slot_multiple
 from fedveil.training.state_leak_check import check_unchanged

@@ -15,8 +15,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from fedveil.errors import ModelError
-from fedveil.training.counters import batch_order, derive, step_seeds
-from fedveil.training.dropout import seed_names
+from fedveil.training.counters import batch_order, derive, seed_names, step_seeds
 from fedveil.training.local_algorithms import LocalState
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.state_leak_check import check_unchanged

@@ -11,7 +11,7 @@ because a |z| <= B and a |z|^2 <= B^2 for every z. Rounds 1 and 2 release H and 
 release psi: directions in which records differ little get lengths like the others, and less noise
 (:mod:`fedveil.training.newton`). B of the first round is declared; a basis that was set has B = 1. A contribution
 is the mean over its records of one vector that holds both parts, scaled to l2 norm at most 1
-(:mod:`fedveil.statistics.inference.scores`). A user's weights over the silos sum to at most 1, so one user, with all
+(:mod:`fedveil.statistics.inference.equation`). A user's weights over the silos sum to at most 1, so one user, with all
 records in all silos, changes the sum by at most 1. docs/theory/newton.md.
 
 ==============  ====================  ==================  ===========
@@ -47,8 +47,8 @@ from torch import Tensor, nn
 
 from fedveil.config_keys import Positive
 from fedveil.errors import ModelError
+from fedveil.statistics.inference.equation import ScoreCode, ScoreSums, Shares, triangle
 from fedveil.statistics.inference.families import REACH, PiecewiseExponential, Poisson
-from fedveil.statistics.inference.scores import ScoreCode, ScoreSums, Shares, triangle
 from fedveil.training.losses import (
     BinaryCrossEntropy,
     Cox,

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from fedveil.errors import ModelError
 from fedveil.training.copying import copy_module, unwrap
-from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.counters import with_seeded_dropout
 from fedveil.training.losses import Loss, Metric
 from fedveil.training.pretrained import with_frozen_norms
 from fedveil.training.validation import validate_layers
@@ -67,7 +67,7 @@ class Task:
 
     Args:
         model: any module whose output for a record depends on that record alone. It is copied; dropout layers of
-            the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.dropout`), and frozen
+            the copy draw their masks from a seed per contribution (see :mod:`fedveil.training.counters`), and frozen
             BatchNorm layers become constants (:mod:`fedveil.training.pretrained`).
         loss: ``loss(outputs, targets, mask)``, the mean over the records whose mask is 1.
         metrics: ``metric(outputs, targets, weights)`` by its name in reports.

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedveil.errors import FedveilError, ModelError
 from fedveil.sanitize import sanitize
 from fedveil.training.batch_independence import made_up_targets
-from fedveil.training.dropout import seed_names
+from fedveil.training.counters import seed_names
 from fedveil.training.loop import BatchGradient
 from fedveil.training.shapes import single_threaded
 from fedveil.training.state_leak_check import check_unchanged

@@ -22,7 +22,7 @@ from fedveil.errors import FedveilError, ModelError
 from fedveil.registry import is_own
 from fedveil.stage import ignored, redefined
 from fedveil.training.copying import copy_module, is_compiled
-from fedveil.training.dropout import with_seeded_dropout
+from fedveil.training.counters import with_seeded_dropout
 from fedveil.training.losses import Loss, TaskKind
 from fedveil.training.pretrained import frozen_norm_refusal, with_frozen_norms
 from fedveil.training.shapes import single_threaded

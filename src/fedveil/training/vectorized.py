@@ -33,8 +33,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedveil.training.counters import batch_order, step_seeds
-from fedveil.training.dropout import seed_names
+from fedveil.training.counters import batch_order, seed_names, step_seeds
 from fedveil.training.kernel_replay import (
     CALLS,
     CALLS_OF_POOLING,

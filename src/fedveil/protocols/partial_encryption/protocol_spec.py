@@ -19,9 +19,12 @@ from fedveil.crypto.key_agreement import RoundId
 from fedveil.errors import ProtocolError
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.protocols.messages import Announcement, Directory, MaskedVector, RoundStart
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
+    WHOLE_NUMBERS,
     Ballot,
+    PartEncoding,
     PartialInputs,
+    PartialPlan,
     PartialResult,
     PartialSum,
     PartialUpdate,
@@ -29,7 +32,6 @@ from fedveil.protocols.partial_encryption.messages import (
     SealedKeys,
     SplitUpdate,
 )
-from fedveil.protocols.partial_encryption.plan import WHOLE_NUMBERS, PartEncoding, PartialPlan
 from fedveil.protocols.partial_encryption.server import PartialServer
 from fedveil.protocols.partial_encryption.silo import PartialSilo
 from fedveil.protocols.protocol import (

@@ -10,14 +10,17 @@ from fedveil.crypto.ckks import CkksSum
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.messages import Announcement, Envelope, MaskedVector, Message, RoundStart
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
     Ballot,
+    PartialPlan,
     PartialSum,
     PartialUpdate,
     Partition,
     SealedKeys,
+    decode_bitmap,
+    encode_bitmap,
+    largest,
 )
-from fedveil.protocols.partial_encryption.plan import PartialPlan, decode_bitmap, encode_bitmap, largest
 from fedveil.protocols.partial_encryption.silo import Phase
 from fedveil.protocols.parties import CohortServer
 from fedveil.protocols.protocol import Drawn, Outgoing

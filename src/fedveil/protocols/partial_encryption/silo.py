@@ -31,18 +31,16 @@ from fedveil.crypto.key_agreement import CONTEXT_BYTES, RUN_BYTES, derive, seal,
 from fedveil.crypto.masks import apply_masks_
 from fedveil.errors import CryptoError, ProtocolError, RefusedSumError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, MaskedVector, Message, RoundStart
-from fedveil.protocols.partial_encryption.messages import (
+from fedveil.protocols.partial_encryption.plan import (
     Ballot,
+    Order,
     PartialInputs,
+    PartialPlan,
     PartialResult,
     PartialSum,
     PartialUpdate,
     Partition,
     SealedKeys,
-)
-from fedveil.protocols.partial_encryption.plan import (
-    Order,
-    PartialPlan,
     decode_bitmap,
     encode_bitmap,
     largest,

@@ -1,4 +1,4 @@
-"""Define the public plan of private weighting, which is checked before any training starts.
+"""Define the public plan of private weighting, which is checked before any training starts, and its messages.
 
 Let y be the contributions and z the noise shares, both in grid units, n the counts, and C = lcm(1 .. N_max), or the
 least common multiple of all sums of |S| powers of ten. The server decrypts for coordinate j the integer
@@ -8,7 +8,7 @@ least common multiple of all sums of |S| powers of ten. The server decrypts for 
 and T_j / C is the weighted noisy sum. One more coordinate carries a check: its contributions are 1 and it has no
 noise, so it must equal C times the number of users who took part.
 
-Private weighting (ULDP-FL, Protocol 1): interfaces and phases of a sum with weights n_{s,u} / N_u.
+Phases of a sum with weights n_{s,u} / N_u (ULDP-FL, Protocol 1):
 
     setup   silos announce signed keys; the server relays them and sends its encryption key
             silo 0 seals a seed R for every other silo; all silos derive the same blinds r_u from it
@@ -33,11 +33,26 @@ from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
+from gmpy2 import mpz
 from jaxtyping import Float64, Int32, Int64
 
-from fedveil.crypto.key_agreement import RoundId
+from fedveil.crypto.key_agreement import OVERHEAD_BYTES, RoundId
+from fedveil.crypto.oblivious_transfer import POINT_BYTES
 from fedveil.errors import OwnRecordsError, ProtocolError
-from fedveil.protocols.field_codecs import Reader, Writer
+from fedveil.privacy.claims import Key, Reveals
+from fedveil.protocols.field_codecs import (
+    BLOCK,
+    REST,
+    Reader,
+    Writer,
+    custom_field,
+    fixed_bytes,
+    integers,
+    number,
+    repeated,
+    wire_field,
+)
+from fedveil.protocols.messages import Message, message
 
 # --- the plan ---
 
@@ -425,3 +440,92 @@ class WeightedInputs:
         dither = reader.fixed_bytes(SEED_BYTES)
         reader.finish()
         return cls(contributions=rows, noise=noise, dither=dither)
+
+
+# --- messages, in addition to those that all protocols share ---
+
+_MOST: Final = 1 << 19
+"""Most ciphertexts of one message. A ciphertext has at least 512 bytes, and weights have one ciphertext per user."""
+_BLOCKS: Final = repeated(BLOCK, size=4, most=_MOST)
+
+
+@message(20, "the server's public encryption key")
+class WeightingKey(Message):
+    """Public encryption key of the server."""
+
+    key: bytes = wire_field(REST, Reveals.NOTHING)
+
+
+@message(21, "the blinding seed, sealed for one silo")
+class SealedSeed(Message):
+    """Seed of the multiplicative blinds r_u, sealed by silo 0 under its pairwise key with a silo."""
+
+    sealed: bytes = wire_field(fixed_bytes(SEED_BYTES + OVERHEAD_BYTES), Reveals.NOTHING)
+
+
+@message(22, "doubly blinded record counts")
+class BlindedHistogram(Message):
+    """Record counts of a silo, blinded by r_u and by pairwise masks: uniform numbers to the server."""
+
+    blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.COUNTS, Key.SILOS, besides=Reveals.PRESENCE)
+
+
+@message(23, "the users who take part")
+class Participants(Message):
+    """Users with a record in any silo, as one byte per user."""
+
+    present: tuple[bool, ...] = wire_field(
+        repeated(number(1).mapped(int, bool), size=4, most=_MOST), Reveals.PRESENCE
+    )
+
+
+@message(24, "the round's encrypted weights")
+class EncryptedWeights(Message):
+    """Start of a round with the participants' encrypted weights; empty if the last weights still hold."""
+
+    blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.DRAWN, Key.SERVER, besides=Reveals.PRESENCE)
+
+
+@message(25, "an encrypted masked sum")
+class EncryptedSum(Message):
+    """Encrypted, masked, re-randomised weighted sum of a silo; the server sees the ciphertexts."""
+
+    blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.SUM, Key.SERVER, besides=Reveals.CIPHERTEXTS)
+
+
+@message(26, "points for oblivious transfer")
+class TransferOffer(Message):
+    """Start of a round with private sub-sampling, with the server's points for the oblivious transfers."""
+
+    public: mpz = custom_field(Reveals.NOTHING)
+    constants: tuple[mpz, ...] = custom_field(Reveals.NOTHING)
+
+    def encode(self) -> bytes:
+        """Return all points as one list, the public point first."""
+        return Writer().integers([self.public, *self.constants], POINT_BYTES).bytes()
+
+    @classmethod
+    def decode(cls, data: bytes) -> TransferOffer:
+        """Return the offer that a body encodes; raise a ProtocolError if it has fewer than two points."""
+        reader = Reader(data)
+        points = reader.integers(POINT_BYTES)
+        reader.finish()
+        if len(points) < 2:
+            raise ProtocolError("an offer of oblivious transfer has at least 2 points")
+        return cls(public=points[0], constants=tuple(points[1:]))
+
+
+@message(27, "hidden choices of oblivious transfers")
+class TransferRequests(Message):
+    """Oblivious-transfer requests of a silo, one per participant; each hides the requested place."""
+
+    points: tuple[mpz, ...] = wire_field(
+        integers(POINT_BYTES), Reveals.DRAWN, Key.NOBODY, besides=Reveals.PRESENCE
+    )
+
+
+@message(28, "sealed places of oblivious transfers")
+class TransferAnswers(Message):
+    """All places of every oblivious transfer, sealed so that the silo can open one place of each transfer."""
+
+    blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.DRAWN, Key.NOBODY, besides=Reveals.PRESENCE)

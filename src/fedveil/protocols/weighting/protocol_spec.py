@@ -22,19 +22,23 @@ from fedveil.protocols.protocol import (
     ServerProtocol,
     Shape,
 )
-from fedveil.protocols.weighting.messages import (
+from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
+from fedveil.protocols.weighting.plan import (
     BlindedHistogram,
+    CipherSizes,
     EncryptedSum,
     EncryptedWeights,
+    Evaluator,
+    KeyHolder,
     Participants,
     SealedSeed,
     TransferAnswers,
     TransferOffer,
     TransferRequests,
+    WeightedInputs,
     WeightingKey,
+    WeightingPlan,
 )
-from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder, choose_layout
-from fedveil.protocols.weighting.plan import CipherSizes, Evaluator, KeyHolder, WeightedInputs, WeightingPlan
 from fedveil.protocols.weighting.rlwe_weights import RlweEvaluator, RlweKeyHolder, choose_parameters
 from fedveil.protocols.weighting.server import WeightingServer
 from fedveil.protocols.weighting.silo import WeightingSilo

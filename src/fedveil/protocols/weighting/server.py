@@ -16,18 +16,21 @@ from fedveil.errors import CryptoError, ProtocolError
 from fedveil.protocols.messages import Announcement, Envelope, Message, OwnMask, RevealRequest
 from fedveil.protocols.parties import CohortServer
 from fedveil.protocols.protocol import Drawn, Outgoing
-from fedveil.protocols.weighting.messages import (
+from fedveil.protocols.weighting.plan import (
     BlindedHistogram,
     EncryptedSum,
     EncryptedWeights,
+    KeyHolder,
     Participants,
+    Phase,
     SealedSeed,
     TransferAnswers,
     TransferOffer,
     TransferRequests,
     WeightingKey,
+    WeightingPlan,
+    transfer_context,
 )
-from fedveil.protocols.weighting.plan import KeyHolder, Phase, WeightingPlan, transfer_context
 
 _AWAITED: Final[Mapping[Phase, type[Message]]] = {
     Phase.SETUP: Announcement,

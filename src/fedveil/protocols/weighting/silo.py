@@ -18,23 +18,21 @@ from fedveil.errors import CryptoError, OwnRecordsError, ProtocolError
 from fedveil.protocols.messages import SERVER, Directory, Envelope, Message, OwnMask, RevealRequest
 from fedveil.protocols.parties import KeyedSilo
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.weighting.messages import (
+from fedveil.protocols.weighting.plan import (
+    SEED_BYTES,
     BlindedHistogram,
+    Contributions,
     EncryptedSum,
     EncryptedWeights,
+    Evaluator,
     Participants,
+    Phase,
     SealedSeed,
     TransferAnswers,
     TransferOffer,
     TransferRequests,
-    WeightingKey,
-)
-from fedveil.protocols.weighting.plan import (
-    SEED_BYTES,
-    Contributions,
-    Evaluator,
-    Phase,
     WeightedInputs,
+    WeightingKey,
     WeightingPlan,
     transfer_context,
 )

@@ -32,9 +32,8 @@ from jaxtyping import Float64, Int64
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
-from fedveil.statistics.inference.equation import Sums
+from fedveil.statistics.inference.equation import Sums, matrix, triangle
 from fedveil.statistics.inference.families import Family
-from fedveil.statistics.inference.scores import matrix, triangle
 
 LONGEST_STEP: Final = 2.0
 """Largest l2 length of a step of theta."""

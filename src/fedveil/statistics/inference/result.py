@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from fedveil.data.schema import Schema
 from fedveil.errors import RunFolderError
 from fedveil.statistics.inference.design import Design
-from fedveil.statistics.inference.equation import Equation, Sums
+from fedveil.statistics.inference.equation import Equation, Shares, Sums
 from fedveil.statistics.inference.families import Family
 from fedveil.statistics.inference.newton import (
     Effect,
@@ -31,7 +31,6 @@ from fedveil.statistics.inference.newton import (
     next_theta,
 )
 from fedveil.statistics.inference.request import Inference
-from fedveil.statistics.inference.scores import Shares
 from fedveil.statistics.result import NoisySum, NoisySums, figures_json, read_figures, restoring
 
 # --- schedule -----------------------------------------------------------------------------------------------
