@@ -28,8 +28,8 @@ from benchmarks.silo_threads import wait_for
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import load
 from fedveil.data.records import Population, Records
+from fedveil.federation.enrollment.demonstration import Provisioned, provision
 from fedveil.federation.enrollment.joining import DraftedPolicy
-from fedveil.federation.enrollment.provisioning import Provisioned, provision
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.ipc import END, SOCKET
 from fedveil.federation.hosts.sockets import free_port

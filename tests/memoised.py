@@ -23,8 +23,8 @@ from fedveil.federation.membership import Membership
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.privacy import ledger
+from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.events import Event
-from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run import populations, setup
 from fedveil.run.config import task_choice

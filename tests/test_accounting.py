@@ -15,7 +15,18 @@ from scipy.stats import norm
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accountant import Accountant, gaussian_delta, gaussian_epsilon
-from fedveil.privacy.accounting import ACCOUNTANTS, epsilon, make_accountant
+from fedveil.privacy.accounting import (
+    ACCOUNTANTS,
+    OPACUS_ORDERS,
+    Conversion,
+    PldAccountant,
+    RdpAccountant,
+    _interval,
+    epsilon,
+    laplace_rdp,
+    make_accountant,
+    sampled_gaussian_rdp,
+)
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -28,8 +39,6 @@ from fedveil.privacy.events import (
     SampledWithoutReplacementEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.loss_distributions import PldAccountant, _interval
-from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, RdpAccountant, laplace_rdp, sampled_gaussian_rdp
 from tests.dp_events import dp_event_of, gaussian_rounds
 from tests.slow_cases import slow_only
 

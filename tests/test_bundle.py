@@ -35,9 +35,9 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.audit.ledger_audit import verify_ledger
 from fedveil.federation.audit.recorded_run import verify_run
+from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEvent, SelfComposedEvent
-from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.privacy.statement import Disclosure, Statement
 from fedveil.run.folder.shown import FIELDS, FILES, Kind
 from fedveil.training.models import build_model

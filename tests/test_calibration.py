@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.errors import BudgetError, PrivacyError
 from fedveil.privacy.accountant import cached_epsilon, gaussian_delta
-from fedveil.privacy.accounting import ACCOUNTANTS, make_accountant
+from fedveil.privacy.accounting import ACCOUNTANTS, PldAccountant, RdpAccountant, make_accountant
 from fedveil.privacy.calibration import calibrate_noise, calibrate_rounds, epsilon_of, least_noise
 from fedveil.privacy.events import (
     Adjacency,
@@ -24,8 +24,6 @@ from fedveil.privacy.events import (
     SelfComposedEvent,
 )
 from fedveil.privacy.ledger import Budget
-from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.privacy.renyi import RdpAccountant
 from tests.dp_events import gaussian_rounds
 from tests.slow_cases import slow_only
 

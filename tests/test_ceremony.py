@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.cli.passphrase import PromptedPassphrase
+from fedveil.cli.options import PromptedPassphrase
 from fedveil.crypto import keys as key_files
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, CryptoError, FedveilError, IntegrityError

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import RdpAccountant, make_accountant, sampled_gaussian_rdp
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -25,7 +25,6 @@ from fedveil.privacy.published_bounds import (
     theorem_noise,
     theorem_rounds,
 )
-from fedveil.privacy.renyi import RdpAccountant, sampled_gaussian_rdp
 from fedveil.privacy.sampling import fixed_size_rdp
 
 CLIENTS = {"uniform": 1000, "poisson": 500}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from fedveil.errors import PrivacyError
-from fedveil.privacy.accounting import covers, dominating_event, make_accountant
+from fedveil.privacy.accounting import PldAccountant, covers, dominating_event, make_accountant
 from fedveil.privacy.events import (
     ComposedEvent,
     ConcentratedEvent,
@@ -30,7 +30,6 @@ from fedveil.privacy.events import (
     event_from_json,
     split_grid_loss,
 )
-from fedveil.privacy.loss_distributions import PldAccountant
 from tests.dp_events import dp_event_of
 
 multipliers = st.floats(1e-3, 1e3)

@@ -13,7 +13,7 @@ import pytest
 from fedveil.federation.audit.run_record import AGREED, signed_end
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.silo_session.session import SiloSession
-from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.federation.silo_session.tasks import SiloTrainingTask
 from fedveil.federation.transport.interface import LARGEST_STATEMENT
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.statement import Statement

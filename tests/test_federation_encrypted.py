@@ -24,7 +24,7 @@ from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import MODELS
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.federation.silo_session.tasks import SiloTrainingTask
 from fedveil.federation.store import RoundRecord
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import ComposedEvent, split_grid_loss

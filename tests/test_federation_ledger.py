@@ -24,7 +24,7 @@ from fedveil.federation.silo_ledger import HEAD, LEDGER, SiloLedger, adopt
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content
 from fedveil.privacy import ledger as ledgers
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import PldAccountant, make_accountant
 from fedveil.privacy.events import (
     ConcentratedEvent,
     Event,
@@ -44,7 +44,6 @@ from fedveil.privacy.ledger import (
     read_head,
     read_lines,
 )
-from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import LedgerHeads, SessionMessage
 from fedveil.run.folder.run_folder import RunFolder

@@ -14,8 +14,8 @@ import pytest
 from fedveil.errors import DataError
 from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.enrollment.demonstration import provision
 from fedveil.federation.enrollment.joining import DraftedPolicy
-from fedveil.federation.enrollment.provisioning import provision
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.status import inspect_silo

@@ -26,9 +26,9 @@ from fedveil.federation.deployable import check_deployable
 from fedveil.federation.membership import Membership
 from fedveil.federation.proposal_review import review_proposal
 from fedveil.files import read_content
+from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event
-from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (
     Attestation,

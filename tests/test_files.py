@@ -45,7 +45,7 @@ from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.sampling import draw_sample
 from fedveil.federation.silo_data import SiloFiles, load_silo_population
-from fedveil.federation.silo_session.training_task import training_plan
+from fedveil.federation.silo_session.tasks import training_plan
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.files import (
     DEEPEST,

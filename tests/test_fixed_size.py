@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.accountant import gaussian_delta
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import PldAccountant, RdpAccountant, make_accountant
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, least_covering_claim
 from fedveil.privacy.events import (
     Adjacency,
@@ -26,8 +26,6 @@ from fedveil.privacy.events import (
     atoms,
     event_from_json,
 )
-from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.privacy.renyi import RdpAccountant
 from fedveil.privacy.sampling import (
     Everyone,
     PoissonUsers,

@@ -18,6 +18,7 @@ from fedveil.errors import CompositionError, PrivacyError
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.uldp import uldp_group
+from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.accounting_rules import mixture_distribution
 from fedveil.privacy.events import (
     ComposedEvent,
@@ -29,7 +30,6 @@ from fedveil.privacy.events import (
     atoms,
 )
 from fedveil.privacy.group import Silos, group_event, lemma5, lemma6, published_group_epsilon, worst_split
-from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.training.steps import LocalSgd
 from tests.dp_events import dp_event_of
 from tests.slow_cases import slow_only

@@ -33,8 +33,12 @@ from fedveil.federation.enrollment.certificates import (
     new_server_key,
     node_key_digest,
 )
-from fedveil.federation.enrollment.demonstration import HOSPITALS, Demonstration, write_demonstration
-from fedveil.federation.enrollment.provisioning import provision
+from fedveil.federation.enrollment.demonstration import (
+    HOSPITALS,
+    Demonstration,
+    provision,
+    write_demonstration,
+)
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.attached_link import AttachedLink

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BudgetError, PrivacyError, RunFolderError
-from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.accounting import RdpAccountant, epsilon
 from fedveil.privacy.events import (
     Adjacency,
     ComposedEvent,
@@ -32,7 +32,6 @@ from fedveil.privacy.ledger import (
     read_head,
     read_lines,
 )
-from fedveil.privacy.renyi import RdpAccountant
 from tests.children import forking
 from tests.full_disks import Disk, for_a_moment
 

@@ -20,7 +20,7 @@ from fedveil.federation.errors import to_refusal
 from fedveil.federation.proposal_review import review_proposal
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.federation.silo_session.tasks import SiloTrainingTask
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.refusals import Code

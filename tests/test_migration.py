@@ -17,9 +17,9 @@ import pytest
 
 from fedveil.errors import BusyError, ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import verify_ledger
+from fedveil.federation.enrollment.demonstration import provision
 from fedveil.federation.enrollment.joining import accept, rotate
 from fedveil.federation.enrollment.migration import leave_federation, migrate
-from fedveil.federation.enrollment.provisioning import provision
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.sockets import RunningFolder

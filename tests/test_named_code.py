@@ -17,7 +17,7 @@ from fedveil.federation.hosts.folders import CoordinatorFolder
 from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.run.audit import audit
 from fedveil.run.config.experiment import merge, parse
-from fedveil.run.config.named_code import find_named_code
+from fedveil.run.config.task_choice import find_named_code
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from tests.commands import as_json, ended

@@ -152,7 +152,7 @@ NAMED: dict[str, dict[str, str]] = {
     },
     "data/main_silos.py": {"": SCHEMA},
     "data/target_leakage.py": {"put the event first": ARGUMENT},
-    "data/public_test.py": {"the features of a record that is trained on": TEST},
+    "data/splits.py": {"the features of a record that is trained on": TEST},
     "data/record_columns.py": {
         "its columns have different numbers of records": ARGUMENT,
         "is no column of numbers, text or dates with one entry a record": ARGUMENT,

@@ -21,7 +21,7 @@ from fedveil.methods.derive import compute_sensitivity, derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
 from fedveil.methods.paraaegis import dp_fedavg, paraaegis
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import PldAccountant, RdpAccountant, make_accountant
 from fedveil.privacy.claims import Reveals, Role
 from fedveil.privacy.events import (
     Adjacency,
@@ -34,8 +34,6 @@ from fedveil.privacy.events import (
     split_grid_loss,
 )
 from fedveil.privacy.ledger import read_entries
-from fedveil.privacy.loss_distributions import PldAccountant
-from fedveil.privacy.renyi import RdpAccountant
 from fedveil.protocols.driver import LocalDriver, Transcript
 from fedveil.protocols.messages import Envelope, RoundStart
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec

@@ -34,9 +34,9 @@ from fedveil.federation.hosts import submission
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.submission import due_parts
-from fedveil.federation.silo_session.release_task import SiloReleaseTask
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.statement_check import SiloCharges
+from fedveil.federation.silo_session.tasks import SiloReleaseTask
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement

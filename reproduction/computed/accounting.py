@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedveil.privacy.accounting import make_accountant
+from fedveil.privacy.accounting import make_accountant, sampled_gaussian_rdp
 from fedveil.privacy.events import (
     Adjacency,
     Event,
@@ -18,7 +18,6 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.group import lemma5, lemma6, published_group_epsilon, worst_split
 from fedveil.privacy.published_bounds import gaussian_profile, laplace_profile, round_rdp, theorem_noise
-from fedveil.privacy.renyi import sampled_gaussian_rdp
 from fedveil.privacy.sampling import published_epsilon
 from reproduction.results import Values
 

@@ -23,7 +23,6 @@ if _typing.TYPE_CHECKING:
     from fedveil.api.budget import Budget
     from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
     from fedveil.api.checking import check
-    from fedveil.api.cross_validation import cross_validate
     from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
@@ -43,12 +42,12 @@ if _typing.TYPE_CHECKING:
         uldp_sgd,
         uldp_sgd_w,
     )
+    from fedveil.api.model_selection import cross_validate, sweep
     from fedveil.api.observers import MLflow, TensorBoard, WandB
     from fedveil.api.planning import plan
     from fedveil.api.releases import infer, stats
     from fedveil.api.result import Result
     from fedveil.api.run_folders import audit, compare, spent
-    from fedveil.api.sweeping import sweep
     from fedveil.api.training import resume, train
     from fedveil.bundle.bundle import Bundle
     from fedveil.bundle.bundle import load_bundle as load
@@ -81,10 +80,10 @@ _PLACES: _typing.Final = {
     **dict.fromkeys(("audit", "compare", "spent"), "fedveil.api.run_folders"),
     "Budget": "fedveil.api.budget",
     "Frame": "fedveil.api.frame",
-    "cross_validate": "fedveil.api.cross_validation",
+    "cross_validate": "fedveil.api.model_selection",
     "check": "fedveil.api.checking",
     "plan": "fedveil.api.planning",
-    "sweep": "fedveil.api.sweeping",
+    "sweep": "fedveil.api.model_selection",
     "sklearn": "fedveil.sklearn",
     "Result": "fedveil.api.result",
     "Population": "fedveil.data.records",

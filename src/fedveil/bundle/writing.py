@@ -25,8 +25,7 @@ from fedveil.files import LARGEST_FILE, parse_json, read_content, reading
 from fedveil.privacy.ledger import read_head
 from fedveil.privacy.statement import Statement
 from fedveil.run.config.experiment import Experiment
-from fedveil.run.config.named_code import check_code
-from fedveil.run.config.task_choice import defaults_of, task_of
+from fedveil.run.config.task_choice import check_code, defaults_of, task_of
 from fedveil.run.environment import is_schema_of_run
 from fedveil.run.folder.run_folder import Row, RunFolder, stored_tensors
 from fedveil.run.populations import load_population

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.options import Json, expand_option_groups, group, print_result, read_address
-from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
+from fedveil.cli.options import (
+    Descriptor,
+    Json,
+    NewKey,
+    PromptedPassphrase,
+    expand_option_groups,
+    group,
+    print_result,
+    read_address,
+)
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # it needs the extra, which not every command does

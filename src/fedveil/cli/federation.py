@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.options import OUT, Json, expand_option_groups, group, print_result
-from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
+from fedveil.cli.options import (
+    OUT,
+    Descriptor,
+    Json,
+    NewKey,
+    PromptedPassphrase,
+    expand_option_groups,
+    group,
+    print_result,
+)
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS

@@ -1,13 +1,20 @@
-"""Options and arguments that several commands have in common."""
+"""Options and arguments that several commands have in common, and the passphrase of a key file.
+
+A passphrase is read from a descriptor, a credential of the service manager, or the terminal. It is never an argument
+or an environment variable: other users of a host can read those. ``CREDENTIALS_DIRECTORY`` is the folder that
+systemd's ``LoadCredential=`` or a container's secrets give to a service; the file ``passphrase`` in it is read.
+"""
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
@@ -15,9 +22,9 @@ import typer
 
 from fedveil.console import Terminal, print_json, rows_table
 from fedveil.errors import ConfigError
-from fedveil.files import writing
+from fedveil.files import read_content, writing
 
-if TYPE_CHECKING:  # what is only named here takes seconds to import
+if TYPE_CHECKING:
     from fedveil.api.frame import Frame
     from fedveil.privacy.statement import Statement
     from fedveil.run.executors import Workers
@@ -196,3 +203,86 @@ def print_rows(found: Sequence[Row], here: bool = False) -> None:
     from fedveil.api.releases import figure_frame
 
     print_tables(figure_frame(found, these_people=here))
+
+
+# --- passphrases ---
+
+Descriptor = Annotated[
+    int | None,
+    typer.Option("--passphrase-fd", min=0, help="read the passphrase from this open file descriptor"),
+]
+_LONGEST: Final = 4096
+_SHORTEST: Final = 12
+
+
+class PromptedPassphrase:
+    """Gives a passphrase, asked for once, and not before it is needed.
+
+    Args:
+        descriptor: to read it from.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self) -> bytes:
+        """Return it.
+
+        Raises:
+            ConfigError: there is nowhere to ask.
+        """
+        return self._found
+
+    @cached_property
+    def _found(self) -> bytes:
+        credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+        if self._descriptor is not None:
+            try:
+                with os.fdopen(
+                    self._descriptor, "rb", closefd=False
+                ) as stream:  # to its end: a pipe gives pieces
+                    found = stream.read(_LONGEST + 1)
+            except OSError as error:
+                raise ConfigError(
+                    f"--passphrase-fd {self._descriptor}: cannot be read: {error.strerror}"
+                ) from None
+        elif credentials is not None and (Path(credentials) / "passphrase").exists():
+            found = read_content(Path(credentials) / "passphrase", ConfigError, largest=_LONGEST)
+        elif sys.stdin.isatty():
+            found = getpass.getpass("passphrase: ").encode()
+        else:
+            raise ConfigError("a passphrase is needed: give --passphrase-fd, a credential, or a terminal")
+        if len(found) > _LONGEST:
+            raise ConfigError(f"a passphrase has at most {_LONGEST} bytes")
+        return found.rstrip(b"\r\n")
+
+    def choose_new(self) -> bytes:
+        """Return the passphrase for a new key's file.
+
+        Raises:
+            ConfigError: too short, or typed in differently twice.
+        """
+        found = self()
+        if len(found) < _SHORTEST:
+            raise ConfigError(f"a passphrase has at least {_SHORTEST} characters; take five random words")
+        if self._descriptor is None and sys.stdin.isatty() and getpass.getpass("again: ").encode() != found:
+            raise ConfigError("the two passphrases differ")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewKey:
+    """The options by which the file of a new key is protected."""
+
+    descriptor: Descriptor = None
+    unprotected: Annotated[
+        bool, typer.Option("--no-passphrase", help="protect the key's file by its mode alone")
+    ] = False
+
+    def passphrase(self) -> bytes | None:
+        """Return the passphrase of the file; None where its mode alone shall protect it.
+
+        Raises:
+            ConfigError: too short, or typed in differently twice.
+        """
+        return None if self.unprotected else PromptedPassphrase(self.descriptor).choose_new()

@@ -9,8 +9,15 @@ from typing import Annotated
 import typer
 
 from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request, typed_fingerprint
-from fedveil.cli.options import Json, expand_option_groups, group, print_result
-from fedveil.cli.passphrase import Descriptor, NewKey, PromptedPassphrase
+from fedveil.cli.options import (
+    Descriptor,
+    Json,
+    NewKey,
+    PromptedPassphrase,
+    expand_option_groups,
+    group,
+    print_result,
+)
 
 silo = group("Join a federation as a silo, accept its membership, serve; export the ledger.")
 ledger = group("What the silo's users have spent over all runs.")

@@ -197,7 +197,7 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Run a grid over any keys; repeat the command to continue an interrupted sweep."""
-    from fedveil.api.sweeping import sweep_frame
+    from fedveil.api.model_selection import sweep_frame
     from fedveil.report.tradeoff import write_tradeoff
     from fedveil.run.sweep import Axis, joint_cost_of_points, points, sweep
 

@@ -26,11 +26,10 @@ from fedveil.data.input_arrays import (
     read_numbers,
     refuse_outside,
 )
-from fedveil.data.public_test import refuse_training_records
 from fedveil.data.record_columns import record_columns
 from fedveil.data.records import Features, Label, Population, Records, Targets, Task
 from fedveil.data.schema import OF_ARRAYS, OF_PUBLIC_TESTS
-from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user
+from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user, refuse_training_records
 from fedveil.errors import ConfigError, DataError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize

@@ -23,7 +23,6 @@ from fedveil.config_keys import plain, whole_argument
 from fedveil.data.cell_values import without_fraction
 from fedveil.data.identities import AS_TEXT, Numbering, keys_of
 from fedveil.data.memory_tables import MemoryTable, TableFile, declared_path
-from fedveil.data.public_test import refuse_training_records
 from fedveil.data.records import Population, Records, TableSource, Targets, Task
 from fedveil.data.schema import (
     MISSING_VALUES,
@@ -33,7 +32,7 @@ from fedveil.data.schema import (
     invalid_cells_notice,
     parse_schema,
 )
-from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user
+from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user, refuse_training_records
 from fedveil.data.table_file import open_table
 from fedveil.data.table_reader import TableReader
 from fedveil.errors import ConfigError, DataError, did_you_mean

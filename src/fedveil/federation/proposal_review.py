@@ -16,10 +16,13 @@ from fedveil.federation.deployable import check_deployable, check_own_client
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo_data import HoldoutSpec, LocalPopulation, PartyTable
-from fedveil.federation.silo_session.release_task import SiloReleaseTask, make_release_task
-from fedveil.federation.silo_session.run_parts import SiloTasks
-from fedveil.federation.silo_session.task import SiloTask
-from fedveil.federation.silo_session.training_task import SiloTrainingTask
+from fedveil.federation.silo_session.tasks import (
+    SiloReleaseTask,
+    SiloTask,
+    SiloTasks,
+    SiloTrainingTask,
+    make_release_task,
+)
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.experiment import Experiment, TrainerSection, parse

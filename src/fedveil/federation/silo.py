@@ -36,7 +36,7 @@ from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.silo_session.session import SiloSession
-from fedveil.federation.silo_session.task import SiloTask
+from fedveil.federation.silo_session.tasks import SiloTask
 from fedveil.federation.silo_state import SiloState
 from fedveil.federation.store import ModelStore, RecordStore
 from fedveil.federation.transcript_binding import terms_context

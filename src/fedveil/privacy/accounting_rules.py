@@ -12,6 +12,7 @@ from jaxtyping import Float64
 from scipy.special import log_ndtr, ndtr
 
 from fedveil.privacy.accountant import AccountingRule, Divergences, Losses, full_sensitivity
+from fedveil.privacy.accounting import laplace_rdp, sampled_gaussian_rdp
 from fedveil.privacy.events import (
     Adjacency,
     ConcentratedEvent,
@@ -21,7 +22,6 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SampledWithoutReplacementEvent,
 )
-from fedveil.privacy.renyi import laplace_rdp, sampled_gaussian_rdp
 from fedveil.privacy.sampling import fixed_size_distribution, fixed_size_rdp, widest_loss
 
 if TYPE_CHECKING:  # imported when needed: it takes half a second

@@ -33,6 +33,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import PrivacyError
+from fedveil.privacy.accounting import OPACUS_ORDERS, Conversion, sampled_gaussian_rdp
 from fedveil.privacy.events import (
     ComposedEvent,
     Event,
@@ -41,7 +42,6 @@ from fedveil.privacy.events import (
     PoissonSampledEvent,
     SelfComposedEvent,
 )
-from fedveil.privacy.renyi import OPACUS_ORDERS, Conversion, sampled_gaussian_rdp
 
 _LEAST_PROBABILITY = 1e-20
 _MOST_COUNTS = 1_000_000

@@ -33,8 +33,8 @@ from fedveil.files import (
 )
 from fedveil.line_log import LineLog, split_lines
 from fedveil.privacy.accountant import Accountant, load_event_types
+from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.events import Adjacency, AnEvent, Event, atoms, compose
-from fedveil.privacy.loss_distributions import PldAccountant
 from fedveil.validation import explain_errors
 
 # --- ledger lines --------------------------------------------------------------------------------------------------

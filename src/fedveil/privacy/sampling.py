@@ -523,7 +523,7 @@ def _log_difference(sigma: float, power: int) -> float:
     """Return ln E_{z ~ N(0, sigma^2)} |e^{(2z - 1) / (2 sigma^2)} - 1|^l for even l.
 
     The binomial sum alternates in sign and cancels numerically; the integral does not. It uses the trapezoidal rule,
-    as :func:`fedveil.privacy.renyi.sampled_gaussian_rdp`.
+    as :func:`fedveil.privacy.accounting.sampled_gaussian_rdp`.
     """
     step = min(sigma / 16, sigma**2 / 2)
     z = np.arange(-14 * sigma, power + 14 * sigma, step)

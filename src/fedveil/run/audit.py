@@ -44,7 +44,7 @@ from fedveil.privacy.audit import (
     membership_bound,
 )
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.run.config.named_code import check_code
+from fedveil.run.config.task_choice import check_code
 from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors

@@ -34,13 +34,12 @@ from fedveil.run.journal import Attempt
 from fedveil.run.loop import Played, play_part
 from fedveil.run.ranks import require_one_process
 from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
-from fedveil.run.releases.release import noisy_sum
+from fedveil.run.releases.release import ReleasePart, noisy_sum
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
 from fedveil.run.rounds.retries import DropoutRule
 from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup, next_model
 from fedveil.run.steps.document import DocumentParts
-from fedveil.run.steps.release import ReleasePart
 from fedveil.run.steps.training import TrainingPart
 from fedveil.training.server.optimizers import State
 

@@ -24,7 +24,7 @@ import numpy as np
 from fedveil.errors import BudgetError, ConfigError, RunFolderError
 from fedveil.files import read_content
 from fedveil.run.config.experiment import Experiment
-from fedveil.run.config.named_code import check_code
+from fedveil.run.config.task_choice import check_code
 from fedveil.run.environment import environment
 from fedveil.run.folder.diagnostics import RECORDS, population_diagnostics, require_same_records
 from fedveil.run.folder.run_folder import RunFolder

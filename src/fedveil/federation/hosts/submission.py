@@ -25,8 +25,7 @@ from fedveil.federation.hosts.sockets import address
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.silo_data import load_public_test_table
-from fedveil.federation.silo_session.release_task import release_plan
-from fedveil.federation.silo_session.training_task import training_plan
+from fedveil.federation.silo_session.tasks import release_plan, training_plan
 from fedveil.files import read_content, read_toml
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.experiment import Experiment, parse
@@ -38,11 +37,11 @@ from fedveil.run.loop import EndingT, Part, RunParts
 from fedveil.run.observer import NullObserver, Observer
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.releases.preprocessing import read_preprocessed
+from fedveil.run.releases.release import ReleasePart
 from fedveil.run.releases.requests import prepare_document
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.document import DocumentParts
 from fedveil.run.steps.experiment import ExperimentParts
-from fedveil.run.steps.release import ReleasePart
 from fedveil.run.steps.training import TrainingPart
 
 _LOOK_SECONDS: Final = 0.5

@@ -24,7 +24,7 @@ from fedveil.federation.grammar import Conversation, Grammar
 from fedveil.federation.session_plan import MODEL
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
 from fedveil.federation.silo_session.statement_check import SiloCharges
-from fedveil.federation.silo_session.task import SiloTask
+from fedveil.federation.silo_session.tasks import SiloTask
 from fedveil.federation.silo_state import SiloState
 from fedveil.federation.store import RoundRecord
 from fedveil.federation.transcript_binding import (

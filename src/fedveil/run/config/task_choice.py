@@ -1,9 +1,15 @@
-"""Choose what an experiment leaves open: model, loss and metrics, and on tables the model and the method."""
+"""Choose what an experiment leaves open: model, loss and metrics, and on tables the model and the method.
+
+An experiment may name import paths, and a run folder may come from another person: reading it must run no code of that
+person's choice. Stages, methods and data sets are members of installed packages (:mod:`fedveil.registry`). A model, a
+loss or a metric may be any object of any module that Python finds. A user who begins a run names them in the
+experiment. A user who resumes, audits or bundles a folder states by name which of them to trust (:func:`check_code`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +21,9 @@ from fedveil.data.schema import Amount, Amounts, Label, Labels, Schema, Survival
 from fedveil.errors import ConfigError
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import BudgetSection, Experiment, refuse_session
+from fedveil.run.config.in_memory_method import SESSION
 from fedveil.run.config.recommended import RECOMMENDED, TableFacts, TableModel, subtable
+from fedveil.sanitize import sanitize
 from fedveil.training.losses import ClassWeighted, Metric, load_loss
 from fedveil.training.metrics import load_metrics
 from fedveil.training.models import STARTS, build_model
@@ -294,3 +302,40 @@ def _number(value: Any, default: float) -> float:
     """Return a finite number of a document that is not validated yet; else the default."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else default
+
+
+# --- code that an experiment names ---
+
+
+def find_named_code(experiment: Experiment) -> dict[str, str]:
+    """Return the import paths that an experiment names, each with its first key; nothing is imported."""
+    model = experiment.model
+    asked = [("model.name", model.name), ("model.loss", model.loss)]
+    asked += [("model.metrics", one) for one in model.metrics or ()]
+    found: dict[str, str] = {}
+    for key, path in asked:
+        if path is not None and ":" in path and not path.startswith(SESSION):
+            found.setdefault(path, key)
+    return found
+
+
+def check_code(experiment: Experiment, trusted: Collection[str], folder: Path) -> None:
+    """Check that all code named by a run folder's experiment is trusted, before any of it is imported.
+
+    Args:
+        experiment: the experiment of the folder.
+        trusted: import paths that the reader of the folder names.
+        folder: the run folder, for errors.
+
+    Raises:
+        ConfigError: the experiment names other code; the message lists it, and how to trust it.
+    """
+    strange = {path: key for path, key in find_named_code(experiment).items() if path not in trusted}
+    if not strange:
+        return
+    names = ", ".join(f"{key} = '{sanitize(path)}'" for path, key in strange.items())
+    allowed = " ".join(f"--code {sanitize(path)}" for path in strange)
+    raise ConfigError(
+        f"{folder}: its experiment names code of this machine that would be imported and run: {names}. A run folder "
+        f"may come from somebody else; if you trust that code to run on what this folder holds, say so: {allowed}"
+    )

@@ -1,4 +1,4 @@
-"""Play one release of statistics: the public parameters, a silo's input, and the sum of all silos.
+"""Play one release of statistics: the public parameters, a silo's input, the sum of all silos, and its step in a run.
 
 A simulation plays all silos in one process (:func:`noisy_sum`). In a federation a silo computes the same input as
 :class:`ReleaseInputs` computes for it here, bit for bit.
@@ -6,7 +6,7 @@ A simulation plays all silos in one process (:func:`noisy_sum`). In a federation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
 
 from fedveil.data.columns import ColumnTable
 from fedveil.data.records import Groups
@@ -35,10 +35,12 @@ from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import DeclaredTables, TableDocument
+from fedveil.run.journal import Journal, Step, StepKey
+from fedveil.run.loop import Played
 from fedveil.run.rounds.client_inputs import ChannelInputs
 from fedveil.statistics.local_vectors import PersonVector, Progress, silo_sums
 from fedveil.statistics.request import SiloWeights
-from fedveil.statistics.result import NoisySum
+from fedveil.statistics.result import NoisySum, NoisySums, digest_of_release
 
 # --- releases ---
 
@@ -295,3 +297,67 @@ def design_release(
         protection=protection,
         colluding_silos=document.privacy.colluding_silos,
     )
+
+
+# --- its step in a run ---
+
+
+def no_model() -> Float32[np.ndarray, " d"]:
+    """Return the model that silos receive for a release without a model: (0,) float32."""
+    return np.zeros(0, dtype=np.float32)
+
+
+def refuse_repeat(journal: Journal, key: StepKey, name: str) -> str | None:
+    """Return why a release that is due may not be charged once more; None if it may.
+
+    Silos that are asked again would make another release. They refuse a statement in which one of their releases is
+    charged twice. In one process a further charge is allowed, and the statement names it.
+    """
+    if not journal.is_signed or not journal.count_charges(key):
+        return None
+    return (
+        f"release {name} was begun before and is charged; under this protection silos that are asked again release "
+        "again, which would spend more than was declared"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class ReleasePart:
+    """One release.
+
+    Attributes:
+        name: name of the part.
+        journal: journal of the run.
+        planned: the release.
+        step: the charge of the release; None once the release is made.
+        before: sums of all earlier releases of the run.
+        keep: persists the sum.
+        records: reads the records of all silos; called only if all silos are in this process.
+        privacy: source of noise and keys.
+        model: (d,) float32 model that the release evaluates; d = 0 for a release without a model.
+        number: always 1: the part has one step.
+        stopped: always None: a release that is refused keeps its step.
+    """
+
+    name: str
+    journal: Journal
+    planned: Release
+    step: Step | None
+    before: NoisySums
+    keep: Callable[[NoisySum], None]
+    records: Callable[[], ColumnTable]
+    privacy: PrivacyRandomness
+    model: Float32[np.ndarray, " d"]
+    number: int = 1
+    stopped: str | None = None
+
+    def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
+        """Return the model that the release evaluates, and no clip."""
+        return self.model, None
+
+    def release(self, played: Played) -> None:
+        """Persist the sum."""
+        assert played.total is not None, "statistics are released to the coordinator"
+        made = NoisySum(played.total, self.planned.std(played.summed))
+        self.journal.release(lambda: digest_of_release((made.std, made.vector)), lambda: self.keep(made))
+        self.step = None

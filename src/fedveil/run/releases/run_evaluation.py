@@ -1,17 +1,22 @@
-"""Score a model on test records: exact metrics in a simulation, or held-out records for a release."""
+"""Score a model on test records: exact metrics in a simulation, or held-out records for a release.
+
+On a public test table the released model is also described by confusion counts, ROC curve and calibration. They follow
+from the released model and public records, so they cost no privacy. Records that were held out of private tables are
+never described: nothing exact may be computed from them beside the metrics that a run names as not covered.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from fedveil.data.columns import ColumnTable
-from fedveil.run.folder.run_folder import finite
+from fedveil.run.folder.run_folder import Row, finite
 from fedveil.run.releases.evaluation import attach_scores, outputs_of
 from fedveil.run.setup import Prepared
 from fedveil.training.shapes import single_threaded
@@ -68,3 +73,98 @@ def score_held_out(prepared: Prepared, model: Float32[Tensor, " d"]) -> ColumnTa
     assert prepared.evaluation is not None
     outputs = outputs_of(prepared.task, prepared.population, model)
     return attach_scores(prepared.evaluation.asked, prepared.experiment, prepared.population, outputs)
+
+
+# --- a public test table ---
+
+FILE: Final = "public_test.json"
+_BINS: Final = 10
+_MOST_CLASSES: Final = 20
+_MOST_POINTS: Final = 200
+
+
+def describe_public_test(prepared: Prepared, model: Float32[Tensor, " d"]) -> Row | None:
+    """Return the content of ``public_test.json``; None unless the test table is public.
+
+    Args:
+        prepared: the experiment that ran.
+        model: (d,) float32 parameters that the run released.
+    """
+    population = prepared.population
+    if not population.public_test or prepared.evaluation is not None:
+        return None
+    found: Row = {"records": len(population.test_targets)}
+    if population.task != "classification" or population.n_classes is None or not found["records"]:
+        return found
+    probabilities = class_probabilities(outputs_on_test(prepared, model))
+    targets = np.asarray(population.test_targets, dtype=np.int64)
+    weights = population.test_weights
+    weight = np.ones(len(targets)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(probabilities).all():
+        return found
+    if population.n_classes <= _MOST_CLASSES:
+        names = population.classes or tuple(range(population.n_classes))
+        found["classes"] = [str(name) for name in names]
+        found["confusion"] = confusion(probabilities, targets, weight).tolist()
+    if population.n_classes == 2:
+        found["roc"] = roc_points(probabilities[:, 1], targets, weight).tolist()
+        found["calibration"] = calibration_bins(probabilities[:, 1], targets, weight)
+    return found
+
+
+def class_probabilities(outputs: Tensor) -> Float64[np.ndarray, "n classes"]:
+    """Return the (n, k) probabilities of a classifier's outputs; one output is the logit of class 1."""
+    logits = outputs.double()
+    if logits.shape[1] == 1:
+        positive = torch.sigmoid(logits)
+        return np.asarray(torch.cat((1 - positive, positive), dim=1))
+    return np.asarray(torch.softmax(logits, dim=1))
+
+
+def confusion(
+    probabilities: Float64[np.ndarray, "n k"],
+    targets: Int64[np.ndarray, " n"],
+    weight: Float64[np.ndarray, " n"],
+) -> Float64[np.ndarray, "k k"]:
+    """Return the weight of the records of each class (row) that are predicted as each class (column)."""
+    counts = np.zeros((probabilities.shape[1],) * 2)
+    np.add.at(counts, (targets, probabilities.argmax(axis=1)), weight)
+    return counts
+
+
+def roc_points(
+    score: Float64[np.ndarray, " n"], targets: Int64[np.ndarray, " n"], weight: Float64[np.ndarray, " n"]
+) -> Float64[np.ndarray, "m 2"]:
+    """Return the ROC curve as (false, true) positive rates from (0, 0) to (1, 1); empty without both classes.
+
+    Records of equal score are one step. A curve of many steps is thinned to 200 points.
+    """
+    order = np.argsort(-score, kind="stable")
+    ends = np.append(np.nonzero(np.diff(score[order]))[0], len(score) - 1)
+    positive = np.cumsum(weight[order] * (targets[order] == 1))[ends]
+    negative = np.cumsum(weight[order] * (targets[order] == 0))[ends]
+    if not positive[-1] or not negative[-1]:
+        return np.empty((0, 2))
+    points = np.column_stack((negative / negative[-1], positive / positive[-1]))
+    points = np.concatenate((np.zeros((1, 2)), points))
+    if len(points) > _MOST_POINTS:
+        points = points[np.unique(np.linspace(0, len(points) - 1, _MOST_POINTS).round().astype(int))]
+    return points
+
+
+def calibration_bins(
+    score: Float64[np.ndarray, " n"], targets: Int64[np.ndarray, " n"], weight: Float64[np.ndarray, " n"]
+) -> list[dict[str, Any]]:
+    """Return mean probability, observed fraction and weight of class 1 in the bins of equal width that have records."""
+    which = np.minimum((score * _BINS).astype(int), _BINS - 1)
+    total = np.bincount(which, weights=weight, minlength=_BINS)
+    predicted = np.bincount(which, weights=weight * score, minlength=_BINS)
+    observed = np.bincount(which, weights=weight * (targets == 1), minlength=_BINS)
+    return [
+        {
+            "predicted": predicted[one] / total[one],
+            "observed": observed[one] / total[one],
+            "weight": total[one],
+        }
+        for one in np.nonzero(total)[0]
+    ]

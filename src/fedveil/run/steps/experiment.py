@@ -48,14 +48,12 @@ from fedveil.run.releases.preprocessing import (
     settle_schema,
     write_preprocessed,
 )
-from fedveil.run.releases.public_test import FILE as PUBLIC_TEST
-from fedveil.run.releases.public_test import describe_public_test
-from fedveil.run.releases.release import Release
-from fedveil.run.releases.run_evaluation import score_held_out
+from fedveil.run.releases.release import Release, ReleasePart, no_model, refuse_repeat
+from fedveil.run.releases.run_evaluation import FILE as PUBLIC_TEST
+from fedveil.run.releases.run_evaluation import describe_public_test, score_held_out
 from fedveil.run.releases.run_preprocessing import training_records
 from fedveil.run.releases.side_releases import BESIDE, read_spent_budget
 from fedveil.run.setup import Prepared
-from fedveil.run.steps.release import ReleasePart, no_model, refuse_repeat
 from fedveil.run.steps.training import TrainingPart
 from fedveil.statistics.evaluation.result import EVALUATING, FILE, ReleasedEvaluation, read_evaluated
 from fedveil.statistics.result import NoisySum, NoisySums
