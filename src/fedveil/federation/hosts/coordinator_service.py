@@ -29,7 +29,7 @@ from fedveil.federation.hosts.connection_state import LinkConnection
 from fedveil.federation.hosts.folders import CoordinatorFolder, MembershipFile, members_of
 from fedveil.federation.hosts.ipc import END, SOCKET, RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.metrics_server import Meter, MetricsServer, as_metrics
-from fedveil.federation.hosts.sockets import RunningFolder, listen
+from fedveil.federation.hosts.sockets import RunningFolder, accept_connections, listen
 from fedveil.federation.hosts.status import party_status
 from fedveil.federation.membership_delivery import MembershipDelivery
 from fedveil.federation.transport.https.mailbox_client import MailboxClient
@@ -195,11 +195,7 @@ class CoordinatorService:
 
     def _accept(self) -> None:
         """Take submissions, until :meth:`stop`."""
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
+        for connection in accept_connections(self._listening, self._stopping.is_set):
             connection.settimeout(_QUESTION_SECONDS)
             try:
                 asked = json.loads(receive_frame(connection))
@@ -207,7 +203,7 @@ class CoordinatorService:
                 path = Path(asked["document" if is_document else "run"])
                 send_frame(connection, json.dumps({"before": self._waiting.unfinished_tasks}).encode())
                 connection.settimeout(None)
-            except (OSError, ProtocolError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ProtocolError, ValueError, KeyError, TypeError, RecursionError) as error:
                 _log.warning("what was submitted is no run (%s)", type(error).__name__)
                 connection.close()
                 continue

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import ConfigError
-from fedveil.federation.hosts.sockets import RunningFolder, address, listen
+from fedveil.federation.hosts.sockets import RunningFolder, accept_connections, address, listen
 from fedveil.sanitize import sanitize
 
 # --- figures of a served party ---
@@ -173,7 +173,6 @@ _FRESH_SECONDS: Final = 1.0
 """For how long figures are told again as they are."""
 
 _LONGEST_ANSWER: Final = 1 << 20
-_PAUSE_SECONDS: Final = 0.2
 _NO_FIGURES: Final = (
     "files: certificate, membership or another file of the party is not valid; `fedveil status` says which"
 )
@@ -270,12 +269,7 @@ class MetricsServer:
             listener.close()
 
     def _serve(self, listener: socket.socket, host: bytes | None) -> None:
-        while self._open:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # closed; or the process has no descriptor left, for now
-                time.sleep(_PAUSE_SECONDS if self._open else 0)
-                continue
+        for connection in accept_connections(listener, lambda: not self._open):
             with connection, suppress(OSError):
                 answer = self._answer(_read(connection, self._seconds), host)
                 connection.settimeout(self._seconds)

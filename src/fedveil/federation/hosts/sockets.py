@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,7 @@ import portalocker
 
 from fedveil.errors import BusyError, ConfigError
 from fedveil.files import writing
+from fedveil.sanitize import FaultLog
 
 LINK: Final = "link"
 """The link's socket for the coordinator, in its folder ``run``."""
@@ -33,7 +36,9 @@ LOOPBACK: Final = "127.0.0.1"
 _LONGEST_NAME: Final = 100
 _LOOKS: Final = 20
 _LOOK_SECONDS: Final = 0.02
+_PAUSE_SECONDS: Final = 0.1
 _open_folders: dict[Path, int] = {}
+_faults = FaultLog(logging.getLogger("fedveil.process"))
 
 
 def address(path: Path) -> str:
@@ -76,6 +81,19 @@ def listen(path: Path, group: int | None = None) -> socket.socket:
         raise
     listening.listen(64)
     return listening
+
+
+def accept_connections(listening: socket.socket, is_ending: Callable[[], bool]) -> Iterator[socket.socket]:
+    """Yield connections, until ``is_ending()``; a process that has no descriptor left for one tries again."""
+    while not is_ending():
+        try:
+            connection, _ = listening.accept()
+        except OSError as error:
+            if not is_ending():
+                _faults.warn("accept", f"a local connection was not accepted: {error.strerror}")
+                time.sleep(_PAUSE_SECONDS)
+        else:
+            yield connection
 
 
 def free_port() -> int:
