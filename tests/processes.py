@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedveil.errors import ProtocolError
 from fedveil.federation.enrollment.demonstration import Demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END, SOCKET
+from fedveil.federation.hosts.ipc import END, SOCKET, receive_frame, send_frame
 from fedveil.federation.hosts.sockets import address
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.folder.run_folder import RunFolder
@@ -84,6 +85,18 @@ def rounds(run: Path) -> list[int]:
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line)["round"] for line in lines]
+
+
+def ask(path: Path, message: bytes) -> bytes:
+    """Hand a message to a key process; return its answer, or raise its refusal."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        send_frame(connection, message)
+        refused = connection.recv(1) == b"\1"
+        answer = receive_frame(connection)
+    if refused:
+        raise ProtocolError(answer.decode())
+    return answer
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any], *, look: float = 0.2) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -44,7 +43,7 @@ from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import RunOutcome, receive_frame, send_frame
+from fedveil.federation.hosts.ipc import RunOutcome
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics_server import Meter
@@ -63,6 +62,7 @@ from fedveil.statistics.result import read_released
 from tests.commands import as_json, ended, output
 from tests.federation_world import small_keys
 from tests.list_of_users import write_list
+from tests.processes import ask
 from tests.runs import Silent, json_lines
 
 COHORT = """
@@ -250,18 +250,6 @@ def test_a_clock_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     for clock in (datetime.now(UTC) - timedelta(days=2), datetime.now(UTC) + timedelta(days=2)):
         with pytest.raises(ConfigError, match="this clock says"):
             days_left(tmp_path / "server.crt", tmp_path / "ca.crt", now=clock)
-
-
-def ask(path: Path, message: bytes) -> bytes:
-    """Hand a message to a key process; return its answer, or raise its refusal."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(path))
-        send_frame(connection, message)
-        refused = connection.recv(1) == b"\1"
-        answer = receive_frame(connection)
-    if refused:
-        raise ProtocolError(answer.decode())
-    return answer
 
 
 def test_the_guard_answers_messages_and_refuses_all_else(guards: list[Path]) -> None:
@@ -586,83 +574,6 @@ def test_a_child_whose_parent_is_gone_removes_what_it_left(again: bool, tmp_path
     assert (tmp_path / "run" / "guard").exists() == again
     if serving_again is not None:
         serving_again.close()
-
-
-class Slow:
-    """A silo that answers a message when it is let, and counts how often it has read one."""
-
-    def __init__(self) -> None:
-        self.let = threading.Event()
-        self.read: list[bytes] = []
-
-    def receive(self, message: bytes) -> bytes:
-        self.read.append(message)
-        assert self.let.wait(30)
-        return b"answer to " + message
-
-    def longest(self, beginning: bytes) -> int:
-        return LARGEST_OPENING
-
-    def in_progress_message(self, message: bytes) -> bytes:
-        if message == b"forged":
-            raise ProtocolError("not signed")
-        return b"at work"
-
-    def close(self) -> None:
-        self.let.set()
-
-
-def test_a_guard_at_work_says_so_and_reads_each_message_once(tmp_path: Path) -> None:
-    silo = Slow()
-    guard = KeyProcess(silo, tmp_path / "guard", sign_of_life=0.05)  # type: ignore[arg-type]
-    threading.Thread(target=guard.serve, daemon=True).start()
-    path = tmp_path / "guard"
-    for _ in range(3):
-        assert ask(path, b"one") == b"at work"
-    assert ask(path, b"two") == b"at work"  # of a coordinator that was started again, say
-    with pytest.raises(ProtocolError):
-        ask(path, b"forged")  # nobody else is told whether the silo works
-    assert silo.read == [b"one"]
-    silo.let.set()
-    assert ask(path, b"two") == b"answer to two"
-    assert ask(path, b"one") == b"answer to one"  # the silo itself repeats what it has answered
-    assert silo.read == [b"one", b"two", b"one"]
-    guard.close()
-
-
-class Verbose(Slow):
-    """A silo whose answers fill the buffers of a socket."""
-
-    def receive(self, message: bytes) -> bytes:
-        return message * (1 << 22)
-
-
-def test_a_carrier_that_reads_no_answer_keeps_no_guard(tmp_path: Path) -> None:
-    """What speaks with the network could leave an answer in the socket, and the guard waited for it without end."""
-    path = tmp_path / "guard"
-    guard = KeyProcess(Verbose(), path, question_seconds=0.2)  # type: ignore[arg-type]
-    threading.Thread(target=guard.serve, daemon=True).start()
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(str(path))
-        send_frame(silent, b"one")
-        assert len(ask(path, b"two")) == 3 << 22
-    guard.close()
-
-
-def test_a_carrier_that_sends_a_byte_at_a_time_keeps_no_guard(tmp_path: Path) -> None:
-    """Each byte came within the timeout of a single read, and the guard read no other message."""
-    path = tmp_path / "guard"
-    guard = KeyProcess(Verbose(), path, question_seconds=0.2)  # type: ignore[arg-type]
-    threading.Thread(target=guard.serve, daemon=True).start()
-    with socket.socket(socket.AF_UNIX) as slow:
-        slow.connect(str(path))
-        with contextlib.suppress(OSError):
-            for byte in (100).to_bytes(8, "big") + bytes(100):
-                slow.sendall(bytes([byte]))
-                time.sleep(0.02)
-        assert slow.recv(1) == b""  # the message came whole, and was not read any more
-    assert len(ask(path, b"two")) == 3 << 22
-    guard.close()
 
 
 def test_a_silence_is_of_one_silo_and_signs_of_life_end_it_for_a_while() -> None:

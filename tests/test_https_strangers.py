@@ -13,7 +13,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.client import parse_headers
 from pathlib import Path
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
-from fedveil.federation.transport.bridge.relay import MailboxConnection
+from fedveil.federation.transport.bridge.relay import MailboxConnection, ask_key_process
 from fedveil.federation.transport.https.connection_faults import fault_of_status
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import Members
@@ -112,6 +113,16 @@ def raw(place: Place, name: str | None = None) -> socket.socket:
     return plain if name is None else context(place, name).wrap_socket(plain, server_hostname="127.0.0.1")
 
 
+def certified_again(place: Place, name: str, seconds: float) -> Path:
+    """Another certificate of silo 0, for its own key."""
+    folder = place.folder / name
+    shutil.copytree(place.silo(0), folder)
+    public = load_pem_private_key((folder / "node.key").read_bytes(), None).public_key()
+    node = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (folder / "client.crt").write_bytes(place.authority.certify_silo(node, "silo-0", days=seconds / 86400))
+    return folder
+
+
 # --- who is believed ------------------------------------------------------------------------------------------------
 
 
@@ -163,11 +174,7 @@ def test_a_certificate_that_expires_is_refused_on_a_connection_that_is_open(
     place: Place, served: ServedMailbox, coordinator: MailboxClient
 ) -> None:
     """TLS checks it once; a connection that is used again and again would outlive it by years."""
-    short = place.folder / "short"
-    shutil.copytree(place.silo(0), short)
-    public = load_pem_private_key((short / "node.key").read_bytes(), None).public_key()
-    node = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    (short / "client.crt").write_bytes(place.authority.certify_silo(node, "silo-0", days=3 / 86400))
+    short = certified_again(place, "short", seconds=3)
     escaped = (short / "client.crt").read_text().replace("\n", "%0A").replace("+", "%2B")
     with client(place, "short") as silo, client(place, "silo-0") as other:
         first = silo.get(MESSAGE_PATH)
@@ -186,6 +193,70 @@ def test_a_certificate_that_expires_is_refused_on_a_connection_that_is_open(
     assert (status, found["Cause"]) == (403, "expired")
     assert "the founder seals again" in fault_of_status(403, "expired").sentence
     link.close()
+
+
+def polled(silo: httpx.Client, meanwhile: Callable[[], object]) -> tuple[int, str, bytes]:
+    """What a poll is answered after something has happened while it waits."""
+    with ThreadPoolExecutor(1) as thread:
+        poll = thread.submit(silo.get, MESSAGE_PATH)
+        time.sleep(0.3)
+        assert not poll.done()
+        meanwhile()
+        found = poll.result(20)
+    return found.status_code, found.headers.get("cause", ""), found.content
+
+
+def test_a_poll_ends_with_the_certificate_and_the_membership_that_it_was_begun_under(
+    place: Place, served: ServedMailbox, coordinator: MailboxClient
+) -> None:
+    """It waited on for up to 25 s, and a message that came meanwhile was given to a certificate that had expired."""
+    coordinator.offer({}, {0, 2})
+    certified_again(place, "shorter", seconds=2)
+
+    def offer() -> None:
+        time.sleep(2.1)
+        coordinator.offer({0: b"for silo 0"})
+
+    with client(place, "shorter") as silo:
+        assert polled(silo, offer) == (403, "expired", b"")
+    with client(place, "silo-0") as silo:
+        assert silo.get(MESSAGE_PATH).content == b"for silo 0"
+    keys, names = place.members.keys, place.members.names
+    without = Members(keys=keys[:2], names=names[:2], revoked=keys[2:])
+    try:
+        with (
+            contextlib.closing(MailboxClient(served.run / LINK, without)) as later,
+            client(place, "silo-2") as silo,
+        ):
+            began = time.monotonic()
+            assert polled(silo, later.introduce) == (403, "revoked", b"")
+            assert time.monotonic() - began < _LIMITS.poll_seconds / 2
+    finally:
+        assert coordinator.introduce()
+
+
+def test_an_answer_is_not_taken_whose_key_is_revoked_while_it_is_sent(
+    place: Place, served: ServedMailbox, coordinator: MailboxClient
+) -> None:
+    coordinator.offer({2: b"for silo 2"})
+    keys, names = place.members.keys, place.members.names
+    without = Members(keys=keys[:2], names=names[:2], revoked=keys[2:])
+    with client(place, "silo-2") as member:
+        tag = tag_of(member)
+    head = f"POST {ANSWER_PATH} HTTP/1.1\r\nHost: x\r\nAnswers: {tag}\r\nContent-Length: 4\r\n\r\nan"
+    try:
+        with (
+            raw(place, "silo-2") as member,
+            contextlib.closing(MailboxClient(served.run / LINK, without)) as later,
+        ):
+            member.sendall(head.encode())
+            time.sleep(0.1)
+            assert later.introduce()
+            member.sendall(b"sw")
+            assert member.recv(64).startswith(b"HTTP/1.1 403")
+    finally:
+        assert coordinator.introduce()
+    assert coordinator.collect(0.05) == []
 
 
 def test_before_the_members_are_known_everybody_is_told_to_wait(place: Place, tmp_path: Path) -> None:
@@ -599,6 +670,27 @@ def test_a_link_that_sends_little_by_little_holds_no_coordinator(tmp_path: Path,
         assert time.monotonic() - began < 5
         over.set()
         serving.join(10)
+
+
+def test_a_link_that_accepts_nobody_holds_no_coordinator(tmp_path: Path) -> None:
+    """A Unix socket whose queue is full refuses at once; were it to wait, the time would be the request's."""
+    with contextlib.ExitStack() as opened:
+        listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(address(tmp_path / "link"))
+        listening.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(8):  # fill the queue
+                waiting = opened.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(address(tmp_path / "link"))
+        began = time.monotonic()
+        for ask in (
+            lambda: MailboxConnection(str(tmp_path / "link"), 0.2).request_whole("GET", "/v1/answers?1", {}),
+            lambda: ask_key_process(str(tmp_path / "link"), b"message"),
+        ):
+            with pytest.raises(OSError, match=r"temporarily unavailable|timed out"):
+                ask()
+        assert time.monotonic() - began < 2
 
 
 # --- behind nginx ---------------------------------------------------------------------------------------------------

@@ -24,13 +24,16 @@ def send_frame(connection: socket.socket, data: bytes) -> None:
 
 
 def receive_frame(
-    connection: socket.socket, longest: Callable[[bytes], int] = lambda beginning: LARGEST_MESSAGE
+    connection: socket.socket,
+    longest: Callable[[bytes], int] = lambda beginning: LARGEST_MESSAGE,
+    allow: Callable[[int], None] = lambda length: None,
 ) -> bytes:
     """Return the bytes of a frame.
 
     Args:
         connection: where they come from.
         longest: how many they may be, by the first :data:`BEGINNING` of them; no more are read of a longer frame.
+        allow: called with their number, before the rest of them is read.
 
     Raises:
         ProtocolError: longer than that, or cut short.
@@ -39,6 +42,7 @@ def receive_frame(
     beginning = _exactly(connection, b"", min(length, BEGINNING))
     if length > (limit := longest(beginning)):
         raise ProtocolError(f"a frame of {length} bytes is above the limit of {limit}")
+    allow(length)
     return _exactly(connection, beginning, length)
 
 

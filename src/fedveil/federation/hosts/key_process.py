@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from fedveil.errors import ConfigError, ProtocolError
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.ipc import receive_frame, send_frame
-from fedveil.federation.hosts.sockets import listen
+from fedveil.federation.hosts.sockets import accept_connections, listen
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.transport.bridge.relay import TimedSocket
@@ -127,6 +127,7 @@ class KeyProcess:
         self._question_seconds = question_seconds
         self._messages: SimpleQueue[_Reading] = SimpleQueue()
         self._reading: _Reading | None = None
+        self._over = threading.Event()
         try:
             self._socket = listen(path, group)
         except BaseException:
@@ -136,36 +137,33 @@ class KeyProcess:
 
     def serve(self) -> None:
         """Answer one question after another, until :meth:`close`."""
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
+        for connection in accept_connections(self._socket, self._over.is_set):
             with TimedSocket(fileno=connection.detach()) as opened:
                 try:
                     self._answer(opened)
                 except (OSError, ProtocolError) as error:
                     _log.warning("a question was not answered: %s", error)
+                except Exception:  # no memory for a long message, say: the next question is answered
+                    _log.exception("a question could not be answered")
 
     def close(self) -> None:
         """Stop serving and give the silo's ledger back."""
+        self._over.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._party.close()
 
     def _answer(self, connection: TimedSocket) -> None:
-        def longest(beginning: bytes) -> int:
-            most = self._party.longest(beginning)
-            connection.allow(self._question_seconds, most)
-            return most
+        def allow(length: int) -> None:
+            connection.allow(self._question_seconds, length)
 
-        connection.allow(self._question_seconds)
-        message = receive_frame(connection, longest)
+        allow(0)
+        message = receive_frame(connection, self._party.longest, allow)
         status, answer = self._answer_to(message, time.monotonic() + self._sign_of_life)
         if status == 0:
             self._note_contact()
-        connection.allow(self._question_seconds, len(answer))
+        allow(len(answer))
         connection.sendall(bytes([status]))
         send_frame(connection, answer)
 

@@ -34,7 +34,6 @@ _POLL_SECONDS: Final = 60.0
 _KEY_PROCESS_SECONDS: Final = 75.0
 """More than the key process takes: after 30 seconds it answers that the silo is at work."""
 
-_CONNECT_SECONDS: Final = 10.0
 LEAST_RATE: Final = float(1 << 20)
 """Bytes a second between processes of one host, at which they do not count as too slow."""
 
@@ -58,8 +57,10 @@ def ask_key_process(path: str, message: bytes) -> bytes:
     Raises:
         OSError: the key process refused the message or is not there; the silo's own log says why.
     """
-    with _connect(path) as connection, connection.makefile("rb") as stream:
-        connection.allow(_KEY_PROCESS_SECONDS, len(message))
+    with (
+        _connect(path, _KEY_PROCESS_SECONDS, len(message)) as connection,
+        connection.makefile("rb") as stream,
+    ):
         connection.sendall(_LENGTH.pack(len(message)))
         connection.sendall(message)
         beginning = stream.read(1 + _LENGTH.size)
@@ -164,6 +165,11 @@ class TimedSocket(socket.socket):
             raise TimeoutError("too slow")
         self.settimeout(None if math.isinf(left) else min(self._seconds, left))
 
+    def connect(self, *arguments: Any) -> None:
+        """Connect, within what is left of the time."""
+        self._set_time_left()
+        super().connect(*arguments)
+
     def recv(self, *arguments: Any) -> bytes:
         """Read, within what is left of the time."""
         self._set_time_left()
@@ -193,11 +199,11 @@ class MailboxConnection(http.client.HTTPConnection):
 
     def __init__(self, path: str, seconds: float = _POLL_SECONDS) -> None:
         super().__init__("mailbox", timeout=seconds)
-        self._path, self._seconds = path, seconds
+        self._path, self._seconds, self._sent = path, seconds, 0
 
     def connect(self) -> None:
-        """Open the socket."""
-        self.sock = self._timed = _connect(self._path)
+        """Open the socket, within the time of the request that needs it."""
+        self.sock = self._timed = _connect(self._path, self._seconds, self._sent)
 
     def end(self) -> None:
         """Have a request of another thread fail at once."""
@@ -229,11 +235,12 @@ class MailboxConnection(http.client.HTTPConnection):
         try:
             if self.sock is not None and _is_readable(self.sock):
                 self.close()  # nothing was asked for: the link has closed the connection, or restarted
+            self._sent = len(body) if isinstance(body, bytes) else int(headers["Content-Length"])
             if self.sock is None:
                 self.connect()
+            else:
+                self._timed.allow(self._seconds, self._sent)
             opened = self._timed
-            sent = len(body) if isinstance(body, bytes) else int(headers["Content-Length"])
-            opened.allow(self._seconds, sent)
             self.request(method, path, body or None, headers)
             response = self.getresponse()
             if (length := response.length) is None:
@@ -254,11 +261,17 @@ def _is_readable(opened: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _connect(path: str) -> TimedSocket:
-    """Connect to a Unix socket; its path may be longer than the 108 bytes that the kernel takes."""
+def _connect(path: str, seconds: float, size: int) -> TimedSocket:
+    """Connect to a Unix socket; its path may be longer than the 108 bytes that the kernel takes.
+
+    Args:
+        path: of the socket.
+        seconds: for the connection and all that passes by it; see :meth:`TimedSocket.allow`.
+        size: bytes that are to pass.
+    """
     opened = TimedSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        opened.settimeout(_CONNECT_SECONDS)
+        opened.allow(seconds, size)
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
         try:
             opened.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")

@@ -51,7 +51,8 @@ Identify = Callable[[Request], str]
 """Returns the digest of the key that a request comes from; empty if there is none.
 
 TLS checks a certificate when a connection begins, and a connection may stay open for longer than the certificate is
-valid. So every request is refused (403 ``expired``) whose certificate has expired since.
+valid. So every request is refused (403 ``expired``) whose certificate has expired since, and one that waits or sends
+for long is checked again before it is given a message or its answer is taken.
 """
 
 
@@ -111,6 +112,28 @@ class SiloEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
+        slot, name = self._admit(request)
+        serve = {("GET", MESSAGE_PATH): self._get_message, ("POST", ANSWER_PATH): self._store_answer}.get(
+            (request.method, request.target)
+        )
+        if serve is None:
+            raise RefusedRequestError(404)
+        if slot.requests >= self._limits.member_requests:
+            raise RefusedRequestError(429, "busy")
+        self._note_contact(slot, name)
+        slot.requests += 1
+        try:
+            return await serve(slot, request)
+        finally:
+            slot.requests -= 1
+            slot.seen = time.monotonic()
+
+    def _admit(self, request: Request) -> tuple[Slot, str]:
+        """Return the slot and the name of the member that a request comes from.
+
+        Raises:
+            RefusedRequestError: it comes from none now.
+        """
         key = self._identify(request)
         members, silo = self._mailbox.members, self._mailbox.number(key)
         if members is None:  # not 403: every silo would report a refusal at each start of the coordinator
@@ -119,21 +142,7 @@ class SiloEndpoint:
             cause = "revoked" if key in members.revoked else "not-a-member"
             self._faults.warn(cause, f"a certificate of this federation with the key {key[:16]} was refused")
             raise RefusedRequestError(403, cause)
-        serve = {("GET", MESSAGE_PATH): self._get_message, ("POST", ANSWER_PATH): self._store_answer}.get(
-            (request.method, request.target)
-        )
-        if serve is None:
-            raise RefusedRequestError(404)
-        slot = self._mailbox.slot(silo)
-        if slot.requests >= self._limits.member_requests:
-            raise RefusedRequestError(429, "busy")
-        self._note_contact(slot, members.names[silo])
-        slot.requests += 1
-        try:
-            return await serve(slot, request)
-        finally:
-            slot.requests -= 1
-            slot.seen = time.monotonic()
+        return self._mailbox.slot(silo), members.names[silo]
 
     def _note_contact(self, slot: Slot, name: str) -> None:
         gone = slot.seen is None or time.monotonic() - slot.seen > CONTACT_SECONDS
@@ -152,6 +161,7 @@ class SiloEndpoint:
             left = until - time.monotonic()
             if left <= 0 or not await request.wait(slot.changed, left):
                 return Response(204)
+            self._admit(request)  # its certificate may have expired, or its key been revoked, while it waited
         if slot.digest == held:
             return Response(200, {TAG_HEADER: slot.tag, "Again": "1"})
         return Response(200, {TAG_HEADER: slot.tag}, slot.message)
@@ -161,6 +171,7 @@ class SiloEndpoint:
         if not tag or tag != slot.tag:
             raise RefusedRequestError(409)
         answer = await request.read(self._mailbox.longest)
+        self._admit(request)  # as above: a long answer may take hours
         if tag != slot.tag:  # replaced while the answer was read
             raise RefusedRequestError(409)
         self._mailbox.store(slot, answer)

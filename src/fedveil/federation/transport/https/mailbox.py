@@ -87,9 +87,11 @@ class Mailbox:
         self._slots: dict[str, Slot] = {}
 
     def introduce(self, members: Members) -> None:
-        """Set who may fetch messages; the slots of members that stay are kept."""
-        self.members = members
-        self._slots = {key: self._slots.get(key) or Slot() for key in members.keys}
+        """Set who may fetch messages; the slots of members that stay are kept, and requests of others end."""
+        self.members, before = members, self._slots
+        self._slots = {key: before.get(key) or Slot() for key in members.keys}
+        for key in before.keys() - self._slots.keys():
+            before[key].wake()
 
     def number(self, key: str) -> int | None:
         """Return the number of the silo with a key, or None."""
