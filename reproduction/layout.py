@@ -137,7 +137,7 @@ def _as_lines(
             {top: row}
             | {
                 column: "; ".join(
-                    [entries[cells[column]], *(others[cells[column]].get(name, "") for name in inside)]
+                    [entries[cells[column]], *(others[cells[column]].get(name) or "none" for name in inside)]
                 )
                 if column in cells
                 else ""
@@ -159,10 +159,8 @@ def _lines_of(grid: Grid, axis: int) -> dict[str, list[str]]:
 
 
 def _alike(name: str, lines: dict[str, list[str]], others: dict[str, Line]) -> bool:
-    return all(
-        len({others[cell][name] for cell in own if others[cell].get(name)}) <= 1 for own in lines.values()
-    )
+    return all(len({others[cell].get(name, "") for cell in own}) <= 1 for own in lines.values())
 
 
 def _common(name: str, cells: Sequence[str], others: dict[str, Line]) -> str:
-    return next((others[cell][name] for cell in cells if others[cell].get(name)), "")
+    return next((others[cell].get(name, "") for cell in cells), "")
