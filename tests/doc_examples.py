@@ -58,6 +58,16 @@ def indented_commands() -> list[tuple[str, str]]:
     return found
 
 
+def inline_commands() -> list[tuple[str, str]]:
+    """Return the runs, reproductions and benchmarks that a sentence names by preset, table or module, with its page."""
+    found = set()
+    for path in PAGES:
+        text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+        for span in re.findall(r"`(fedveil (?:run|reproduce|bench) [a-z0-9][a-z0-9_-]*(?:\s[^`]*)?)`", text):
+            found.add((str(path.relative_to(ROOT)), " ".join(span.split())))
+    return sorted(found)
+
+
 RUN = "run by itself, in an empty folder"
 HOSPITALS = "run in order by test_the_tutorial_of_three_hospitals_is_true"
 DIGITS = "run by test_what_is_said_of_the_first_run_is_true"

@@ -17,6 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import tomlkit
+from reproduction.table import table_names
 
 from fedveil.cli import app
 from fedveil.config_keys import ComposedField, keys_of
@@ -38,7 +39,7 @@ from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.run.sweep import Axis, points
 from tests.commands import ended, output
-from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands
+from tests.doc_examples import BLOCKS, ROOT, RUN, TRIED, indented_commands, inline_commands
 
 BASE: dict[str, Any] = {
     "name": "base",
@@ -47,7 +48,11 @@ BASE: dict[str, Any] = {
     "local": {"learning_rate": 0.1, "batch_size": 8},
     "method": {"name": "uldp-avg-w", "clip": 0.5, "noise_multiplier": 5.0},
 }
-COMMANDS = [(block.name, line) for block in BLOCKS.values() for line in block.commands] + indented_commands()
+COMMANDS = [
+    *((block.name, line) for block in BLOCKS.values() for line in block.commands),
+    *indented_commands(),
+    *inline_commands(),
+]
 
 
 def fedveil(line: str, *, code: int = 0) -> str:
@@ -109,10 +114,15 @@ def test_every_command_is_one_that_the_program_reads(place: str, line: str, here
         arguments = arguments[arguments.index("fedveil") + 1 :]
         program = "fedveil"
     assert program in ("fedveil", ".venv/bin/fedveil")
-    command = app.COMMANDS[arguments[0]].load(arguments.pop(0))
+    name = arguments.pop(0)
+    command = app.COMMANDS[name].load(name)
     while hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
     given = SimpleNamespace(**command.make_context("example", arguments).params)
+    if name == "reproduce":
+        assert given.name in {None, *table_names()}
+    if name == "bench":
+        assert (ROOT / "benchmarks" / f"{given.name.replace('-', '_')}.py").is_file()
     if hasattr(given, "source") and not given.source.endswith(".toml"):
         selection = Selection(
             scenarios=given.scenario and tuple(given.scenario),
