@@ -232,15 +232,19 @@ def _prepared(study: Study) -> Iterator[Prepared]:
     populations = PopulationCache()
     if len(study.experiments) > 1:
         for experiment in study.experiments:
-            _ready(study, experiment, populations)
+            # Trials of kernels refuse nothing where the trainer is chosen by them: before the training they suffice.
+            trainer = experiment.trainer
+            _ready(study, experiment, populations, trains=trainer.name != "auto" or trainer.compile)
     return (_ready(study, experiment, populations) for experiment in study.experiments)
 
 
-def _ready(study: Study, experiment: Experiment, populations: PopulationCache) -> Prepared:
+def _ready(
+    study: Study, experiment: Experiment, populations: PopulationCache, *, trains: bool = True
+) -> Prepared:
     from fedveil.run.setup import prepare
 
     with study.naming(experiment):
-        return prepare(experiment, populations)
+        return prepare(experiment, populations, trains=trains)
 
 
 def _fresh(path: Path) -> Path:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -259,9 +259,11 @@ def _has_own_ways(part: nn.Module) -> bool:
     return "forward" in vars(part) or any(value for name, value in held if name.endswith("_hooks"))
 
 
-def split_linear(
-    task: Task, vector: Float32[Tensor, "*batch d"]
-) -> tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]:
+LinearViews: TypeAlias = tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]
+"""Weight and bias of linear models, as views of their vectors."""
+
+
+def split_linear(task: Task, vector: Float32[Tensor, "*batch d"]) -> LinearViews:
     """Return the weight and the bias of a linear model as views of its vector."""
     named = {name.rpartition(".")[2]: value for name, value in task.layout.unflatten(vector).items()}
     return named["weight"], named.get("bias")

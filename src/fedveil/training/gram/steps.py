@@ -167,7 +167,7 @@ def train_batches(
     device, sizes, terms = logits.device, stack.sizes, span_terms(sgd)
     present = torch.arange(longest, device=device) < sizes.to(device).unsqueeze(-1)
     steps = [
-        _Step.from_batch(int((sizes > first).sum()), slice(first, first + stack.step), present)
+        Step.from_batch(int((sizes > first).sum()), slice(first, first + stack.step), present)
         for first in range(0, int(sizes[0]), stack.step)
     ]
     coefficients = torch.zeros_like(logits)
@@ -371,7 +371,7 @@ class Ball:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Step:
+class Step:
     """One step of an epoch.
 
     Args:
@@ -387,7 +387,7 @@ class _Step:
     rates: Float32[Tensor, "rows 1 b"]
 
     @classmethod
-    def from_batch(cls, active: int, batch: slice, present: Bool[Tensor, "g n"]) -> "_Step":
+    def from_batch(cls, active: int, batch: slice, present: Bool[Tensor, "g n"]) -> "Step":
         width = len(range(*batch.indices(present.shape[1])))
         chosen = present[: round_up_slots(active, width), batch].contiguous()
         rates = (chosen / chosen.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(1)

@@ -23,17 +23,26 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
 from fedveil.errors import ModelError
 from fedveil.privacy.bounds import Bound
 from fedveil.training.counters import batch_order
-from fedveil.training.gram.layout import GramPlan, Grams, Layout, linear_layer, single_blocks, split_linear
+from fedveil.training.gram.layout import (
+    GramPlan,
+    Grams,
+    Layout,
+    LinearViews,
+    linear_layer,
+    single_blocks,
+    split_linear,
+)
 from fedveil.training.gram.products import Gram, Lengths, coefficients, counts, round_to_grid
 from fedveil.training.gram.steps import (
     Stack,
+    Step,
     Trained,
     product,
     span_terms,
@@ -42,6 +51,7 @@ from fedveil.training.gram.steps import (
     train_full_batch,
 )
 from fedveil.training.local_algorithms import LocalState
+from fedveil.training.losses import Loss
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded
 from fedveil.training.state_leak_check import check_loss_unchanged
@@ -109,19 +119,26 @@ def _train(
     table = torch.from_numpy(cohort.groups.order)
     longest = -(-int(sizes[0]) // width) * width
     present = torch.arange(longest) < sizes.unsqueeze(-1)
+    on_device = present.to(start.device)
+    steps = [
+        Step.from_batch(int((sizes > first).sum()), slice(first, first + width), on_device)
+        for first in range(0, longest, width)
+    ]
     deltas = start.new_zeros(len(chosen), len(start))
-    velocity, gradient = torch.zeros_like(deltas), torch.zeros_like(deltas)
+    velocity, gradient, models = (torch.zeros_like(deltas) for _ in range(3))
+    # Views of every row, made once. A step reads and writes a prefix of them.
+    read, written = split_linear(task, models), split_linear(task, gradient)
     for epoch in range(sgd.epochs):
         order = batch_order(seeds, sizes, epoch, sgd.batch_size)
         order = torch.nn.functional.pad(order, (0, longest - order.shape[1]))
         records = table[firsts + torch.where(present, order, 0)]
-        for first in range(0, longest, width):
-            active = int((sizes > first).sum())
-            rows = round_up_slots(active, width)
-            features, targets = cohort.batch(records[:rows, first : first + width])
-            mask = present[:rows, first : first + width].to(start.device)
-            model = start + deltas[:rows]
-            _write_gradient(task, model, features.flatten(2), targets, mask, gradient[:rows])
+        for step in steps:
+            active, rows = step.active, len(step.present)
+            features, targets = cohort.batch(records[:rows, step.batch])
+            model = torch.add(start, deltas[:rows], out=models[:rows])
+            _write_gradient(
+                task.loss, step, _first(read, rows), features.flatten(2), targets, _first(written, rows)
+            )
             if sgd.algorithm.changes:
                 changed = sgd.algorithm.slope(gradient[:rows], model, LocalState(start=start))
                 gradient[:rows] = changed
@@ -136,22 +153,27 @@ def _train(
     return deltas
 
 
+def _first(layer: LinearViews, rows: int) -> LinearViews:
+    """Return the views of the first models."""
+    weight, bias = layer
+    return weight[:rows], None if bias is None else bias[:rows]
+
+
 def _write_gradient(
-    task: Task,
-    models: Float32[Tensor, "g d"],
+    loss: Loss,
+    step: Step,
+    models: LinearViews,
     features: Float32[Tensor, "g b p"],
     targets: Tensor,
-    mask: Bool[Tensor, "g b"],
-    gradient: Float32[Tensor, "g d"],
+    gradients: LinearViews,
 ) -> None:
-    """Write the gradient of the mean loss of g batches, each at its own model, into ``gradient``."""
-    weight, bias = split_linear(task, models)
+    """Write the gradients of the mean loss of g batches, each at its own model, into ``gradients``."""
+    (weight, bias), (weight_gradient, bias_gradient) = models, gradients
     outputs = weight @ features.mT
     if bias is not None:
         outputs += bias.unsqueeze(-1)
-    rates = (mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(1)
-    slopes = torch.where(mask.unsqueeze(1), task.loss.slopes(outputs, targets, mask), 0) * rates
-    weight_gradient, bias_gradient = split_linear(task, gradient)
+    present = step.present.unsqueeze(1)
+    slopes = torch.where(present, loss.slopes(outputs, targets, step.present), 0) * step.rates
     weight_gradient.copy_(slopes @ features)
     if bias_gradient is not None:
         bias_gradient.copy_(slopes.sum(-1))
