@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
+from fedveil.federation.hosts.link import server_context
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
 from fedveil.federation.transport.bridge.relay import MailboxConnection, ask_key_process
 from fedveil.federation.transport.https.connection_faults import fault_of_status
@@ -768,6 +769,50 @@ def test_a_connection_that_is_accepted_while_the_server_ends_is_closed() -> None
         gc.collect()  # warns of a connection that nobody closed
         with contextlib.suppress(ConnectionError):
             assert silo.recv(1) == b""
+
+
+@pytest.mark.parametrize("moment", ["begins", "is complete"])
+def test_a_connection_whose_handshake_the_end_of_the_server_meets_is_closed(
+    place: Place, moment: str
+) -> None:
+    """It stayed open: asyncio's own end of such a connection waits for the other side, for up to 30 s."""
+    serving = list[asyncio.Future[None]]()
+    over = threading.Event()
+
+    class Cancels(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            if moment == "begins":
+                serving[0].cancel()
+            super().do_handshake()
+            serving[0].cancel()
+
+    shown = server_context(place.link)
+    shown.sslobject_class = Cancels
+
+    def connect(address_: tuple[str, int]) -> None:
+        with contextlib.suppress(*ENDED), socket.create_connection(address_) as plain:
+            made = context(place, "silo-0").wrap_socket(plain, server_hostname="127.0.0.1")
+            over.wait(20)
+            made.close()
+
+    async def serve() -> None:
+        serving.append(asyncio.ensure_future(HttpServer(listening, answers_nothing, Limits(), shown).serve()))
+        await asyncio.wait(serving)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=connect, args=(("127.0.0.1", port),))
+        thread.start()
+        asyncio.run(serve())
+        left = [one for one in gc.get_objects() if isinstance(one, socket.socket) and is_open_at(one, port)]
+        over.set()
+        thread.join(10)
+    assert left == []
+
+
+def is_open_at(one: socket.socket, port: int) -> bool:
+    """Whether a socket is open, with a port of this host as its own."""
+    return one.fileno() >= 0 and one.family == socket.AF_INET and one.getsockname()[1] == port
 
 
 class NoDescriptorLeft(socket.socket):

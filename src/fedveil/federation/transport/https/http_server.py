@@ -380,10 +380,19 @@ class HttpServer:
         reader = asyncio.StreamReader(_READ_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         seconds = None if context is None else self._limits.handshake_seconds
-        try:
-            transport, _ = await loop.connect_accepted_socket(
+        connecting = loop.create_task(
+            loop.connect_accepted_socket(
                 lambda: protocol, connection, ssl=context, ssl_handshake_timeout=seconds
             )
+        )
+        try:
+            transport, _ = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            # A connection whose handshake has just been completed would stay open: asyncio waits for the client to end.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+                (await connecting)[0].abort()
+            raise
         except OSError as error:  # includes ssl.SSLError and timeouts
             reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
             self._faults.warn("tls", f"a connection did not complete its TLS handshake ({reason})")
