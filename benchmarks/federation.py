@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.federation_nodes import cpu_seconds_of, tree_of
+from benchmarks.federation_nodes import cpu_seconds_of, queued_seconds_of, tree_of
 from benchmarks.harness import Row, at_most, extra_peak_megabytes
 from benchmarks.silo_threads import served, wait_for
 from fedveil.crypto.keys import IdentityKey
@@ -250,10 +250,12 @@ def _run_of_processes(rounds: int) -> tuple[float, float, float]:
                 run = create_run(home, read_document(made.experiment, home))
                 roots = [coordinator.pid, *(process.pid for process in silos)]
                 spent, began = _cpu_seconds(roots), time.perf_counter()
+                queued = sum(map(queued_seconds_of, tree_of(coordinator.pid)))
                 with Submission(home, run.path):
                     wait_for(run / END)
                 seconds = time.perf_counter() - began
                 spent = _cpu_seconds(roots) - spent
+                queued = sum(map(queued_seconds_of, tree_of(coordinator.pid))) - queued
                 lines = (run / "metrics.jsonl").read_text().splitlines()
             finally:
                 coordinator.terminate()
@@ -261,10 +263,14 @@ def _run_of_processes(rounds: int) -> tuple[float, float, float]:
                     process.terminate()
                 for process in silos:
                     process.wait()
+    taken = [float(json.loads(line)["seconds"]) for line in lines[2:]]
+    # A slow run on a busy machine shows in the wait for a processor, and one of a slow network in its longest round.
     print(
-        f"{rounds} rounds: {seconds:.2f} s, {spent:.2f} CPU s, load {os.getloadavg()[0]:.1f}", file=sys.stderr
+        f"{rounds} rounds: {seconds:.2f} s, {spent:.2f} CPU s; the coordinator waited {queued:.2f} s for a processor; "
+        f"longest round after the first {max(taken):.2f} s; load {os.getloadavg()[0]:.1f}",
+        file=sys.stderr,
     )
-    return float(np.median([json.loads(line)["seconds"] for line in lines[2:]])), seconds, spent
+    return float(np.median(taken)), seconds, spent
 
 
 def _cpu_seconds(roots: Sequence[int]) -> float:

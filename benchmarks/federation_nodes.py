@@ -127,3 +127,14 @@ def cpu_seconds_of(process: int) -> float:
         return 0.0
     fields = stat[stat.rindex(")") + 1 :].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def queued_seconds_of(process: int) -> float:
+    """Return the seconds for which the threads of a process were ready to run and had no processor."""
+    spent = 0.0
+    try:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            spent += int((thread / "schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # it has ended, or the kernel does not count
+        return spent
+    return spent
