@@ -336,7 +336,10 @@ def test_onnx_gives_the_same_outputs(made: Path, tmp_path: Path) -> None:
     session = runtime.InferenceSession(str(export_onnx(read, tmp_path / "model.onnx")))
     for count in (1, 7, len(X)):
         (outputs,) = session.run(None, {"features": X[:count]})
-        assert np.allclose(outputs, read.predictor.outputs(X[:count]), atol=1e-5)
+        assert np.allclose(outputs, read.predictor.by_place.outputs(X[:count]), atol=1e-5)
+    # Tracing notes the files and lines of code by which it came to every operator.
+    for word in (b".py", b"torch/", b"forward", str(Path(torch.__file__).parents[2]).encode()):
+        assert word not in (tmp_path / "model.onnx").read_bytes()
     with pytest.raises(BundleError, match=r"absent/model.onnx cannot be written: No such file or directory"):
         export_onnx(read, tmp_path / "absent" / "model.onnx")
 

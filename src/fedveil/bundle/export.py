@@ -24,6 +24,9 @@ from fedveil.training.trees import LEAVES, BoostedTrees
 _Graph: TypeAlias = tuple[list[Any], int, list[Any]]
 """Operators from ``features`` to ``outputs``, number of outputs, constants."""
 
+_NOTES: Final = ("doc_string", "metadata_props")
+"""Fields of ONNX that hold words for readers."""
+
 _WRITTEN: Final = (BoostedTrees, WhitenedLinear, WhitenedRates, WhitenedHazards)
 """Models that are written without tracing."""
 
@@ -32,8 +35,8 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
     """Write the model as ONNX: input ``features`` (records, ...) float32, output ``outputs`` (records, k).
 
     Boosted trees are one TreeEnsembleRegressor of the operator set ai.onnx.ml, and the models of newton one linear
-    layer; other models are traced. The number of records is free. The input must be in the form that the model sees:
-    encoded by the schema, scaled by the manifest's factor and shift.
+    layer; other models are traced, and the file names no path and no line of code. The number of records is free. The
+    input must be in the form that the model sees: encoded by the schema, scaled by the manifest's factor and shift.
 
     Raises:
         ConfigError: the extra ``onnx`` is not installed.
@@ -78,25 +81,43 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
         raise BundleError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         log.setLevel(level)
-    _check_records_free(path)
+    _finish(path)
     return path
 
 
-def _check_records_free(path: Path) -> None:
-    """Remove a file whose graph takes one number of records only: tracing may fix a size that the model reads.
+def _finish(path: Path) -> None:
+    """Refuse a traced graph that takes one number of records only, and rewrite it without what tracing noted.
+
+    Tracing may fix a size that the model reads. It notes the lines of code by which it came to every operator, with the
+    paths of their files on this machine.
 
     Raises:
-        BundleError: as said.
+        BundleError: the graph takes one number of records only; the file is removed.
     """
     import onnx
 
-    graph = onnx.load(path, load_external_data=False).graph
-    if not all(one.type.tensor_type.shape.dim[0].dim_param for one in (*graph.input, *graph.output)):
+    model = onnx.load(path, load_external_data=False)
+    if not all(
+        one.type.tensor_type.shape.dim[0].dim_param for one in (*model.graph.input, *model.graph.output)
+    ):
         path.unlink()
         raise BundleError(
             f"{path}: the model cannot be written as ONNX: its graph takes one number of records only; the model's "
             "forward must not depend on the number of records"
         )
+    _drop_notes(model)
+    with writing(path, BundleError):
+        path.write_bytes(model.SerializeToString())
+
+
+def _drop_notes(message: Any) -> None:
+    """Clear the notes in a message of ONNX and in all messages inside of it: they are no part of the computation."""
+    for one, value in message.ListFields():
+        if one.name in _NOTES:
+            message.ClearField(one.name)
+        elif one.message_type is not None:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                _drop_notes(inner)
 
 
 def _linear_layer(model: WhitenedLinear) -> _Graph:
