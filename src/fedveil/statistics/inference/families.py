@@ -29,7 +29,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float64
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, logit
+from scipy.special import expit, logit, pdtr, pdtrc
 
 from fedveil.data.columns import ColumnTable, State
 
@@ -278,10 +278,8 @@ class Poisson(_Generalised):
     @cached_property
     def largest(self) -> float:
         """Return the largest mu P(Y < c) over all means; curvatures are cut there."""
-        from scipy.stats import poisson
-
         found = minimize_scalar(
-            lambda mu: -mu * poisson.cdf(self.cap - 1, mu), bounds=(0, 3.0 * self.cap), method="bounded"
+            lambda mu: -mu * pdtr(self.cap - 1, mu), bounds=(0, 3.0 * self.cap), method="bounded"
         )
         return float(-found.fun) * (1 + 1e-6)
 
@@ -300,13 +298,15 @@ class Poisson(_Generalised):
         return np.clip(column.values, 0, self.cap)[:, None], column.state == State.VALID
 
     def residual(self, y: Each, predictor: Each) -> tuple[Each, Each]:
-        """Return min(y, c) - E[min(Y, c)] and the derivative of the latter, mu P(Y < c)."""
-        from scipy.stats import poisson
+        """Return min(y, c) - E[min(Y, c)] and the derivative of the latter, mu P(Y < c).
 
+        k P(Y = k) = mu P(Y = k - 1), so E[min(Y, c)] = mu P(Y < c - 1) + c P(Y >= c), whatever c, without a sum.
+        """
         mu = np.exp(predictor)
-        below = np.stack([poisson.cdf(k, mu) for k in range(self.cap)])
-        mean = self.cap - below.sum(axis=0)
-        return np.minimum(y, self.cap) - np.clip(mean, 0, self.cap), np.minimum(mu * below[-1], self.largest)
+        fewer = pdtr(self.cap - 2, mu) if self.cap > 1 else np.zeros_like(mu)
+        mean = mu * fewer + self.cap * pdtrc(self.cap - 1, mu)
+        curvature = np.minimum(mu * pdtr(self.cap - 1, mu), self.largest)
+        return np.minimum(y, self.cap) - np.clip(mean, 0, self.cap), curvature
 
 
 def predictor_of(
