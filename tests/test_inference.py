@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -35,6 +36,7 @@ from fedveil.statistics.inference.newton import (
 )
 from fedveil.statistics.inference.result import TOO_FAR, FittedRegression
 from fedveil.statistics.local_vectors import silo_sums
+from fedveil.statistics.result import NoisySum
 
 GRID = 2.0**-29
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -203,6 +205,27 @@ def test_capped_counts_have_residuals_of_mean_zero() -> None:
         r, _ = family.residual(counts.astype(float), np.full(60, eta))
         assert float(mass @ r) == pytest.approx(0, abs=1e-9), place
         assert abs(float(mass @ (np.minimum(counts, 3) - np.exp(eta)))) > 0.001
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 40, 1000])
+def test_the_mean_of_capped_counts_is_its_sum_over_counts(cap: int) -> None:
+    family, eta = Poisson("y", cap), np.linspace(-30, 30, 241)
+    mu = np.exp(eta)
+    r, v = family.residual(np.zeros(len(eta)), eta)
+    assert np.allclose(-r, sum(poisson.sf(k, mu) for k in range(cap)), rtol=1e-12, atol=1e-12 * cap)
+    assert np.allclose(v, np.minimum(mu * poisson.cdf(cap - 1, mu), family.largest), rtol=1e-12)
+    assert ((-r >= 0) & (-r <= cap)).all()
+
+
+def test_a_large_cap_costs_no_more_than_a_small_one() -> None:
+    """Every count up to the cap had an array of its own: a block of records took gigabytes at a cap of 1,000."""
+    family, eta = Poisson("y", 1000), np.linspace(-3, 7, 10_000)
+    assert family.largest > 0
+    tracemalloc.start()
+    family.residual(np.zeros(len(eta)), eta)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20 * eta.nbytes
 
 
 def test_stopped_martingales_have_mean_zero_at_the_truth() -> None:
@@ -496,6 +519,21 @@ def test_too_few_people_have_no_intervals() -> None:
     assert not fitted.has_intervals
     assert fitted.effects == ()
     assert np.isfinite(fitted.estimate.theta).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_noise_alone_has_no_intervals_and_ends_no_run(family: str) -> None:
+    """Where no interval of follow-up stood out of its noise, a charged regression ended by an error."""
+    rng = np.random.default_rng(3)
+    for sd in (0.5, 5.0, 100.0):
+        for _ in range(6):
+            fitted = asked(family, 1000, 2, bound=1.7, **FAMILIES[family])
+            for place in range(len(fitted.parts)):
+                equation = fitted.equation(place)
+                assert np.isfinite(equation.theta).all()
+                fitted = fitted.with_release(NoisySum(sd * rng.normal(size=equation.length), sd))
+            assert fitted.hidden_reason is not None
+            assert fitted.effects == ()
 
 
 def one_record_each(family: str, start: float, **keys: Any) -> Made:

@@ -465,7 +465,8 @@ def identify(releases: Sequence[Sums], least: float) -> Identified:
         if found.enough or not light:
             return found
         left.append(light.pop(0))
-        if sum(max(0.0, one.weight) for one in left) > room:
+        is_left = (_without(last, (one.held for one in left)) < last.leading).any()
+        if not is_left or sum(max(0.0, one.weight) for one in left) > room:
             return found
 
 
@@ -537,6 +538,10 @@ def next_theta(family: Family, releases: Sequence[Sums]) -> Float64[np.ndarray, 
     A coefficient of an empty interval or category stays where it is.
     """
     kept = moving(releases[-1])
+    if not (
+        kept < releases[-1].leading
+    ).any():  # no interval stands out of its noise: there is nothing to go by
+        return releases[-1].theta.copy()
     own = restricted(releases, kept)
     found = leap(family, own[0]) if len(own) == 1 and family.curved else None
     at = releases[-1].theta.copy()
