@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sklearn.base import clone
 
 import fedveil as fv
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.sklearn import Classifier, CoxRegressor, MultiLabelClassifier, Regressor
+from tests.shape_checks import look_at
 from tests.test_recommended import people
+
+
+@pytest.fixture(autouse=True)
+def _unchecked() -> None:
+    look_at(0, "unchecked")  # as in a program, where nothing checks the types of arguments
+
+
+ESTIMATORS = (Classifier, CoxRegressor, MultiLabelClassifier, Regressor)
+PUBLIC = [getattr(fv, name) for name in fv.__all__ if name not in ("FedveilError", "sklearn")]
+
+
+class Quiet(fv.Callback):
+    """A callback of a user, without arguments."""
+
+
+class Patient(fv.EarlyStop):
+    """A callback of a user, with the arguments of its base."""
 
 
 @pytest.mark.parametrize(
@@ -26,11 +50,78 @@ from tests.test_recommended import people
         (fv.audit, ("run", 3), {}, r"fedveil.audit: give arguments by name after run"),
         (fv.audit, ("run",), {"run": 3}, r"fedveil.audit: run: given twice"),
         (fv.spent, (), {"delte": 1}, r"fedveil.spent: no argument 'delte'"),
+        (fv.FedProx, (), {}, r"fedveil.FedProx: mu: needed; the arguments are: mu"),
+        (fv.FedProx, (0.1,), {}, r"fedveil.FedProx: give arguments by name, such as mu=..."),
+        (
+            fv.FedProx,
+            (),
+            {"mu": 0.1, "nu": 1},
+            r"fedveil.FedProx: no argument 'nu'; there are: mu$",
+        ),
+        (fv.Adam, (), {}, r"fedveil.Adam: learning_rate: needed; the arguments are: learning_rate, beta1"),
+        (
+            fv.Yogi,
+            (),
+            {"learning_rate": 1, "bet1": 1},
+            r"fedveil.Yogi: no argument 'bet1'; .* did you mean 'beta1'",
+        ),
+        (
+            fv.Sgd,
+            (),
+            {"learningrate": 1},
+            r"fedveil.Sgd: no argument 'learningrate'; .* did you mean 'learning_rate'",
+        ),
+        (fv.Budget, (), {}, r"fedveil.Budget: epsilon: needed"),
+        (fv.Budget, (2, 3), {}, r"fedveil.Budget: give arguments by name after epsilon"),
+        (fv.EarlyStop, ("auc",), {"patince": 1}, r"fedveil.EarlyStop: no argument 'patince'; .* 'patience'"),
+        (fv.Progress, (1,), {}, r"fedveil.Progress: 1 arguments are too many; there are: none"),
+        (fv.load, (), {}, r"fedveil.load: path: needed; the arguments are: path, model"),
+        (fv.load, ("a", "b", "c"), {}, r"fedveil.load: 3 arguments are too many; there are: path, model"),
+        (
+            fv.verify,
+            ("a",),
+            {"trustd": ()},
+            r"fedveil.verify: no argument 'trustd'; .* did you mean 'trusted'",
+        ),
+        (fv.method, (), {"clip": 1}, r"fedveil.method: name: needed"),
+        (fv.uldp_avg, (0.5,), {}, r"fedveil.uldp_avg: give arguments by name"),
+        (
+            fv.Population,
+            (),
+            {"user": 1},
+            r"no argument 'user'; .*fedveil.population and fedveil.tables make one",
+        ),
+        (Classifier, (), {"epsiln": 1}, r"fedveil.sklearn.Classifier: no argument 'epsiln'; .* 'epsilon'"),
+        (CoxRegressor, (), {"classes": []}, r"fedveil.sklearn.CoxRegressor: no argument 'classes'"),
+        (Quiet, ("x",), {}, r"^Quiet: 1 arguments are too many; there are: none"),
+        (Patient, (), {"patience": 1}, r"^Patient: metric: needed"),
     ],
 )
 def test_a_call_that_does_not_fit_is_explained(function: Any, args: Any, given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         function(*args, **given)
+
+
+@pytest.mark.parametrize("public", [*PUBLIC, *ESTIMATORS], ids=lambda one: one.__name__)
+def test_no_public_name_answers_a_slip_with_pythons_own_error(public: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: public(epsiln=1),
+        lambda: public(*range(40)),
+        lambda: public(1, epsiln=1),
+    ]
+    for call in calls:
+        with pytest.raises(FedveilError) as refused:
+            call()
+        assert "\n" not in str(refused.value)
+
+
+def test_checked_classes_are_what_they_were() -> None:
+    """Fields, signature, copies and subclasses of a class are those that it has without the check."""
+    assert list(inspect.signature(fv.Adam).parameters)[:2] == ["learning_rate", "beta1"]
+    assert replace(fv.Sgd(0.5), momentum=0.9) == fv.Sgd(0.5, momentum=0.9)
+    assert clone(Regressor(epsilon=2.0, target_range=(0, 1))).get_params()["target_range"] == (0, 1)
+    assert pickle.loads(pickle.dumps(fv.FedProx(mu=0.1))) == fv.FedProx(mu=0.1)
+    assert Patient("auc", patience=3).patience == 3
 
 
 def test_a_run_is_resumed_with_the_model_and_loss_that_its_folder_names(tmp_path: Path) -> None:

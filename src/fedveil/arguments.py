@@ -1,4 +1,4 @@
-"""Explain a call of a public function whose arguments do not fit its signature."""
+"""Explain a call of a public function or class whose arguments do not fit its signature, or have a wrong type."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedveil.errors import ConfigError, did_you_mean
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_OPEN: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def explain_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the function with an error that lists its arguments where a call has a wrong or too few of them.
+    """Return the function, or class, with an error that lists its arguments where a call does not fit them.
 
     A function with open keyword arguments checks these itself; in a call that lacks a needed argument, one that nearly
     has its name is taken for a slip.
@@ -29,35 +29,80 @@ def explain_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Traceback (most recent call last):
     fedveil.errors.ConfigError: fedveil.grow: plant: needed; the arguments are: plant, water
     """
-    signature = inspect.signature(function)
+    return explain_arguments_as(function.__name__)(function)
 
-    @wraps(function)
-    def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError:
-            name = f"fedveil.{function.__name__}"
-            raise ConfigError(f"{name}: {_explain(signature, args, kwargs)}") from None
-        return function(*args, **kwargs)
+
+def explain_arguments_as(name: str, hint: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return the decorator :func:`explain_arguments` for a function or class with another public name.
+
+    Args:
+        name: the name under ``fedveil``.
+        hint: end of the error: for a class that a function makes, that function.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        if isinstance(function, type):
+            function.__init__ = _explained_init(function, name, hint)  # type: ignore[misc]
+            return function
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            _check(f"fedveil.{name}", hint, signature, args, kwargs)
+            return function(*args, **kwargs)
+
+        return explained
+
+    return decorate
+
+
+def _explained_init(kind: type, name: str, hint: str) -> Callable[..., None]:
+    """Return the ``__init__`` of a class with the check; a subclass without an own one is checked under its name."""
+    begin: Callable[..., None] = kind.__init__  # type: ignore[misc]
+    signature = inspect.signature(kind)
+
+    @wraps(begin)
+    def explained(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        place = f"fedveil.{name}" if type(self) is kind else type(self).__name__
+        _check(place, hint, signature, args, kwargs)
+        begin(self, *args, **kwargs)
 
     return explained
 
 
+def _check(
+    place: str, hint: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Check that a call fits a signature.
+
+    Raises:
+        ConfigError: it does not; says what is wrong and which arguments there are.
+    """
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        raise ConfigError(f"{place}: {_explain(signature, args, kwargs)}{hint and f'; {hint}'}") from None
+
+
 def _explain(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return what is wrong with a call that does not fit a signature."""
-    known = {name: one for name, one in signature.parameters.items() if one.kind in _NAMED}
+    known = {name: one for name, one in signature.parameters.items() if one.kind not in _OPEN}
     open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    places = [name for name, one in known.items() if one.kind is not one.KEYWORD_ONLY]
+    by_name = {name for name, one in known.items() if one.kind is not one.POSITIONAL_ONLY}
     for name in () if open_ended else kwargs:
-        if name not in known:
-            return f"no argument '{name}'; there are: {', '.join(known)}{did_you_mean(name, known)}"
-    places = [name for name, one in known.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        if name not in by_name:
+            return f"no argument '{name}'; there are: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
     if len(args) > len(places):
-        first = ", ".join(places)
-        return f"give arguments by name after {first or 'none'}, such as {next(reversed(known), 'name')}=..."
+        if len(places) == len(known) and not open_ended:
+            return f"{len(args)} arguments are too many; there are: {', '.join(known) or 'none'}"
+        after = f" after {', '.join(places)}" if places else ""
+        example = [f", such as {name}=..." for name in known if name not in places]
+        return f"give arguments by name{after}{''.join(example[-1:])}"
     for name in places[: len(args)]:
         if name in kwargs:
             return f"{name}: given twice, by place and by name"
-    given = {*places[: len(args)], *kwargs}
+    given = {*places[: len(args)], *(by_name & kwargs.keys())}
     missing = [name for name, one in known.items() if one.default is one.empty and name not in given]
     slips = "".join(
         f"; '{name}' is no argument{near}" for name in kwargs if (near := _near(name, known, missing))
@@ -68,3 +113,41 @@ def _explain(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[s
 def _near(name: str, known: Iterable[str], missing: Iterable[str]) -> str:
     """Return which missing argument a name may have meant; "" for the name of an argument, or one like no other."""
     return "" if name in known else did_you_mean(name, missing)
+
+
+# --- arguments of a type ----------------------------------------------------------------------------------------------
+# ``where`` names function and argument in the error. Numbers are read by ``fedveil.config_keys``.
+
+
+def text_argument(where: str, value: Any) -> str:
+    """Return a text argument.
+
+    Raises:
+        ConfigError: not text.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} must be text, not a value of {type(value).__name__}")
+    return value
+
+
+def flag_argument(where: str, value: Any) -> bool:
+    """Return an argument that is True or False, of Python or numpy.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise ConfigError(f"{where} must be True or False, not a value of {type(value).__name__}")
+    return bool(value)
+
+
+def list_argument(where: str, value: Any) -> tuple[Any, ...]:
+    """Return an argument that is a list as a tuple; accepts any collection that has an order.
+
+    Raises:
+        ConfigError: a set, a single text, or no collection.
+    """
+    is_collection = isinstance(value, Iterable) and hasattr(value, "__len__")
+    if isinstance(value, str | bytes | set | frozenset) or not is_collection:
+        raise ConfigError(f"{where} must be a list, not a value of {type(value).__name__}")
+    return tuple(value)

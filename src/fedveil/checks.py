@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from fedveil.arguments import list_argument
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.sanitize import one_line, sanitize
 
@@ -82,10 +83,11 @@ def check_trusted(keys: Sequence[str]) -> None:
     Raises:
         ConfigError: a key is malformed; no check has run yet.
     """
-    for one in keys:
-        if not _KEY.fullmatch(one):
+    for one in list_argument("trusted", keys):
+        if not isinstance(one, str) or not _KEY.fullmatch(one):
             raise ConfigError(
-                f"trusted key '{sanitize(one)}': a public key is 64 hexadecimal digits, as `fedveil sign` prints it"
+                f"trusted key '{sanitize(str(one))}': a public key is 64 hexadecimal digits, as `fedveil sign` "
+                "prints it"
             )
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -30,12 +31,13 @@ from decimal import Decimal
 from functools import cache, partial
 from numbers import Integral, Rational, Real
 from operator import ge, gt, le, lt
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, did_you_mean
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -140,12 +142,13 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
 
 
 def check_ranges(stage: Any) -> None:
-    """Convert a stage's numbers to plain Python numbers and check them against the ranges of their fields.
+    """Convert a stage's numbers to plain Python numbers; check numbers, words and truth values by their fields' types.
 
     True and False are no numbers, and a text is none.
 
     Raises:
-        CompositionError: a number is out of range; names the field and the accepted range.
+        CompositionError: a number is out of range, a word is none of its field's, or a truth value is none; names the
+            field and what is accepted.
     """
     kind: Any = type(stage)
     make_plain(stage)
@@ -154,9 +157,18 @@ def check_ranges(stage: Any) -> None:
         if isinstance(value, others):
             continue
         one = isinstance(value, number) and is_number(value)
-        if not (one and math.isfinite(value) and all(holds(value) for holds in limits)):
+        if not (one and is_finite(value) and all(holds(value) for holds in limits)):
             instead = "" if one else f", not a value of {type(value).__name__}"
             raise CompositionError(f"{name} = {value}: {wanted} is needed{instead}")
+    for name, allowed in _choices(kind):
+        value = getattr(stage, name)
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            shown = (
+                f"not {value!r}{did_you_mean(value, [one for one in allowed if isinstance(one, str)])}"
+                if isinstance(value, str)
+                else f"not a value of {type(value).__name__}"
+            )
+            raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, {shown}")
 
 
 # --- numbers of other libraries --------------------------------------------------------------------------------
@@ -255,6 +267,25 @@ def whole_argument(where: str, value: Any, least: int | None = None) -> int:
     return found
 
 
+def finite_argument(where: str, value: Any) -> float:
+    """Return a number argument as a float; accepts numbers of other libraries.
+
+    Args are those of :func:`whole_argument`.
+
+    Raises:
+        ConfigError: not a finite number.
+    """
+    found = plain(value)
+    if not is_finite(found):
+        raise ConfigError(f"{where} must be a finite number, not {value!r}")
+    return float(found)
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a Python number that a float can hold."""
+    return is_number(value) and abs(value) <= sys.float_info.max
+
+
 _EXACT: Final = 1 << 63
 _TIMES: Final = ("m", "M")
 """Kinds of numpy's durations and dates; numpy registers them as whole numbers."""
@@ -282,6 +313,27 @@ def _ranges(
             others = (*((str,) if texts else ()), *((type(None),) if nothing else ()))
             found_ranges.append((key.name, number, tests, wanted, others))
     return tuple(found_ranges)
+
+
+@cache
+def _choices(kind: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Return the fields that accept single values alone (words, True and False, None), with these values."""
+    found = ((key.name, _values(key.type)) for key in keys_of(kind))
+    return tuple((name, values) for name, values in found if values)
+
+
+def _values(hint: Any) -> tuple[Any, ...]:
+    """Return the values that a type accepts if they can be listed; otherwise ()."""
+    if hint is bool:
+        return (True, False)
+    if hint is type(None):
+        return (None,)
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) is Annotated:
+        return _values(get_args(hint)[0])
+    parts = [_values(one) for one in get_args(hint)] if get_origin(hint) in (Union, UnionType) else []
+    return tuple(one for part in parts for one in part) if parts and all(parts) else ()
 
 
 def _limits(hint: Any) -> Iterator[tuple[str, Callable[[float, float], bool], float]]:

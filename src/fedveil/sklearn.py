@@ -25,6 +25,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 from fedveil.api.budget import Budget, Charge, note_fit
 from fedveil.api.result import Result
 from fedveil.api.training import TrainingArguments, play
+from fedveil.arguments import explain_arguments_as
 from fedveil.config_keys import is_number, plain
 from fedveil.data.arrays import Counted, population
 from fedveil.data.input_arrays import read_features, read_numbers
@@ -181,6 +182,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return tags
 
 
+@explain_arguments_as("sklearn.Classifier")
 class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Classifier with user-level differential privacy.
 
@@ -277,6 +279,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return np.asarray(self.classes_[chosen])
 
 
+@explain_arguments_as("sklearn.MultiLabelClassifier")
 class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Several labels of a record with user-level differential privacy; arguments as of :class:`Classifier`.
 
@@ -314,6 +317,7 @@ class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return tags
 
 
+@explain_arguments_as("sklearn.Regressor")
 class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """Regression of numbers with user-level differential privacy; arguments as of :class:`Classifier`, and:
 
@@ -420,6 +424,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return tags
 
 
+@explain_arguments_as("sklearn.CoxRegressor")
 class CoxRegressor(_Estimator):
     """Cox's proportional hazards with user-level differential privacy; arguments as of :class:`Classifier`.
 

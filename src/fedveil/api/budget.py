@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 from scipy.optimize import brentq
 
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
 from fedveil.files import as_path, check_schema_version, parse_json, reading, writing
@@ -77,6 +78,7 @@ class Charge:
         return cls(event=event, protects=(of.unit, of.adjacency.value))
 
 
+@explain_arguments
 class Budget:
     """Joint privacy budget of several fits over the same people; every copy of an estimator shares it.
 

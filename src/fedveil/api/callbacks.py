@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedveil.config_keys import is_number, plain, whole_argument
+from fedveil.arguments import explain_arguments, explain_arguments_as, flag_argument, text_argument
+from fedveil.config_keys import finite_argument, whole_argument
 from fedveil.console import number
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.files import as_path
@@ -33,6 +34,7 @@ from fedveil.run.setup import Prepared
 from fedveil.run.steps.experiment import Outcome
 
 
+@explain_arguments_as("RoundSummary", "callbacks receive it after every round")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundSummary:
     """A completed round, described by public numbers.
@@ -70,6 +72,7 @@ class RoundSummary:
         return self._prepared.task.state(released)
 
 
+@explain_arguments
 class Callback:
     """Base class of callbacks; override the methods that you need.
 
@@ -80,6 +83,9 @@ class Callback:
 
     sees_private: bool = False
     needs_public_test: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        pass  # so that an argument is refused, with its name, where a subclass takes none
 
     def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
         """Handle the start of a run of ``rounds`` rounds in a folder, or its resumption after ``done`` rounds."""
@@ -92,6 +98,7 @@ class Callback:
         """Handle the end of the run: after its last round, early, or by an error (the statement is then None)."""
 
 
+@explain_arguments
 class EarlyStop(Callback):
     """Ends a run when a metric on the PUBLIC test table stops improving.
 
@@ -108,11 +115,12 @@ class EarlyStop(Callback):
     def __init__(
         self, metric: str, *, patience: int = 5, least: float = 0.0, lower_is_better: bool | None = None
     ) -> None:
-        self.metric, self.patience = metric, whole_argument("EarlyStop: patience", patience, 1)
-        self.least = plain(least)
-        if not (is_number(self.least) and math.isfinite(self.least)):
-            raise ConfigError(f"EarlyStop: least must be a finite number, not {least!r}")
-        lower = DIRECTION.get(metric, 1) < 0 if lower_is_better is None else lower_is_better
+        self.metric = text_argument("EarlyStop: metric", metric)
+        self.patience = whole_argument("EarlyStop: patience", patience, 1)
+        self.least = finite_argument("EarlyStop: least", least)
+        lower = DIRECTION.get(metric, 1) < 0
+        if lower_is_better is not None:
+            lower = flag_argument("EarlyStop: lower_is_better", lower_is_better)
         self._sign = -1.0 if lower else 1.0
         self._best, self._since = -math.inf, 0
 
@@ -137,6 +145,7 @@ class EarlyStop(Callback):
         return f"round {round.number}: {self.metric} has not improved for {self.patience} evaluated rounds"
 
 
+@explain_arguments
 class Checkpoints(Callback):
     """Writes the model of every k-th round as ``round-NNNNN.safetensors`` into a folder.
 
@@ -161,6 +170,7 @@ class Checkpoints(Callback):
         return None
 
 
+@explain_arguments
 class Progress(Callback):
     """Prints one line per round (number, epsilon, metrics on a public test table), and each advice once."""
 

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import pyarrow
 
+from fedveil.arguments import explain_arguments
 from fedveil.console import Terminal, cell_text, rows_table
 from fedveil.errors import ConfigError
 from fedveil.files import as_path, replace_file, writing
@@ -21,6 +22,7 @@ Row = Mapping[str, Any]
 """One row: values by the names of their columns."""
 
 
+@explain_arguments
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Frame(Sequence[Row]):
     """A table of results. It prints as a table, shows as one in a notebook, and becomes a pandas or Arrow table.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, Final, Protocol
 
+from fedveil.arguments import explain_arguments, explain_arguments_as
 from fedveil.config_keys import Key, plain_inside
 from fedveil.errors import ConfigError, did_you_mean
 from fedveil.registry import find
@@ -25,6 +26,7 @@ _RATE: Final = "local_learning_rate"
 """Name of the table ``[local]``'s ``learning_rate`` in Python, where no table gives the prefix."""
 
 
+@explain_arguments_as("MethodChoice", "fedveil.method and fedveil.uldp_avg_w make one")
 @dataclass(frozen=True)
 class MethodChoice:
     """A method with its parameters, as in the tables ``[method]`` and ``[local]`` of an experiment.
@@ -53,6 +55,7 @@ class Chooser(Protocol):
         ...
 
 
+@explain_arguments
 def method(name: str, /, **parameters: Any) -> MethodChoice:
     """Choose a method by its name; methods of other installed packages are included.
 
@@ -68,6 +71,10 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
     >>> method("uldp-avg-w", clip=0.5, epochs=5).local
     {'epochs': 5}
     """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"fedveil.method: name must be text, such as 'uldp-avg-w', not {type(name).__name__}"
+        )
     own = {key.name for key in _keys(name)}
     trains = _trains(name)
     local = {shown: key.name for shown, key in _local_keys().items()} if trains else {}
@@ -133,8 +140,9 @@ def _chooser(name: str) -> Chooser:
 
     choose.__name__ = choose.__qualname__ = name.replace("-", "_")
     choose.__doc__ = f"{_described(name)}\n\n{_parameters(name)}"
-    choose.__signature__ = _signature(name)  # type: ignore[attr-defined]
-    return choose
+    chooser = explain_arguments(choose)
+    chooser.__signature__ = _signature(name)  # type: ignore[attr-defined]
+    return chooser
 
 
 def _signature(name: str) -> inspect.Signature:

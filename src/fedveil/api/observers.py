@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from fedveil.api.callbacks import Callback, RoundSummary
+from fedveil.arguments import explain_arguments, flag_argument
 from fedveil.errors import ConfigError
 from fedveil.files import as_path, parse_toml, read_text
 from fedveil.privacy.statement import Statement
@@ -53,7 +54,7 @@ class Tracker(Callback):
     """
 
     def __init__(self, *, private: bool = False) -> None:
-        self.sees_private = private
+        self.sees_private = flag_argument(f"{type(self).__name__}: private", private)
 
     def on_run_start(self, folder: Path, rounds: int, done: int) -> None:
         document = parse_toml(
@@ -92,6 +93,7 @@ class Tracker(Callback):
         """Log the statement and close the log; ``broken`` if the run ended by an error."""
 
 
+@explain_arguments
 class TensorBoard(Tracker):
     """Writes event files for ``tensorboard --logdir FOLDER``, in one subfolder per run.
 
@@ -131,6 +133,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
+@explain_arguments
 class MLflow(Tracker):
     """Logs a run to MLflow.
 
@@ -173,6 +176,7 @@ class MLflow(Tracker):
         return int(1000 * self._at(number))
 
 
+@explain_arguments
 class WandB(Tracker):
     """Logs a run to Weights & Biases after its end.
 

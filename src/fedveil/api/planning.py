@@ -26,6 +26,10 @@ _WHOLE: Final = frozenset(
 )
 _SEVERAL: Final = frozenset({"noise_multipliers", "sampling_rates", "group_sizes", "client_sampling_rates"})
 _AT_LEAST_0: Final = "colluding_silos"
+_NEEDED: Final = ("n_users", "n_silos")
+_MOST_SILOS: Final = 10**6
+_MOST: Final = 10**12
+"""Largest count of anything else in a plan."""
 _PLAIN: Final = frozenset({"accountant", "allow_large_delta"})
 _PARAMETERS: Final = 1000
 """d of a comparison ``over`` rounds or ratios, unless it is given."""
@@ -118,7 +122,7 @@ def plan(
             )
     given = {"n_users": n_users, "n_silos": n_silos, "parameters": parameters, **numbers}
     planned = Plan.with_defaults(
-        **{name: _number(name, one) for name, one in given.items() if one is not None}
+        **{name: _number(name, one) for name, one in given.items() if one is not None or name in _NEEDED}
     )
     title = f"{planned.n_users} users, {planned.n_silos} silos"
     at_delta = f"delta {delta_text(planned.delta, planned.n_users)}"
@@ -156,7 +160,10 @@ def _number(name: str, value: Any) -> Any:
 
 def _single(name: str, value: Any) -> int | float:
     if name in _WHOLE or name == _AT_LEAST_0:
-        return whole_argument(f"plan: {name}", value, 0 if name == _AT_LEAST_0 else 1)
+        found = whole_argument(f"plan: {name}", value, 0 if name == _AT_LEAST_0 else 1)
+        if found > (most := _MOST_SILOS if name == "n_silos" else _MOST):
+            raise ConfigError(f"plan: {name} must be at most {most:g}")
+        return found
     found = plain(value)
     if not is_number(found):
         raise ConfigError(f"plan: {name} must be a number, not {value!r}")

@@ -17,6 +17,7 @@ from torch import nn
 from fedveil.api.frame import Frame
 from fedveil.api.objective import Objective
 from fedveil.api.predictor import Predictor
+from fedveil.arguments import explain_arguments_as, flag_argument, text_argument
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.data.records import Population
 from fedveil.files import as_path
@@ -107,6 +108,7 @@ def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 # --- result -------------------------------------------------------------------------------------------------
 
 
+@explain_arguments_as("Result", "fedveil.train returns one")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
     """The result of a run.
@@ -259,6 +261,7 @@ class Result:
         Raises:
             BundleError: the path exists, or cannot be written.
         """
+        text_argument("save: about", about)
         _, experiment = RunFolder.open(self.folder)
         read_from = self._people.source
         assert experiment.model.name is not None
@@ -311,7 +314,7 @@ class Result:
         written = write_report(
             self.folder,
             without_privacy=None if other is None else as_path(other, "report"),
-            with_spectrum=with_spectrum,
+            with_spectrum=flag_argument("report: with_spectrum", with_spectrum),
         )
         if copied is None:
             return written

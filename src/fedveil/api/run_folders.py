@@ -10,8 +10,8 @@ from typing import Any
 
 from fedveil.api.frame import Frame, Row
 from fedveil.api.result import Result
-from fedveil.arguments import explain_arguments
-from fedveil.config_keys import whole_argument
+from fedveil.arguments import explain_arguments, text_argument
+from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import epsilon_text
 from fedveil.errors import ConfigError
 from fedveil.files import as_path
@@ -151,7 +151,11 @@ def spent(*runs: Run, delta: float | None = None, accountant: str = "pld") -> Sp
         ConfigError: no run, or runs that no single epsilon covers.
         RunFolderError: a folder without a ledger and a statement of the same charges.
     """
-    cost = joint_cost([_folder(one, "spent") for one in runs], delta, accountant)
+    at = plain(delta)
+    if at is not None and not (is_number(at) and 0 < at < 1):
+        raise ConfigError(f"spent: delta must be a number between 0 and 1, not {delta!r}")
+    folders = [_folder(one, "spent") for one in runs]
+    cost = joint_cost(folders, at, text_argument("spent: accountant", accountant))
     told = "one of these runs guarantees nothing, so all together guarantee nothing"
     if cost.promise is not None:
         told = f"together: {cost.promise}, against whoever reads all that these runs released"

@@ -21,6 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedveil.api.predictor import Predictor, warn_of_places
+from fedveil.arguments import explain_arguments_as
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
@@ -44,6 +45,7 @@ _LARGEST_RECORD: Final = 1 << 24
 """Largest number of values in a record (2^24): the four float32 records of a model check then take 256 MiB."""
 
 
+@explain_arguments_as("Bundle", "fedveil.load reads one")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bundle:
     """A bundle whose bytes match its digests. Not claimed: the signers, which ``fedveil verify`` checks.
@@ -257,6 +259,7 @@ class Bundle:
         )
 
 
+@explain_arguments_as("load")
 def load_bundle(path: str | Path, model: nn.Module | str | None = None) -> Bundle:
     """Read a bundle, and check every byte against its digests.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import fedveil
+from fedveil.arguments import explain_arguments_as
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
@@ -45,6 +46,7 @@ NOT_CHECKABLE: Final = {
 """Facts that no file can prove, by the name of their row in the result."""
 
 
+@explain_arguments_as("verify")
 def verify_bundle(
     path: str | Path, trusted: Sequence[str] = (), charter: str | Path | None = None
 ) -> Verification:

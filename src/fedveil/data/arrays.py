@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Shaped
 
-from fedveil.arguments import explain_arguments
+from fedveil.arguments import explain_arguments, list_argument, text_argument
 from fedveil.config_keys import is_number, plain, whole, whole_argument
 from fedveil.data.cells import refuse_rows
 from fedveil.data.column_checks import SEVERAL_TARGETS, check_bounds, check_task
@@ -201,6 +201,7 @@ def population(
         )
     test_share, classes = float(test_share), columns.classes if classes is None else classes
     assert task is not None
+    text_argument("population: name", name)
     within = _range(task, target_range)
     assert n_users is not None
     check_alike(columns.by_name)
@@ -307,7 +308,7 @@ def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"
 
 
 def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> None:
-    if task not in get_args(Task):
+    if not isinstance(task, str) or task not in get_args(Task):
         raise ConfigError(f"population: task must be one of {', '.join(get_args(Task))}, not {task!r}")
     if n_users is None:
         raise ConfigError(
@@ -356,7 +357,7 @@ def _targets(
         numbers = read_numbers(given, task, where)
         check_task(where, numbers, task, None)
         return numbers, ()
-    if classes is not None and (isinstance(classes, str | int) or len(classes) < 2):
+    if classes is not None and len(list_argument("population: classes", classes)) < 2:
         raise ConfigError(
             "population: classes must list two labels or more, in the order of the model's outputs"
         )
@@ -387,7 +388,7 @@ def _silos(
         if not present:
             raise ConfigError("population: without a record the silos must be declared: silos=[...]")
         return tuple(present), place
-    known = tuple(str(one) for one in declared)
+    known = tuple(str(one) for one in list_argument("population: silos", declared))
     if not known or len(set(known)) != len(known):
         raise ConfigError("population: silos must list one name or more, each once")
     number = {one: at for at, one in enumerate(known)}  # the declared order, not that of the records

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
+from fedveil.arguments import explain_arguments_as
 from fedveil.data.column_checks import (
     CHUNK,
     SEVERAL_TARGETS,
@@ -235,6 +236,7 @@ class TableSource:
     seed: int
 
 
+@explain_arguments_as("Population", "fedveil.population and fedveil.tables make one")
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Population:
     """Training records over silos and users, with a test table outside every guarantee.

@@ -26,6 +26,7 @@ from pydantic import (
     with_config,
 )
 
+from fedveil.arguments import explain_arguments_as
 from fedveil.checks import Check, run_check
 from fedveil.errors import IntegrityError, PrivacyError, RunFolderError
 from fedveil.files import check_schema_version, reading
@@ -115,6 +116,7 @@ class AsPublished:
     gap: str
 
 
+@explain_arguments_as("Statement", "a result and a bundle have one: result.statement")
 @with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Statement:

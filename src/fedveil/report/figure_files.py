@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from fedveil.arguments import list_argument
 from fedveil.errors import ConfigError, RunFolderError
 from fedveil.files import replace_file, writing
 from fedveil.report.drawing import PALETTE, Axis, Plot, Series, draw
@@ -38,8 +39,8 @@ def write_figures(
         ConfigError: an unknown format; no plot; "pdf" without Matplotlib.
         RunFolderError: a file cannot be written.
     """
-    for name in formats:
-        if name not in FORMATS:
+    for name in list_argument("figures: formats", formats):
+        if not isinstance(name, str) or name not in FORMATS:
             raise ConfigError(f"figures: format must be one of {', '.join(FORMATS)}, not {name!r}")
     if not plots:
         raise ConfigError("figures: there is no plot to write; a run needs at least two evaluated rounds")

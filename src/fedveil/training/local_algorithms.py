@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from fedveil.arguments import explain_arguments
 from fedveil.config_keys import NonNegative
 from fedveil.errors import CompositionError
 from fedveil.stage import Stage, duty
@@ -131,6 +132,7 @@ class PlainSgd(LocalAlgorithm):
         return gradient
 
 
+@explain_arguments
 @dataclass(frozen=True, kw_only=True)
 class FedProx(LocalAlgorithm):
     """Gradient steps with a pull towards the global model: g + mu (w - w_t) (Li et al. 2020, FedProx).

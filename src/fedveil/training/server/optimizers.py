@@ -34,6 +34,7 @@ from jaxtyping import Float32, Float64
 from pydantic import Field
 from torch import Tensor
 
+from fedveil.arguments import explain_arguments_as
 from fedveil.config_keys import composed_field
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.privacy.row_norms import is_finite
@@ -233,6 +234,7 @@ class _Scheduled(Optimizer):
         }
 
 
+@explain_arguments_as("Sgd")
 @dataclass(frozen=True)
 class ServerSgd(_Scheduled):
     """Plain step along the mean update, or heavy-ball momentum (FedAvgM: Hsu, Qi and Brown 2019).
@@ -340,6 +342,7 @@ class _Adaptive(_Scheduled):
         raise NotImplementedError
 
 
+@explain_arguments_as("Adam")
 @dataclass(frozen=True)
 class FedAdam(_Adaptive):
     """Adaptive step m_t / (sqrt(v_t) + tau) with v_t = beta2 v_{t-1} + (1 - beta2) Delta_t^2.
@@ -362,6 +365,7 @@ class FedAdam(_Adaptive):
         return self.beta2 * before + (1 - self.beta2) * square
 
 
+@explain_arguments_as("Yogi")
 @dataclass(frozen=True)
 class FedYogi(_Adaptive):
     """FedAdam with v_t = v_{t-1} - (1 - beta2) Delta_t^2 sign(v_{t-1} - Delta_t^2).
