@@ -241,9 +241,10 @@ def remembering(fn: Any = None, *, typechecker: Any = None, arrays_alone: bool =
             return fn(*args, **kwargs)
         left -= 1
         if checks is None:
-            checks = _OF.get(id(fn.__code__))
+            of: Any = inspect.unwrap(fn)  # wrappers of one decorator share their code
+            checks = _OF.get(id(of.__code__))
             if checks is None:
-                checks = _OF[id(fn.__code__)] = _Checks(fn, typechecker)
+                checks = _OF[id(of.__code__)] = _Checks(of, typechecker)
             valued = checks.valued
         try:
             given = _kinds(args) if not valued and not kwargs else checks.given(args, kwargs)

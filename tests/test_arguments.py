@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
 import fedveil as fv
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.sklearn import Classifier, CoxRegressor, MultiLabelClassifier, Regressor
 from tests.shape_checks import look_at
 from tests.test_recommended import people
@@ -113,6 +118,111 @@ def test_no_public_name_answers_a_slip_with_pythons_own_error(public: Any) -> No
         with pytest.raises(FedveilError) as refused:
             call()
         assert "\n" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> fv.Result:
+    return fv.train(people(400), epsilon=3, rounds=2, folder=tmp_path_factory.mktemp("runs"))
+
+
+def test_a_method_explains_its_arguments_under_the_name_of_its_class(
+    trained: fv.Result, tmp_path: Path
+) -> None:
+    bundle = fv.load(trained.save(tmp_path / "model"))
+    calls: dict[str, Callable[[], Any]] = {
+        "Result.save: path: needed; the arguments are: path, about": lambda: trained.save(),
+        "Result.report: no argument 'pth'; .* did you mean 'path'": lambda: trained.report(pth="x"),
+        "Result.figures: folder: needed": lambda: trained.figures(),
+        "Result.predict: features: needed": lambda: trained.predict(),
+        "Bundle.predict_table: no argument 'kep'; .* 'keep'": lambda: bundle.predict_table("a.csv", kep=()),
+        "Frame.write_csv: path: needed": lambda: trained.history.write_csv(),
+        "Classifier.fit: no argument 'usr'; .* did you mean 'user'": lambda: Classifier().fit(
+            [[1]], [1], usr=[1]
+        ),
+    }
+    for said, call in calls.items():
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            call()
+
+
+WRONG: dict[str, Any] = {
+    "nothing": None,
+    "text": "nowt",
+    "no text": "",
+    "a negative number": -1,
+    "no number": math.nan,
+    "no end": math.inf,
+    "a fraction": 2.5,
+    "a truth value": True,
+    "no list": [],
+    "a list": [math.nan],
+    "a table": {},
+    "an object": object(),
+    "no frame": pd.DataFrame(),
+    "a frame": pd.DataFrame({"a": ["x", "y"]}),
+    "a square": np.full((2, 2), 7.5),
+    "a function": len,
+    "a class": dict,
+    "bytes": b"x",
+    "a date": np.datetime64("2020-01-01"),
+    "a number beyond floats": 10**400,
+    "a set": {1, 2},
+}
+X, Y, USER = np.eye(3).repeat(20, 0), np.arange(60) % 2, np.arange(60) % 20
+RECORDS = {"data": X, "targets": Y, "user": USER, "silo": USER % 2, "n_users": 20, "task": "classification"}
+CHECKED = {"model": "linear", "epsilon": 2.0, "method": fv.uldp_avg_w(clip=0.5, epochs=1), "rounds": 1}
+GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "population": (fv.population, RECORDS | {"classes": [0, 1], "silos": [0, 1]}),
+    "plan": (fv.plan, {"n_users": 100, "n_silos": 2, "epsilon": 2.0, "rounds": 3}),
+    "check": (lambda **given: fv.check(**{"people": fv.population(**RECORDS)} | given), CHECKED),
+    "budget": (fv.Budget, {"epsilon": 2.0, "fits": 2}),
+    "adam": (fv.Adam, {"learning_rate": 0.1}),
+    "sgd": (fv.Sgd, {"learning_rate": 0.1}),
+    "prox": (fv.FedProx, {"mu": 0.1}),
+    "stop": (fv.EarlyStop, {"metric": "accuracy"}),
+    "verify": (fv.verify, {"path": "nowhere"}),
+    "load": (fv.load, {"path": "nowhere"}),
+    "uldp_avg": (fv.uldp_avg, {"clip": 0.5}),
+    "Classifier": (
+        lambda **given: Classifier(**given).fit(X, Y),
+        {"epsilon": 2.0, "n_users": 20, "random_state": 0, "silos": [0, 1]},
+    ),
+}
+MORE = {
+    "check": inspect.signature(fv.train).parameters.keys() - {"folder", "callbacks"},
+    "plan": {"parameters", "over", "noise_multipliers", "delta"},
+    "Classifier": set(),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_wrong_value_is_refused_in_one_line_that_repeats_no_table(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function, good = GOOD[name]
+    known = MORE[name] if name in MORE else inspect.signature(function).parameters.keys()
+    failed = []
+    for key, (what, value) in product({*good, *known}, WRONG.items()):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                function(**good | {key: value})
+        except FedveilError as error:
+            repeats = any(one in str(error) for one in ("\n", "Columns: []", "7.5"))
+            failed += [f"{key}, {what}: {error}"] if repeats else []
+        except Exception as error:
+            failed.append(f"{key}, {what}: {type(error).__name__}: {error}")
+    assert failed == []
+
+
+def test_a_stage_takes_the_words_of_its_type_alone() -> None:
+    with pytest.raises(
+        CompositionError, match="schedule must be 'constant' or 'linear' or 'cosine', not 'linaer'; did"
+    ):
+        fv.Sgd(0.1, schedule="linaer")  # type: ignore[arg-type]
+    with pytest.raises(CompositionError, match="nesterov must be True or False, not a value of int"):
+        fv.Sgd(0.1, momentum=0.5, nesterov=1)  # type: ignore[arg-type]
 
 
 def test_checked_classes_are_what_they_were() -> None:

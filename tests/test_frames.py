@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 import fedveil as fv
@@ -224,3 +226,22 @@ def test_bytes_that_are_no_text_are_no_id() -> None:
     ids = [b"\xff", *map(str, USER[1:])]
     with pytest.raises(DataError, match="user, row 0: the id is missing, or neither text nor a whole number"):
         people(user=ids)
+
+
+def test_a_model_predicts_the_frames_that_it_was_trained_on(tmp_path: Path) -> None:
+    people = fv.population(FRAME, **NAMED, **ASKED)
+    result = fv.train("linear", people, epsilon=2, rounds=1, folder=tmp_path)
+    expected = result.predict(FRAME)
+    other = TABLE.select(["dose", "other", "pulse", "age"])
+    for one in (other, Polars(other), Hub(other)):
+        assert (result.predict(one) == expected).all()
+    with pytest.raises(
+        ConfigError, match=r"^features: a lazy frame has no rows yet; hand over \.collect\(\)"
+    ):
+        result.predict(Lazy())
+    for wrong, told in (
+        ({"age": X[:, 0]}, "a mapping of columns"),
+        (csr_matrix(X), r"hand over \.toarray\(\)"),
+    ):
+        with pytest.raises(DataError, match=f"^features: .*{told}"):
+            result.predict(wrong)

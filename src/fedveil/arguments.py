@@ -15,7 +15,7 @@ _OPEN: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def explain_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the function, or class, with an error that lists its arguments where a call does not fit them.
+    """Return the function, method or class with an error that lists its arguments where a call does not fit them.
 
     A function with open keyword arguments checks these itself; in a call that lacks a needed argument, one that nearly
     has its name is taken for a slip.
@@ -45,15 +45,25 @@ def explain_arguments_as(name: str, hint: str = "") -> Callable[[Callable[_P, _R
             function.__init__ = _explained_init(function, name, hint)  # type: ignore[misc]
             return function
         signature = inspect.signature(function)
+        is_method = next(iter(signature.parameters), None) == "self"
 
         @wraps(function)
         def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            _check(f"fedveil.{name}", hint, signature, args, kwargs)
+            if is_method:
+                where = f"{type(args[0]).__name__}.{name}" if args else name
+                _check(where, hint, _without_self(signature), args[1:], kwargs)
+            else:
+                _check(f"fedveil.{name}", hint, signature, args, kwargs)
             return function(*args, **kwargs)
 
         return explained
 
     return decorate
+
+
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    """Return the signature of a method as its callers see it."""
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _explained_init(kind: type, name: str, hint: str) -> Callable[..., None]:

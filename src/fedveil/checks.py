@@ -86,7 +86,7 @@ def check_trusted(keys: Sequence[str]) -> None:
     for one in list_argument("trusted", keys):
         if not isinstance(one, str) or not _KEY.fullmatch(one):
             raise ConfigError(
-                f"trusted key '{sanitize(str(one))}': a public key is 64 hexadecimal digits, as `fedveil sign` "
+                f"trusted key '{sanitize(one) if isinstance(one, str) else type(one).__name__}': a public key is 64 hexadecimal digits, as `fedveil sign` "
                 "prints it"
             )
 

@@ -37,7 +37,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import CompositionError, ConfigError, did_you_mean
+from fedveil.errors import CompositionError, ConfigError, did_you_mean, show_argument
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -158,13 +158,14 @@ def check_ranges(stage: Any) -> None:
             continue
         one = isinstance(value, number) and is_number(value)
         if not (one and is_finite(value) and all(holds(value) for holds in limits)):
-            instead = "" if one else f", not a value of {type(value).__name__}"
-            raise CompositionError(f"{name} = {value}: {wanted} is needed{instead}")
+            shown = show_argument(value)
+            instead = "" if one or shown.startswith("a ") else f", not a value of {type(value).__name__}"
+            raise CompositionError(f"{name} = {shown}: {wanted} is needed{instead}")
     for name, allowed in _choices(kind):
         value = getattr(stage, name)
         if not any(type(value) is type(one) and value == one for one in allowed):
             shown = (
-                f"not {value!r}{did_you_mean(value, [one for one in allowed if isinstance(one, str)])}"
+                f"not {show_argument(value)}{did_you_mean(value, [one for one in allowed if isinstance(one, str)])}"
                 if isinstance(value, str)
                 else f"not a value of {type(value).__name__}"
             )
@@ -262,7 +263,7 @@ def whole_argument(where: str, value: Any, least: int | None = None) -> int:
     found = whole(value)
     if isinstance(found, bool) or not isinstance(found, int) or (least is not None and found < least):
         raise ConfigError(
-            f"{where} must be a whole number{'' if least is None else f' >= {least}'}, not {value!r}"
+            f"{where} must be a whole number{'' if least is None else f' >= {least}'}, not {show_argument(value)}"
         )
     return found
 
@@ -277,7 +278,7 @@ def finite_argument(where: str, value: Any) -> float:
     """
     found = plain(value)
     if not is_finite(found):
-        raise ConfigError(f"{where} must be a finite number, not {value!r}")
+        raise ConfigError(f"{where} must be a finite number, not {show_argument(value)}")
     return float(found)
 
 

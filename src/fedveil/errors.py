@@ -14,6 +14,10 @@ _Error = TypeVar("_Error", bound="FedveilError")
 
 _SHORTEST: Final = 3
 """Fewest characters for which a name's beginning counts as that name."""
+_LONGEST: Final = 200
+"""Longest text that an error repeats."""
+_MOST_BITS: Final = 128
+"""Longest whole number that an error repeats."""
 
 
 def did_you_mean(asked: str, known: Iterable[str]) -> str:
@@ -22,6 +26,23 @@ def did_you_mean(asked: str, known: Iterable[str]) -> str:
     begun = [one for one in lowered if len(asked) >= _SHORTEST and one.startswith(asked.lower())]
     near = begun or get_close_matches(asked.lower(), lowered, n=1)
     return f"; did you mean '{lowered[near[0]]}'?" if near else ""
+
+
+def show_argument(value: object) -> str:
+    """Return an argument for an error: a single word or number as it is, anything else by its type alone.
+
+    A table, a list or a long text that was handed over by mistake may hold private values.
+
+    >>> show_argument(-1), show_argument("lineer"), show_argument([1, 2])
+    ('-1', "'lineer'", 'a value of list')
+    """
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        value = value.item()  # type: ignore[attr-defined]  # a number of numpy or PyTorch
+    simple = value is None or isinstance(value, bool | float | str) or type(value) is int
+    if not simple or (isinstance(value, int) and value.bit_length() > _MOST_BITS):
+        return f"a value of {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"a text of {len(text) - 2} characters"
 
 
 class FedveilError(Exception):

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 from fedveil.api.budget import Budget, Charge, note_fit
 from fedveil.api.result import Result
 from fedveil.api.training import TrainingArguments, play
-from fedveil.arguments import explain_arguments_as
+from fedveil.arguments import explain_arguments, explain_arguments_as
 from fedveil.config_keys import is_number, plain
 from fedveil.data.arrays import Counted, population
 from fedveil.data.input_arrays import read_features, read_numbers
@@ -80,6 +80,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         self.server_learning_rate, self.server, self.settings = server_learning_rate, server, settings
         self.random_state, self.folder = random_state, folder
 
+    @explain_arguments
     def fit(self, X: Any, y: Any, *, user: Any = None, silo: Any = None) -> Self:
         """Train on private records.
 
@@ -457,7 +458,7 @@ def _train(estimator: Any, people: Population, folder: Path) -> Result:
             f"{type(estimator).__name__}.fit: delta: that of the budget counts, {budget.delta:g}; leave it out"
         )
     arguments |= {} if delta is None else {"delta": delta}
-    arguments |= {"seed": int(check_random_state(estimator.random_state).randint(2**31)), "metrics": ["loss"]}
+    arguments |= {"seed": _seed(estimator), "metrics": ["loss"]}
     learned: Any = None
 
     def prepare(epsilon: float | None) -> Prepared:
@@ -477,6 +478,21 @@ def _train(estimator: Any, people: Population, folder: Path) -> Result:
     if budget is not None:
         budget.settle(charge, result.statement)
     return result
+
+
+def _seed(estimator: Any) -> int:
+    """Return the seed of a fit, drawn from ``random_state`` by scikit-learn's convention.
+
+    Raises:
+        ConfigError: neither None, a whole number from 0 to 2^32 - 1, nor a ``RandomState``.
+    """
+    try:
+        return int(check_random_state(estimator.random_state).randint(2**31))
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{type(estimator).__name__}.fit: random_state must be None, a whole number from 0 to 2^32 - 1 or a "
+            f"numpy RandomState, not {type(estimator.random_state).__name__}"
+        ) from None
 
 
 def _refusal(X: Any, where: str) -> DataError:

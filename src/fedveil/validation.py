@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Tag, Vali
 from pydantic.fields import FieldInfo
 
 from fedveil.config_keys import is_number, plain_inside
-from fedveil.errors import ConfigError, FedveilError, did_you_mean
+from fedveil.errors import ConfigError, FedveilError, did_you_mean, show_argument
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -247,4 +247,4 @@ def _shown(value: Any) -> str:
         return "a table"
     if isinstance(value, list | tuple):
         return "a list"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else show_argument(value)

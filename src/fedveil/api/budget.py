@@ -19,8 +19,8 @@ from jaxtyping import Int64
 from scipy.optimize import brentq
 
 from fedveil.arguments import explain_arguments
-from fedveil.config_keys import is_number, plain, whole_argument
-from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError
+from fedveil.config_keys import is_finite, is_number, plain, whole_argument
+from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError, show_argument
 from fedveil.files import as_path, check_schema_version, parse_json, reading, writing
 from fedveil.line_log import LineLog
 from fedveil.privacy.accountant import Accountant, cached_epsilon, gaussian_delta, gaussian_epsilon
@@ -114,10 +114,12 @@ class Budget:
     ) -> None:
         self.epsilon, self.delta = plain(epsilon), plain(delta)
         self.fits = whole_argument("fedveil.Budget: fits", fits, 1)
-        if not is_number(self.epsilon) or not 0 < self.epsilon < math.inf:
-            raise ConfigError(f"fedveil.Budget: epsilon must be a number above 0, not {epsilon!r}")
+        if not is_finite(self.epsilon) or self.epsilon <= 0:
+            raise ConfigError(
+                f"fedveil.Budget: epsilon must be a number above 0, not {show_argument(epsilon)}"
+            )
         if not is_number(self.delta) or not 0 < self.delta < 1:
-            raise ConfigError(f"fedveil.Budget: delta must lie between 0 and 1, not {delta!r}")
+            raise ConfigError(f"fedveil.Budget: delta must lie between 0 and 1, not {show_argument(delta)}")
         self.file = None if file is None else as_path(file, "fedveil.Budget: file").absolute()
         self._charges: list[Charge] = []
         self._lock = threading.Lock()

@@ -118,6 +118,7 @@ class Frame(Sequence[Row]):
         """Return the rows as an Arrow table; a missing value is null."""
         return pyarrow.table({name: [row.get(name) for row in self.rows] for name in self.columns})
 
+    @explain_arguments
     def write_csv(self, path: str | Path) -> Path:
         """Write the rows of :meth:`to_frame` into a CSV file (UTF-8); a missing value is an empty cell.
 

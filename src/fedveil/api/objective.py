@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.data.records import Population
-from fedveil.errors import ConfigError, FedveilError, ModelError, did_you_mean
+from fedveil.errors import ConfigError, FedveilError, ModelError, did_you_mean, show_argument
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.in_memory_method import SESSION
 from fedveil.run.config.task_choice import defaults_of
@@ -95,7 +95,7 @@ def objective(
         ConfigError: a name does not exist; an object is no model, loss or metric.
     """
     # One logit for two classes, as an experiment's document gives it; other losses take an output per class.
-    one = loss == "binary_cross_entropy" and people.task == "classification"
+    one = isinstance(loss, str) and loss == "binary_cross_entropy" and people.task == "classification"
     n_outputs = 1 if one else people.n_outputs
     module, recorded = _module(model, people, n_outputs, seed, beginning.start)
     outputs = _outputs(module, people)
@@ -164,9 +164,10 @@ def _module(
         ModelError: the model has no trainable parameter, or does not compute records independently.
     """
     shape = people.feature_shape
-    if start is not None and start not in STARTS:
+    if start is not None and (not isinstance(start, str) or start not in STARTS):
         raise ConfigError(
-            f"start: must be one of {', '.join(STARTS)}, not {start!r}{did_you_mean(str(start), STARTS)}"
+            f"start: must be one of {', '.join(STARTS)}, not {show_argument(start)}"
+            f"{did_you_mean(start, STARTS) if isinstance(start, str) else ''}"
         )
     if isinstance(model, str):
         built = build_model(

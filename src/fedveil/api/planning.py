@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from fedveil.api.frame import Frame, Row
 from fedveil.arguments import explain_arguments
-from fedveil.config_keys import is_number, plain, whole_argument
+from fedveil.config_keys import is_finite, is_number, plain, whole_argument
 from fedveil.console import delta_text
-from fedveil.errors import ConfigError, did_you_mean
+from fedveil.errors import ConfigError, did_you_mean, show_argument
 from fedveil.files import as_path
 from fedveil.methods.noise_ratio import RHO_NOTE
 from fedveil.report.plan import write_plan
@@ -153,7 +153,9 @@ def _number(name: str, value: Any) -> Any:
     if name in _SEVERAL:
         several = [value] if is_number(plain(value)) else value
         if isinstance(several, str) or not isinstance(several, Iterable):
-            raise ConfigError(f"plan: {name} must be a number or a list of numbers, not {value!r}")
+            raise ConfigError(
+                f"plan: {name} must be a number or a list of numbers, not {show_argument(value)}"
+            )
         return tuple(_single(name, one) for one in several)
     return value if name in _PLAIN else _single(name, value)
 
@@ -165,8 +167,8 @@ def _single(name: str, value: Any) -> int | float:
             raise ConfigError(f"plan: {name} must be at most {most:g}")
         return found
     found = plain(value)
-    if not is_number(found):
-        raise ConfigError(f"plan: {name} must be a number, not {value!r}")
+    if not is_number(found) or (isinstance(found, int) and not is_finite(found)):
+        raise ConfigError(f"plan: {name} must be a number, not {show_argument(value)}")
     return float(found)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float32, Shaped
 from torch import nn
 
 from fedveil.data.input_arrays import read_features
+from fedveil.data.record_columns import as_arrow_table
 from fedveil.data.records import Affine, Label, Task
 from fedveil.errors import ConfigError, DataError
 
@@ -90,7 +91,7 @@ class Predictor:
             DataError: the columns or the shape differ from training; a table, where a schema encodes them; a value is
                 invalid; an output is not finite.
         """
-        table = read_features(features, wanted=self.feature_names)
+        table = read_features(as_arrow_table(features, "features"), wanted=self.feature_names)
         if self.by_schema and table.names is not None:
             raise DataError(
                 "features: the model was trained on tables, whose columns its schema encodes; write the records into a "

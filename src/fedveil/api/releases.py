@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar
 
 from fedveil.api.experiment_tables import data_section
 from fedveil.api.frame import Frame, Row
-from fedveil.arguments import explain_arguments
+from fedveil.arguments import explain_arguments, flag_argument, text_argument
 from fedveil.config_keys import plain_inside
 from fedveil.console import ends, epsilon_text, number
 from fedveil.data.memory_tables import TableFile
 from fedveil.data.records import Population
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, show_argument
 from fedveil.files import as_path
 from fedveil.methods.capabilities import nominal_multiplier
 from fedveil.privacy.statement import Statement, show_at_least
@@ -194,6 +194,7 @@ def stats(
         ConfigError: the population has no schema; a wrong request; a stored release has every cell already.
         FedveilError: a budget that is too small for the request, or tables that do not fit the schema.
     """
+    plan, repeat = flag_argument("fedveil.stats: plan", plan), flag_argument("fedveil.stats: repeat", repeat)
     asked = {"name": name, "statistics": request}
     document = _document(ReleaseDocument, "fedveil.stats", people, asked, (epsilon, delta, settings))
     if plan:
@@ -239,6 +240,8 @@ def infer(
         ConfigError: the population has no schema; a wrong formula or key; a stored regression is the same.
         FedveilError: a budget that is too small, or tables that do not fit the schema.
     """
+    plan, repeat = flag_argument("fedveil.infer: plan", plan), flag_argument("fedveil.infer: repeat", repeat)
+    text_argument("fedveil.infer: family", family)
     asked = {"name": name, "inference": {"family": family, **_formula(formula, family), **options}}
     document = _document(InferenceDocument, "fedveil.infer", people, asked, (epsilon, delta, settings))
     if plan:
@@ -499,8 +502,8 @@ def _formula(formula: str | None, family: str) -> dict[str, Any]:
     features = [part.strip() for part in right.split("+")]
     if not tilde or not all(features) or "~" in right:
         raise ConfigError(
-            f"fedveil.infer: formula {formula!r}: expected 'target ~ feature + feature', such as 'sick ~ age + ward'; "
-            "interactions and transformations are not fitted"
+            f"fedveil.infer: formula {show_argument(formula)}: expected 'target ~ feature + feature', such as "
+            "'sick ~ age + ward'; interactions and transformations are not fitted"
         )
     target = left.strip()
     if target and family == "survival":

@@ -17,7 +17,7 @@ from torch import nn
 from fedveil.api.frame import Frame
 from fedveil.api.objective import Objective
 from fedveil.api.predictor import Predictor
-from fedveil.arguments import explain_arguments_as, flag_argument, text_argument
+from fedveil.arguments import explain_arguments, explain_arguments_as, flag_argument, text_argument
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.data.records import Population
 from fedveil.files import as_path
@@ -243,14 +243,17 @@ class Result:
             scale=people.scale,
         )
 
+    @explain_arguments
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
         """Return a label (classification), number (regression) or log hazard (survival) per record."""
         return self.predictor.predict(features)
 
+    @explain_arguments
     def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
         """Return the (n, classes) probabilities for new records."""
         return self.predictor.probabilities(features)
 
+    @explain_arguments
     def save(self, path: str | Path, *, about: str = "") -> Path:
         """Write a bundle for use elsewhere: the model with its statement, its ledger and its model card.
 
@@ -275,6 +278,7 @@ class Result:
         )
         return write_bundle(as_path(path, "save"), source)
 
+    @explain_arguments
     def figures(self, folder: str | Path, *, formats: Sequence[str] = ("svg", "pdf", "csv")) -> list[Path]:
         """Write the plots of the report into a folder, without those of private diagnostics.
 
@@ -288,6 +292,7 @@ class Result:
         """
         return write_figures(run_plots(load_run(self.folder)), as_path(folder, "figures"), formats)
 
+    @explain_arguments
     def report(
         self,
         path: str | Path | None = None,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedveil.api.frame import Frame, Row
 from fedveil.api.result import Result
-from fedveil.arguments import explain_arguments, text_argument
+from fedveil.arguments import explain_arguments, list_argument, text_argument
 from fedveil.config_keys import is_number, plain, whole_argument
 from fedveil.console import epsilon_text
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, show_argument
 from fedveil.files import as_path
 from fedveil.privacy.audit import EpsilonBound, Membership, unlike_records
 from fedveil.privacy.joint_cost import JointCost, joint_cost
@@ -153,7 +153,7 @@ def spent(*runs: Run, delta: float | None = None, accountant: str = "pld") -> Sp
     """
     at = plain(delta)
     if at is not None and not (is_number(at) and 0 < at < 1):
-        raise ConfigError(f"spent: delta must be a number between 0 and 1, not {delta!r}")
+        raise ConfigError(f"spent: delta must be a number between 0 and 1, not {show_argument(delta)}")
     folders = [_folder(one, "spent") for one in runs]
     cost = joint_cost(folders, at, text_argument("spent: accountant", accountant))
     told = "one of these runs guarantees nothing, so all together guarantee nothing"
@@ -242,7 +242,7 @@ class AuditFrame(Frame):
 
 
 @explain_arguments
-def audit(run: Result | str | Path, *, canaries: int = 200, code: Collection[str] = ()) -> AuditFrame:
+def audit(run: Result | str | Path, *, canaries: int = 200, code: Sequence[str] = ()) -> AuditFrame:
     """Attack a run that has ended: membership inference, and a lower bound on its epsilon.
 
     A result has the objects with which its run began. A folder must name them: a catalogue data set or tables, and a
@@ -262,7 +262,7 @@ def audit(run: Result | str | Path, *, canaries: int = 200, code: Collection[str
     found = attack(
         folder,
         canaries=whole_argument("audit: canaries", canaries, 0),
-        code=code,
+        code=list_argument("audit: code", code),
         prepared=run.prepare_again() if isinstance(run, Result) else None,
     )
     rows: list[Row] = [

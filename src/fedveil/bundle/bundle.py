@@ -21,7 +21,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedveil.api.predictor import Predictor, warn_of_places
-from fedveil.arguments import explain_arguments_as
+from fedveil.arguments import explain_arguments, explain_arguments_as
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.manifest import Manifest
@@ -151,6 +151,7 @@ class Bundle:
                 f"{self.path}: {_WEIGHTS} is no safetensors file ({sanitize(str(error))})"
             ) from None
 
+    @explain_arguments
     def predict(self, features: Any) -> Shaped[np.ndarray, "n"]:
         """Return a label (classification), number (regression) or log hazard (survival) per record.
 
@@ -158,10 +159,12 @@ class Bundle:
         """
         return self.predictor.predict(features)
 
+    @explain_arguments
     def predict_proba(self, features: Any) -> Float32[np.ndarray, "n classes"]:
         """Return the (n, classes) probabilities, or those of each of several labels."""
         return self.predictor.probabilities(features)
 
+    @explain_arguments
     def predict_table(self, path: str | Path, keep: Sequence[str] = ()) -> pa.Table:
         """Return the predictions for a table, one row per record in the order of the table.
 

@@ -30,7 +30,7 @@ from fedveil.data.record_columns import record_columns
 from fedveil.data.records import Features, Label, Population, Records, Targets, Task
 from fedveil.data.schema import OF_ARRAYS, OF_PUBLIC_TESTS
 from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user, refuse_training_records
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, show_argument
 from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
 
@@ -309,7 +309,9 @@ def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"
 
 def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> None:
     if not isinstance(task, str) or task not in get_args(Task):
-        raise ConfigError(f"population: task must be one of {', '.join(get_args(Task))}, not {task!r}")
+        raise ConfigError(
+            f"population: task must be one of {', '.join(get_args(Task))}, not {show_argument(task)}"
+        )
     if n_users is None:
         raise ConfigError(
             "population: n_users is required: the public number of all users, with or without records. It scales every "
@@ -318,9 +320,11 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
         )
     counted = isinstance(n_users, str) and n_users == "counted"
     if not counted and not (is_number(n_users) and isinstance(n_users, int) and n_users >= 1):
-        raise ConfigError(f'population: n_users must be a whole number >= 1 or "counted", not {n_users!r}')
+        raise ConfigError(
+            f'population: n_users must be a whole number >= 1 or "counted", not {show_argument(n_users)}'
+        )
     if not counted and n_users > MOST_USERS:
-        raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {n_users!r}")
+        raise ConfigError(f"population: n_users must be <= {MOST_USERS:g}, not {show_argument(n_users)}")
     if test is not None and (not isinstance(test, tuple) or len(test) != 2):
         raise ConfigError("population: test must be a pair (features, targets) of public records")
     check_share("population", test_share, test, least=0.0)

@@ -29,7 +29,7 @@ from fedveil.data.column_checks import SEVERAL_TARGETS
 from fedveil.data.identities import index_names
 from fedveil.data.records import Features, Label, Targets, Task
 from fedveil.data.target_leakage import refuse_time_before_event
-from fedveil.errors import ConfigError, DataError, did_you_mean
+from fedveil.errors import ConfigError, DataError, did_you_mean, show_argument
 from fedveil.sanitize import sanitize
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -313,7 +313,9 @@ def _class(declared: Any) -> Label:
     """
     one = unwrap(declared)
     if not isinstance(one, str | int) and not (isinstance(one, float) and one.is_integer()):
-        raise ConfigError(f"population: classes are text or whole numbers, and {declared!r} is neither")
+        raise ConfigError(
+            f"population: classes are text or whole numbers, and {show_argument(declared)} is neither"
+        )
     return _plain(one)
 
 
@@ -356,6 +358,12 @@ def _columns(given: Any, places: Mapping[str, int], where: str) -> np.ndarray:
 
 
 def _whole(given: Any, where: str) -> np.ndarray:
+    if isinstance(given, Mapping):
+        raise DataError(
+            f"{where}: a mapping of columns is no table; make it a frame, such as pandas.DataFrame(...)"
+        )
+    if hasattr(given, "toarray"):
+        raise DataError(f"{where}: a sparse matrix is not read; hand over .toarray()")
     values = to_array(given, where)
     if values.ndim == 0:
         raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")

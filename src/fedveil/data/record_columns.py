@@ -86,7 +86,7 @@ def record_columns(data: Any, features: Any, targets: Any, user: Any, silo: Any)
         data, features = features, None
     elif isinstance(features, str):
         raise ConfigError(f"population: features must be a list of columns, [{features!r}]")
-    data = _as_frame(_data_set_of(data))
+    data = _as_frame(_data_set_of(data), "population")
     if isinstance(data, Dataset):
         if features is not None or targets is not None:
             raise ConfigError("population: a data set brings its own targets; leave features and targets out")
@@ -120,29 +120,36 @@ def _all_there(columns: Mapping[str, Any]) -> dict[str, Any]:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def as_arrow_table(data: Any) -> Any:
-    """Return a polars frame or a Hugging Face data set as an Arrow table; other objects unchanged."""
-    found = _as_frame(data)
-    return found.table if isinstance(found, _HubTable) else found
-
-
-def _as_frame(data: Any) -> Any:
+def as_arrow_table(data: Any, where: str = "population") -> Any:
     """Return a polars frame or a Hugging Face data set as an Arrow table; other objects unchanged.
+
+    Args:
+        data: the object.
+        where: name of the function or argument in errors.
 
     Raises:
         ConfigError: an object of these packages that has no rows of its own, with what to hand over instead.
     """
+    found = _as_frame(data, where)
+    return found.table if isinstance(found, _HubTable) else found
+
+
+def _as_frame(data: Any, where: str) -> Any:
+    """Return a polars frame as an Arrow table, a Hugging Face data set with its classes, other objects unchanged.
+
+    Args and errors are those of :func:`as_arrow_table`.
+    """
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):
-        raise ConfigError("population: a lazy frame has no rows yet; hand over .collect()")
+        raise ConfigError(f"{where}: a lazy frame has no rows yet; hand over .collect()")
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         if isinstance(data.column_names, Mapping):
             splits = ", ".join(map(str, data.column_names))
             raise ConfigError(
-                f"population: a dictionary of splits ({splits}); hand over one of them, data['train']"
+                f"{where}: a dictionary of splits ({splits}); hand over one of them, data['train']"
             )
         if not hasattr(data, "__len__"):
             raise ConfigError(
-                "population: an iterable data set has no length and no items by number; load it without "
+                f"{where}: an iterable data set has no length and no items by number; load it without "
                 "streaming=True"
             )
         return _HubTable(table=data.with_format("arrow")[:], classes=_hub_classes(data))

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int32, Int64, Integer, Shaped
 from fedveil.config_keys import is_number
 from fedveil.data.column_checks import CHUNK
 from fedveil.data.records import Features
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, show_argument
 
 TEST_SHARE: Final = 0.2
 """Default share of the records of tables and arrays that is held out."""
@@ -51,7 +51,8 @@ def check_share(where: str, share: Any, test: Any, *, least: float | None = None
         )
     if not (is_number(share) and (0 < share < 1 or share == least)):
         raise ConfigError(
-            f"{where}: test_share must be between 0 and 1, not {share!r}; public records to test on go into test="
+            f"{where}: test_share must be between 0 and 1, not {show_argument(share)}; public records to test on go "
+            "into test="
         )
 
 

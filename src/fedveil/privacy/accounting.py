@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import gammaln, logsumexp
 
-from fedveil.errors import PrivacyError
+from fedveil.errors import PrivacyError, show_argument
 from fedveil.privacy.accountant import (
     Accountant,
     Losses,
@@ -422,12 +422,12 @@ def make_accountant(name: str, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ON
     Raises:
         PrivacyError: an unknown name.
     """
-    match name:
+    match name if isinstance(name, str) else "":
         case "pld":
             return PldAccountant(adjacency=adjacency)
         case "rdp" | "rdp-2017":
             return RdpAccountant(adjacency=adjacency, conversion=Conversion(name))
-    raise PrivacyError(f"accountant {name!r} is unknown; choose one of {', '.join(ACCOUNTANTS)}")
+    raise PrivacyError(f"accountant {show_argument(name)} is unknown; choose one of {', '.join(ACCOUNTANTS)}")
 
 
 def epsilon(

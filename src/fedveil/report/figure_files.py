@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.arguments import list_argument
-from fedveil.errors import ConfigError, RunFolderError
+from fedveil.errors import ConfigError, RunFolderError, show_argument
 from fedveil.files import replace_file, writing
 from fedveil.report.drawing import PALETTE, Axis, Plot, Series, draw
 from fedveil.sanitize import as_spreadsheet_text, one_line
@@ -41,7 +41,9 @@ def write_figures(
     """
     for name in list_argument("figures: formats", formats):
         if not isinstance(name, str) or name not in FORMATS:
-            raise ConfigError(f"figures: format must be one of {', '.join(FORMATS)}, not {name!r}")
+            raise ConfigError(
+                f"figures: format must be one of {', '.join(FORMATS)}, not {show_argument(name)}"
+            )
     if not plots:
         raise ConfigError("figures: there is no plot to write; a run needs at least two evaluated rounds")
     if "pdf" in formats:
