@@ -85,9 +85,9 @@ def check_trusted(keys: Sequence[str]) -> None:
     """
     for one in list_argument("trusted", keys):
         if not isinstance(one, str) or not _KEY.fullmatch(one):
+            shown = sanitize(one) if isinstance(one, str) else type(one).__name__
             raise ConfigError(
-                f"trusted key '{sanitize(one) if isinstance(one, str) else type(one).__name__}': a public key is 64 hexadecimal digits, as `fedveil sign` "
-                "prints it"
+                f"trusted key '{shown}': a public key is 64 hexadecimal digits, as `fedveil sign` prints it"
             )
 
 

@@ -7,6 +7,7 @@ value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Final, Self, TypeVar
 
@@ -37,7 +38,8 @@ def show_argument(value: object) -> str:
     ('-1', "'lineer'", 'a value of list')
     """
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        value = value.item()  # type: ignore[attr-defined]  # a number of numpy or PyTorch
+        with suppress(RuntimeError, TypeError, ValueError):  # no tensor on the meta device has a value
+            value = value.item()  # type: ignore[attr-defined]  # a number of numpy or PyTorch
     simple = value is None or isinstance(value, bool | float | str) or type(value) is int
     if not simple or (isinstance(value, int) and value.bit_length() > _MOST_BITS):
         return f"a value of {type(value).__name__}"
