@@ -34,7 +34,7 @@ from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import LINK, address, free_port
 from fedveil.federation.hosts.submission import Submission
 from tests.commands import ended
-from tests.processes import tree
+from tests.processes import Processes, tree
 
 OTHER_USER = 65534
 LOCAL_USER = """\
@@ -179,6 +179,11 @@ def sockets(process: int) -> list[Path]:
     return found
 
 
+def resident_kilobytes(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
 def own_sockets(process: int) -> set[str]:
     found = set()
     for entry in Path(f"/proc/{process}/fd").iterdir():
@@ -257,12 +262,21 @@ def test_what_faces_the_network_reads_no_table_trains_nothing_and_is_small(serve
     assert not any(name in maps for maps in loaded[1:] for name in ("pyarrow", "numpy"))
     for process in served.processes[1:]:
         assert set(tree(process)) == {process}
-        (used,) = [
-            line.split()[1]
-            for line in Path(f"/proc/{process}/status").read_text().splitlines()
-            if line.startswith("VmRSS")
-        ]
-        assert int(used) < 70_000
+        assert resident_kilobytes(process) < 70_000
+
+
+def test_a_coordinator_at_rest_loads_neither_what_trains_nor_what_reads_tables(tmp_path: Path) -> None:
+    """They take 100 MB. A coordinator waits for runs most of its time, and tells its figures meanwhile."""
+    made = write_demonstration(tmp_path / "demo", port=free_port())
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    with Processes() as processes:
+        process = processes.serve(home).pid
+        found = ask_party(home.path, "/metrics")
+        assert found is not None
+        assert found[0] == 200
+        maps = Path(f"/proc/{process}/maps").read_text()
+        assert not any(name in maps for name in ("libtorch", "pyarrow"))
+        assert resident_kilobytes(process) < 250_000
 
 
 def test_a_check_tries_the_coordinator_and_says_each_finding(

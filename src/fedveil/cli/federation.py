@@ -188,7 +188,7 @@ def check_command(
     """Check a silo on its own host: keys, certificates, table, budget, and the way to the coordinator."""
     from fedveil.cli.services import import_late
     from fedveil.federation.hosts.folders import SiloFolder
-    from fedveil.federation.hosts.status import inspect_silo
+    from fedveil.federation.hosts.inspection import inspect_silo
 
     home = SiloFolder(silo, PromptedPassphrase(descriptor))
     found = inspect_silo(home)
