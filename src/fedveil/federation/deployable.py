@@ -45,7 +45,7 @@ def check_deployable(prepared: Prepared) -> None:
             f"{method.name}: a sample without replacement is guaranteed against replacing a {unit}, and a silo's "
             f"ledger counts {unit}s that come or go; between institutions take Poisson sampling, or everyone"
         )
-    if count_dropouts(method.channel) and not method.protection.tolerates_dropout:
+    if count_dropouts(method.channel) and method.protection.on_dropout != "recover":
         raise CompositionError(
             f'{method.name}: protection.on_dropout = "retry" with max_dropouts = {count_dropouts(method.channel)}: '
             'between institutions a round goes on without silos by on_dropout = "recover"; "end" waits for all of them'

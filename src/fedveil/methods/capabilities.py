@@ -1,4 +1,4 @@
-"""Declare what a channel can do beyond sending numbers, one protocol for each capability.
+"""Declare what a stage can do beyond its kind: a channel beyond sending numbers, a protection that has votes.
 
 A channel implements the capabilities that it has, and nothing of the others. The composition and the protocols ask
 ``isinstance(channel, Capability)`` for a capability, never for a concrete class. The functions below give a fact of
@@ -195,6 +195,30 @@ class StatefulNoise(Protocol):
             state: the reader's state from :meth:`init` or the previous round.
             model: model at the start of the round.
             unit: unit in which the round's messages are measured.
+        """
+        ...
+
+
+@runtime_checkable
+class VoteNoise(Protocol):
+    """Protection whose senders vote for coordinates.
+
+    Attributes:
+        noisy_votes: whether the counts of the votes have noise.
+    """
+
+    @property
+    def noisy_votes(self) -> bool: ...
+
+    def with_vote_noise(self, multiplier: float, ballots: int) -> Any:
+        """Return the protection with votes that are a Gaussian release of this multiplier in every round.
+
+        Args:
+            multiplier: noise multiplier of one round's votes.
+            ballots: number of ballots that one unit can change.
+
+        Raises:
+            CompositionError: the votes' noise is already set.
         """
         ...
 

@@ -321,14 +321,17 @@ class PartialEncryption(ProtectionStage):
         if method.denoiser.needs_noise_std:
             yield f"{method.denoiser.description} needs one size of noise, and the two parts have their own"
 
+    @property
+    def noisy_votes(self) -> bool:
+        """Return whether senders vote and the counts of their votes have noise."""
+        return self.asks and self.partition == "noisy-votes"
+
     def with_vote_noise(self, multiplier: float, ballots: int) -> PartialEncryption:
         """Return the protection whose noisy votes (:meth:`_votes`) have this noise multiplier in every round.
 
         Raises:
-            CompositionError: nobody votes, votes have no noise, or the votes' noise is already set.
+            CompositionError: the votes' noise is already set.
         """
-        if not self.asks or self.partition != "noisy-votes":
-            super().with_vote_noise(multiplier, ballots)
         if self.vote_noise:
             raise CompositionError("budget.votes: finds protection.vote_noise; remove one of the two")
         # The inverse of _votes: sensitivity sqrt(2) ballots, in units of one ballot's norm.

@@ -104,21 +104,6 @@ class ProtectionStage(Stage):
             channel = channel.sized_for_dropouts(self.max_dropouts)
         return replace(method, channel=channel, protection=self)
 
-    def with_vote_noise(self, multiplier: float, ballots: int) -> ProtectionStage:
-        """Return the protection with votes that are a Gaussian release of this multiplier in every round.
-
-        Args:
-            multiplier: noise multiplier of one round's votes.
-            ballots: number of ballots that one unit can change.
-
-        Raises:
-            CompositionError: the protection has no votes.
-        """
-        raise CompositionError(
-            f"budget.votes: under {type(self).__name__} nobody votes; partial encryption counts votes with noise by "
-            "partition = 'noisy-votes'"
-        )
-
     @duty
     def make_protocol_spec(
         self, method: Any, public: PublicFacts, own: Groups, rounds: int
@@ -132,11 +117,6 @@ class ProtectionStage(Stage):
             rounds: number of rounds.
         """
         raise NotImplementedError
-
-    @property
-    def tolerates_dropout(self) -> bool:
-        """Return whether a round proceeds without senders that drop out."""
-        return False
 
     @property
     def draws_blindly(self) -> bool:

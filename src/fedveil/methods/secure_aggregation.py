@@ -72,11 +72,6 @@ class SecureAggregation(ProtectionStage):
     max_dropouts: Annotated[int, Field(ge=0)] = 0
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = field(default=0.0, compare=False)
 
-    @property
-    def tolerates_dropout(self) -> bool:
-        """Return whether a round proceeds without a silo that dropped out: the others open its masks."""
-        return self.on_dropout == "recover"
-
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse messages that cannot be masked, noise sized for other sums, and weights that need every silo."""
         if not isinstance(method.channel, GridShares) or method.local.own_noise:
@@ -120,7 +115,7 @@ class SecureAggregation(ProtectionStage):
         # A rounded message is at most half a step longer than its sum with its noise.
         rounding = 0.0 if channel.largest_sum(silos, bound) is None else 0.5
         # Shamir threshold: the silos that remain after max_dropouts must be enough to open the missing masks.
-        threshold = silos - count_dropouts(channel) if self.tolerates_dropout else None
+        threshold = silos - count_dropouts(channel) if self.on_dropout == "recover" else None
         if threshold is not None:
             check_threshold(threshold, silos, count_colluding(channel))
         return MaskedSumSpec(

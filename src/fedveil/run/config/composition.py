@@ -15,7 +15,7 @@ from typing import Any
 
 from fedveil.data.records import Population, Records
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.methods.capabilities import GridShares
+from fedveil.methods.capabilities import GridShares, VoteNoise
 from fedveil.methods.channels import check_pooled
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import Guarantee, PublicFacts
@@ -95,6 +95,11 @@ class Composition:
                 f"protection '{experiment.protection.name}' is none: {type(protection).__name__}"
             )
         if share := experiment.shares.votes:
+            if not (isinstance(protection, VoteNoise) and protection.noisy_votes):
+                raise CompositionError(
+                    f"budget.votes: under {type(protection).__name__} nobody votes; partial encryption counts votes "
+                    "with noise by partition = 'noisy-votes'"
+                )
             ballots = method.contribution.ballots(population.n_silos)
             # Every round's vote has an equal part of the share of mu^2: share / T.
             each = shared_multiplier(
