@@ -503,7 +503,7 @@ def test_a_silo_charges_what_other_silos_learn_where_the_coordinator_sees_nothin
 def test_a_sum_over_fewer_silos_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, asked(**VOTED), population(), WILLING)
     coordinator = world.coordinate()
-    carry(world, coordinator, lambda: bool(coordinator._talks) and coordinator._server.ready)
+    carry(world, coordinator, lambda: bool(coordinator._conversations) and coordinator._server.ready)
     party = world.party()
     assert party._session is not None
     client = party._session.client

@@ -313,7 +313,7 @@ def test_a_refusal_while_the_next_message_is_made_ends_the_run_and_no_process(tm
     def refused(parts: object) -> None:
         raise RefusalError(Code.SHAPE)
 
-    coordinator._talks[1].ask = refused  # type: ignore[method-assign]
+    coordinator._conversations[1].ask = refused  # type: ignore[method-assign]
     world.exchange(coordinator)
     assert coordinator.outcome is not None
     assert Code.SHAPE.template in (coordinator.outcome.stopped or "")

@@ -20,10 +20,10 @@ from fedveil.errors import ConfigError, DataError
 _BATCH: Final = 1024
 
 
-def warn_of_places(trained: Sequence[str] | None, given: Sequence[str] | None) -> None:
-    """Warn that columns are taken by their places, where only the training records or only the new ones have names.
+def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None) -> None:
+    """Warn that columns are taken by position, where only the training records or only the new ones have names.
 
-    The names 0 to p - 1, which pandas gives to columns without names, are none.
+    The names 0 to p - 1, which pandas gives to columns without names, do not count as names.
 
     Args:
         trained: names of the feature columns in training; None without names.
@@ -101,7 +101,7 @@ class Predictor:
             raise DataError(
                 f"features: a record has shape {table.values.shape[1:]}, the model was trained on {self.shape}"
             )
-        warn_of_places(self.feature_names, table.names)
+        warn_of_positions(self.feature_names, table.names)
         with np.errstate(over="ignore"):  # an overflow gives a non-finite output, which is refused below
             ready = torch.from_numpy(self.scale.apply(table.values))
         with torch.no_grad():

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedveil.api.predictor import Predictor, warn_of_places
+from fedveil.api.predictor import Predictor, warn_of_positions
 from fedveil.arguments import explain_arguments, explain_arguments_as
 from fedveil.bundle import manifest
 from fedveil.bundle.archive import BundleError, read_files
@@ -226,7 +226,7 @@ class Bundle:
             )
         values = read_number_columns(path, said.columns)
         if said.columns is None:
-            warn_of_places(None, open_table(path, None).column_names)
+            warn_of_positions(None, open_table(path, None).column_names)
         if values.shape[1] != said.shape[0]:
             raise DataError(
                 f"{path}: {values.shape[1]} columns, but the model was trained on {said.shape[0]} without names; "

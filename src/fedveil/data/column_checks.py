@@ -227,6 +227,7 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
 
 
 def describe_values(array: np.ndarray) -> str:
+    """Return an array's dtype and shape in words, for errors."""
     return f"{array.dtype} of shape {array.shape}"
 
 

@@ -1,6 +1,6 @@
 """Assignment of each user's whole weight to one silo, from a salted file that all silos share.
 
-The file (:mod:`fedveil.data.main_silos`) has one line per user: the id, a comma, and the name of a silo. The ids are
+The file has one line per user: the id, a comma, and the name of a silo. The ids are
 those of the list of users, in its order, or 0, 1, 2, ... without a list.
 """
 

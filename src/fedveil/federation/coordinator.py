@@ -118,8 +118,8 @@ class CoordinatorParty(Generic[EndingT]):
         self.longest_answer = longest_answer(self._agreement, self._plan.n_users)
         self._session, self._number = b"", 0
         self._session_run = bytes(RUN_BYTES)
-        self._talks: dict[int, Conversation] = {}
-        self._ahead: dict[int, list[SessionMessage]] = {}
+        self._conversations: dict[int, Conversation] = {}
+        self._unsent: dict[int, list[SessionMessage]] = {}  # parts that precede those of the next message
         self._exchange: Exchange | None = None
         self._absent = DroppedSilos()
         self.farewells: list[tuple[int, bytes]] = []
@@ -202,7 +202,7 @@ class CoordinatorParty(Generic[EndingT]):
             # After the end, only signatures of the end count.
             last = (message.session, message.number) == (self._session, self._number)
             if last and self._record.agree(silo, message.parts):
-                with suppress(IntegrityError):  # a ledger that went back is refused in the next session
+                with suppress(IntegrityError):  # an outdated ledger is refused in the next session
                     self._heads.hear({name: message.head})
             return ReplyKind.NOTHING
         if is_in_progress(message.parts):
@@ -217,7 +217,7 @@ class CoordinatorParty(Generic[EndingT]):
             # A Hello is answered by Ready or Declined alone, which ends_session has handled.
             if exchange.hellos:
                 raise RefusalError(Code.SHAPE)
-            self._talks[silo].answer(message.parts)
+            self._conversations[silo].answer(message.parts)
             self._heads.hear({name: message.head})  # now: a crash before the other answers must not lose it
             exchange.check_head(name, message)
         except RefusalError:
@@ -273,8 +273,8 @@ class CoordinatorParty(Generic[EndingT]):
         self._run.close()
         closing = self._closing
         last = {silo: [*closing, Goodbye()] for silo in self._present}
-        if closing and self._ahead:  # the statement has its own session, which no silo joins
-            last = {silo: [*self._ahead[silo], *parts] for silo, parts in last.items()}
+        if closing and self._unsent:  # the statement has its own session, which no silo joins
+            last = {silo: [*self._unsent[silo], *parts] for silo, parts in last.items()}
         self._number += 1
         self.farewells = [(silo, self._sealed(silo, parts)) for silo, parts in last.items()]
 
@@ -312,7 +312,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _begin_session(self) -> None:
         """Ask the silos for nonces."""
         self._absent.readmit()
-        self._ahead, self._number, self._session = {}, -1, new_nonce()
+        self._unsent, self._number, self._session = {}, -1, new_nonce()
         self._send({silo: [Hello()] for silo in self._present}, self._offer, hellos=True)
 
     def _offer(self, answers: Answers) -> None:
@@ -334,7 +334,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._context = session_context(self._session, self._agreed)
         self._server.bind(self._context)
         shapes = self._agreement.exchanges
-        self._talks = {
+        self._conversations = {
             silo: Conversation(Grammar.from_plan(self._plan, shapes(silo))) for silo in self._present
         }
         opening: list[SessionMessage] = [] if phase is None else [phase]
@@ -342,11 +342,11 @@ class CoordinatorParty(Generic[EndingT]):
         # Each silo receives the last head of its own ledger, so its terms differ; T (Terms.digest) does not cover the
         # head.
         heads = {silo: self._heads.last(names[silo]) for silo in self._present}
-        self._ahead = {silo: [replace(terms, head=head), *opening] for silo, head in heads.items()}
+        self._unsent = {silo: [replace(terms, head=head), *opening] for silo, head in heads.items()}
         if (stopped := self._stopped()) is not None:
             self.stop(stopped, between_rounds=True)
         else:
-            self._ask(self._ahead, self._joined)
+            self._ask(self._unsent, self._joined)
 
     def _stopped(self) -> str | None:
         """Return why no round follows ("" if none is left); None if one does."""
@@ -372,7 +372,7 @@ class CoordinatorParty(Generic[EndingT]):
             self.stop("every silo takes part")
             return
         users = self._plan.n_users if shows_counts(self._plan.method) else None
-        self._ahead = opening_messages(answers, len(self._membership.silos), users)
+        self._unsent = opening_messages(answers, len(self._membership.silos), users)
         self._set_up(answers)
 
     def _set_up(self, answers: Answers) -> None:
@@ -385,7 +385,7 @@ class CoordinatorParty(Generic[EndingT]):
 
     def _begin_round(self, before: Outgoing) -> None:
         """Begin the next round if one is left. ``before``: protocol messages that the silos must read first."""
-        ahead, self._ahead = self._ahead, {}
+        unsent, self._unsent = self._unsent, {}
         if (stopped := self._stopped()) is not None:
             self.stop(stopped, between_rounds=True)
             return
@@ -403,13 +403,13 @@ class CoordinatorParty(Generic[EndingT]):
         }
         # T' = H(T | totals); X = H("fedveil/3/bound round" | S | A): see transcript_binding. The parts for one silo
         # suffice, because only the parts that all silos receive alike enter A.
-        self._agreed = with_totals(self._agreed, ahead.get(self._present[0], []))
+        self._agreed = with_totals(self._agreed, unsent.get(self._present[0], []))
         first = told[self._present[0]]
         self._asked = round_context(self._context, self._agreed, first)
         self._told, self._place = known_before(first, self._plan.phase), 0
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
-        before_task = {silo: [*ahead.get(silo, []), *relays.get(silo, [])] for silo in told}
+        before_task = {silo: [*unsent.get(silo, []), *relays.get(silo, [])] for silo in told}
         self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
 
     def check_requests(self, context: bytes, signatures: Signatures) -> None:
@@ -458,7 +458,7 @@ class CoordinatorParty(Generic[EndingT]):
     def _ask(self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None]) -> None:
         """Send parts that the grammar of each silo's session expects."""
         for silo, content in parts.items():
-            self._talks[silo].ask(content)
+            self._conversations[silo].ask(content)
         self._send(parts, then)
 
     def _send(

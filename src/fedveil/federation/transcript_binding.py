@@ -10,15 +10,15 @@
 H is SHA-256. The kind and the length precede every part of a message in A. A excludes data sent to one silo only. A
 protocol adds the cohort that begins a round (:meth:`fedveil.protocols.parties.Party._bound`).
 
-Claim: suppose the coordinator sends one silo, or some, another experiment, membership, model, clip, sample,
-commitment, round or totals than others. Then no sum of their vectors opens: under masks, with recovery, private
-weighting, and encryption. If the round has a second exchange, no self-mask, share or opened sum leaves a silo, and
-the error names a silo that received another request. Charges that were made stay. If the round has a second exchange,
-all silos whose vectors are summed have shown the others, before the last exchange, the heads of their ledgers after
-their contribution. Conditions: at least two silos follow the protocol. Enforced by :meth:`ClientProtocol.bind` before
-a message of the round is read, by :func:`check_request_signatures`, and by :meth:`ClientProtocol.survivors`. Attacked
-in ``tests/test_federation_transcript_binding.py``. Not claimed: binding of the blocks of encrypted weights, in which a
-coordinator of private weighting can lie (docs/deployment.md says so).
+Claim: suppose the coordinator sends some silos another experiment, membership, model, clip, sample, commitment, round
+or totals than the others. Then no sum of their vectors can be opened, whether it is protected by masks, masks with
+recovery, private weighting or encryption. If the round has a second exchange, no self-mask, share or opened sum leaves
+a silo, and the error names a silo that received another request. Charges that were made stay. If the round has a second
+exchange, all silos whose vectors are summed have shown the others, before the last exchange, the heads of their ledgers
+after their contribution. Conditions: at least two silos follow the protocol. Enforced by :meth:`ClientProtocol.bind`
+before a message of the round is read, by :func:`check_request_signatures`, and by :meth:`ClientProtocol.survivors`.
+Attacked in ``tests/test_federation_transcript_binding.py``. Not claimed: binding of the blocks of encrypted weights, in
+which a coordinator of private weighting can lie (docs/deployment.md says so).
 """
 
 from __future__ import annotations

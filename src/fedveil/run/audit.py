@@ -270,11 +270,11 @@ def canary_scores(
     # Plaintext parties yield the same sums as the method's protection, which only hides how they are computed.
     parties = SimulatedParties.in_the_open(setting)
     for number in range(1, rounds + 1):
-        turn = prepared.round_context(number, model, state, privacy, measured=False)
+        context = prepared.round_context(number, model, state, privacy, measured=False)
         # Only the server's optimiser is replaced, by one that also records Delta_t.
-        turn = replace(turn, setting=replace(setting, method=replace(setting.method, server=released)))
+        context = replace(context, setting=replace(setting, method=replace(setting.method, server=released)))
         bound = setting.method.at_round(number, state).bound
-        after, state, _ = play_round(turn, parties)
+        after, state, _ = play_round(context, parties)
         local = as_trained(setting.method.local, number)
         trainer = replace(watching, local=local)
         path = ("audit", number)

@@ -70,9 +70,9 @@ class SimulatedParties:
         """The list of all protocol messages; None for plaintext sums and messages sealed for the server."""
         return self.driver.transcript
 
-    def workload(self, turn: RoundContext) -> RoundInputs:
+    def workload(self, context: RoundContext) -> RoundInputs:
         """Return the inputs of all parties to a round."""
-        return make_round_inputs(replace(turn, past=self.past), self.protocol_spec, self.initial)
+        return make_round_inputs(replace(context, past=self.past), self.protocol_spec, self.initial)
 
     @classmethod
     def in_the_open(cls, setting: TrainingSetup) -> SimulatedParties:
@@ -109,7 +109,7 @@ def play_attempt(
     Raises:
         SiloVanished: silos vanished, and the protocol cannot proceed without them.
     """
-    number = work.turn.round_number
+    number = work.context.round_number
     # A repeated attempt samples and trains anew here if the method samples users.
     drawn = work.begin(attempt)
     result, summed = parties.driver.play(
@@ -127,25 +127,27 @@ def play_attempt(
 
 
 def play_round(
-    turn: RoundContext, parties: SimulatedParties | None = None
+    context: RoundContext, parties: SimulatedParties | None = None
 ) -> tuple[Float32[Tensor, " d"], State, RoundDiagnostics]:
     """Play one round without a run folder, and without a charge.
 
     Args:
-        turn: the context of the round.
+        context: the state at the start of the round.
         parties: the parties of the run; None: new parties that send plaintext sums, even if the method has a
             protection.
 
     Returns:
         (d,) float32 next global model, the next state of the server's stages, and the diagnostics of a simulation.
     """
-    parties = SimulatedParties.in_the_open(turn.setting) if parties is None else parties
+    parties = SimulatedParties.in_the_open(context.setting) if parties is None else parties
     everybody = tuple(range(parties.protocol_spec.clients))
-    played = play_attempt(parties.workload(turn), parties, 0, everybody, NOBODY)
+    played = play_attempt(parties.workload(context), parties, 0, everybody, NOBODY)
     assert played.total is not None
     assert played.diagnostics is not None
-    n_silos = turn.setting.cohort.n_silos
-    after, state = next_model(turn, played.total, n_silos=n_silos, summed=played.summed, drawn=played.drawn)
+    n_silos = context.setting.cohort.n_silos
+    after, state = next_model(
+        context, played.total, n_silos=n_silos, summed=played.summed, drawn=played.drawn
+    )
     return after, state, played.diagnostics
 
 
@@ -174,11 +176,11 @@ class TrainingParties:
 
     def play(self, attempt: Attempt) -> Played:
         """Play an attempt at the next round; all silos begin the first one of this process."""
-        turn = self._part.turn
-        assert turn is not None
-        number = turn.round_number
-        if self._work is None or self._work.turn.round_number != number:
-            self._work = self._parties.workload(turn)
+        context = self._part.context
+        assert context is not None
+        number = context.round_number
+        if self._work is None or self._work.context.round_number != number:
+            self._work = self._parties.workload(context)
             self._cohort = tuple(range(self._parties.protocol_spec.clients))
         absent = NOBODY
         if self._rule.absences is not None:

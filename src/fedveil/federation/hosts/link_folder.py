@@ -46,7 +46,8 @@ class LinkFolder:
         path: of the folder.
 
     Raises:
-        ConfigError: it is none, or it holds an identity key too, which whoever breaks into the link would have.
+        ConfigError: the folder has no ``link.toml``, or it holds an identity key, which an intruder into the link would
+            then have.
     """
 
     def __init__(self, path: Path) -> None:

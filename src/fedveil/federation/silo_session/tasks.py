@@ -372,9 +372,11 @@ class SiloTrainingTask(SiloTask):
         # _past holds the sums of rounds trained in this session; if empty, up to `memory` earlier rounds are trained
         # again.
         rounds = 1 if self._past else min(number, 1 + memory_of(self.prepared.method.channel))
-        turn = SiloRoundContext.from_instructions(self.prepared, number, start, drawn, self.plan.privacy)
-        turn = replace(turn, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds))
-        return make_round_inputs(turn, self.plan.protocol_spec, self.prepared.task.initial())
+        context = SiloRoundContext.from_instructions(self.prepared, number, start, drawn, self.plan.privacy)
+        context = replace(
+            context, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds)
+        )
+        return make_round_inputs(context, self.plan.protocol_spec, self.prepared.task.initial())
 
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return the score of every user in this silo, (|U|,) int64: the number of records, or a power of it."""
@@ -470,10 +472,10 @@ class SiloTrainingTask(SiloTask):
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
         """Make the server's step from the sum; return the state to persist, and the model's tensors."""
         prepared, model = self.prepared, as_tensor(record.before[MODEL])
-        turn = prepared.round_context(record.round, model, _state(record.before), self.plan.privacy)
+        context = prepared.round_context(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.protocol_spec.decode_sum(result)
-        made, state = next_model(turn, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
+        made, state = next_model(context, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
         return _kept(made, state), prepared.task.state(released_model(prepared.method, made, state))
 
 

@@ -61,12 +61,12 @@ def lengths_of_updates(
         progress: called between chunks of local training.
     """
     experiment, setting = prepared.experiment, prepared.setting
-    turn = prepared.round_context(1, model, {}, experiment.privacy.randomness(), progress=progress)
+    context = prepared.round_context(1, model, {}, experiment.privacy.randomness(), progress=progress)
     groups, table = setting.cohort.groups, training_rows(prepared.population)
     members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
     norms, values = np.zeros(len(groups)), np.zeros(len(table))
-    job = turn.job(members, training_bound(setting.method))
-    norms[members.numpy()] = turn.trainer.sums(job, progress).norms.cpu().numpy()
+    job = context.job(members, training_bound(setting.method))
+    norms[members.numpy()] = context.trainer.sums(job, progress).norms.cpu().numpy()
     # `groups.order` lists the records by contribution: every record gets the length of its pair's update.
     values[groups.order] = np.repeat(norms, groups.size)
     # Updates that are not finite count as zero in training; here they count as a missing length.

@@ -104,17 +104,20 @@ class RoundInputs(ChannelInputs):
         drawn: (|U|,) flags of the users sampled for the attempt; None if all take part.
 
     Args:
-        turn: the context of the round.
+        context: the state at the start of the round.
         agreed: the protocol's public parameters.
         initial: (d,) the model before the first round; None: this round is the first.
     """
 
     def __init__(
-        self, turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"] | None = None
+        self,
+        context: RoundContext,
+        agreed: ProtocolSpec[Any, Any],
+        initial: Float32[Tensor, " d"] | None = None,
     ) -> None:
-        super().__init__(agreed, turn.method.channel, turn.length)
-        self.turn = turn
-        self._initial = turn.model if initial is None else initial
+        super().__init__(agreed, context.method.channel, context.length)
+        self.context = context
+        self._initial = context.model if initial is None else initial
         self.drawn: Drawn | None = None
 
     def senders(self, cohort: tuple[int, ...]) -> tuple[int, ...]:
@@ -129,11 +132,11 @@ class RoundInputs(ChannelInputs):
 
     def model_displacement(self) -> Float64[np.ndarray, " d"]:
         """Return the difference between the global model and the model before the first round."""
-        moved: np.ndarray = (self.turn.model.cpu().double() - self._initial.cpu().double()).numpy()
+        moved: np.ndarray = (self.context.model.cpu().double() - self._initial.cpu().double()).numpy()
         return moved
 
     def _sender(self, client: int) -> Sender:
-        return self.turn.sender(client, self._attempt)
+        return self.context.sender(client, self._attempt)
 
 
 class CohortInputs(RoundInputs):
@@ -144,11 +147,14 @@ class CohortInputs(RoundInputs):
     """
 
     def __init__(
-        self, turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"] | None = None
+        self,
+        context: RoundContext,
+        agreed: ProtocolSpec[Any, Any],
+        initial: Float32[Tensor, " d"] | None = None,
     ) -> None:
-        super().__init__(turn, agreed, initial)
+        super().__init__(context, agreed, initial)
         self._begun = False
-        self._members: Int64[Tensor, " m"] = torch.arange(len(turn.setting.cohort.groups))
+        self._members: Int64[Tensor, " m"] = torch.arange(len(context.setting.cohort.groups))
         self._sums: Sums | None = None
         self._past: list[Float64[Tensor, "silos d"]] = []
         self._norms = torch.full((len(self._members),), torch.nan, dtype=torch.float64)
@@ -159,18 +165,18 @@ class CohortInputs(RoundInputs):
         If silos send single contributions (private weighting), training waits until a silo's turn.
         """
         super().begin(attempt)
-        turn, method = self.turn, self.turn.method
+        context, method = self.context, self.context.method
         # Without sampling a repeated attempt has the same sums; only its noise is fresh.
         if self._begun and not method.sampler.samples:
             return self.drawn
-        self._begun, self.drawn = True, turn.draw(attempt)
+        self._begun, self.drawn = True, context.draw(attempt)
         if not method.protection.weighs:
-            job = turn.sum_job(self.drawn)
-            self._sums = turn.trainer.sums(job, turn.progress).with_clip_marks(job)
+            job = context.sum_job(self.drawn)
+            self._sums = context.trainer.sums(job, context.progress).with_clip_marks(job)
             self._members, self._norms = job.members, self._sums.norms
             # Read the earlier sums before this round's replaces the oldest of them.
-            self._past = turn.past.earlier_sums(turn)
-            turn.past.keep(turn, self._sums.total)
+            self._past = context.past.earlier_sums(context)
+            context.past.keep(context, self._sums.total)
         return self.drawn
 
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
@@ -188,26 +194,26 @@ class CohortInputs(RoundInputs):
 
         The updates cover users that are not sampled: under private weighting a silo does not learn the sample.
         """
-        turn, cohort = self.turn, self.turn.setting.cohort
+        context, cohort = self.context, self.context.setting.cohort
         members = torch.from_numpy(np.flatnonzero(cohort.groups.silo == client))
-        rows = np.empty((len(members), turn.length))
+        rows = np.empty((len(members), context.length))
         # One user's update has `length` numbers: train blocks of users that fit the memory limit.
-        size = max(1, _BLOCK_ELEMENTS // turn.length)
+        size = max(1, _BLOCK_ELEMENTS // context.length)
         for first in range(0, len(members), size):
             chunk = members[first : first + size]
-            job = turn.job(chunk, turn.method.bound).per_contribution()
-            sums = turn.trainer.sums(job).with_clip_marks(job)
+            job = context.job(chunk, context.method.bound).per_contribution()
+            sums = context.trainer.sums(job).with_clip_marks(job)
             rows[first : first + size] = sums.total.cpu().numpy()
             self._norms[chunk] = sums.norms.cpu()
-            if turn.progress is not None:
+            if context.progress is not None:
                 done = round(1000 * (client + (first + len(chunk)) / len(members)))
-                turn.progress(done, 1000 * cohort.n_silos)
+                context.progress(done, 1000 * cohort.n_silos)
         return rows
 
     def training_diagnostics(self) -> TrainingDiagnostics:
         """Return the diagnostics of the last training."""
         nonfinite = int(self._norms.isnan().sum()) if self._sums is None else self._sums.nonfinite
-        return TrainingDiagnostics.from_norms(self.turn, self._members, self._norms, nonfinite)
+        return TrainingDiagnostics.from_norms(self.context, self._members, self._norms, nonfinite)
 
 
 class PerClientInputs(RoundInputs):
@@ -217,7 +223,7 @@ class PerClientInputs(RoundInputs):
     message reveals nothing about its records.
 
     Args:
-        turn: the round.
+        context: the state at the start of the round.
         agreed: the protocol.
         initial: the model before the first round, if the method needs it.
         block_elements: largest number of float64 values in the updates of one block.
@@ -225,15 +231,15 @@ class PerClientInputs(RoundInputs):
 
     def __init__(
         self,
-        turn: RoundContext,
+        context: RoundContext,
         agreed: ProtocolSpec[Any, Any],
         initial: Float32[Tensor, " d"] | None = None,
         block_elements: int = _BLOCK_ELEMENTS,
     ) -> None:
-        super().__init__(turn, agreed, initial)
+        super().__init__(context, agreed, initial)
         self._block_elements = block_elements
-        groups = turn.setting.cohort.groups
-        self._member_of = np.full(turn.setting.n_users, -1)
+        groups = context.setting.cohort.groups
+        self._member_of = np.full(context.setting.n_users, -1)
         self._member_of[groups.user] = np.arange(len(groups))
         self._order, self._next = np.zeros(0, dtype=np.int64), 0
         self._block: dict[int, Float64[np.ndarray, " d"]] = {}
@@ -243,7 +249,7 @@ class PerClientInputs(RoundInputs):
     def begin(self, attempt: int) -> Drawn | None:
         """Sample the sending clients; training waits until a client's turn."""
         super().begin(attempt)
-        self.drawn = self.turn.draw(attempt)
+        self.drawn = self.context.draw(attempt)
         assert self.drawn is not None
         self._order, self._next = np.flatnonzero(self.drawn), 0
         self._block, self._members, self._norms = {}, [], []
@@ -264,36 +270,36 @@ class PerClientInputs(RoundInputs):
         none = torch.zeros(0)
         members = torch.cat([none.long(), *self._members])
         norms = torch.cat([none.double(), *self._norms])
-        return TrainingDiagnostics.from_norms(self.turn, members, norms, int(norms.isnan().sum()))
+        return TrainingDiagnostics.from_norms(self.context, members, norms, int(norms.isnan().sum()))
 
     def _train_block(self) -> None:
         """Train the next clients in sending order and store their updates."""
-        turn, dimension = self.turn, len(self.turn.model)
+        context, dimension = self.context, len(self.context.model)
         # Blocks follow the order in which clients send, so each client is trained once and dropped after its
         # message.
         block = self._order[self._next : self._next + max(1, self._block_elements // dimension)]
         present = block[self._member_of[block] >= 0]
         members = torch.from_numpy(self._member_of[present])
-        sums = turn.trainer.sums(turn.job(members, turn.method.bound).per_contribution())
+        sums = context.trainer.sums(context.job(members, context.method.bound).per_contribution())
         self._members.append(members)
         self._norms.append(sums.norms.cpu())
         self._block = {client: np.zeros(dimension) for client in set(block.tolist()) - set(present.tolist())}
         self._block |= dict(zip(present.tolist(), sums.total.cpu().numpy(), strict=True))
         self._next += len(block)
-        if turn.progress is not None:
-            turn.progress(self._next, len(self._order))
+        if context.progress is not None:
+            context.progress(self._next, len(self._order))
 
 
 def make_round_inputs(
-    turn: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"]
+    context: RoundContext, agreed: ProtocolSpec[Any, Any], initial: Float32[Tensor, " d"]
 ) -> RoundInputs:
     """Return the inputs of a round's clients.
 
     Args:
-        turn: the context of the round.
+        context: the state at the start of the round.
         agreed: the protocol's public parameters.
         initial: (d,) the model before the first round.
     """
-    method = turn.method
+    method = context.method
     alone = isinstance(method.channel, ClientSender) and not method.protection.agrees
-    return (PerClientInputs if alone else CohortInputs)(turn, agreed, initial)
+    return (PerClientInputs if alone else CohortInputs)(context, agreed, initial)

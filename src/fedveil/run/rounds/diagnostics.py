@@ -64,19 +64,23 @@ class TrainingDiagnostics:
 
     @classmethod
     def from_norms(
-        cls, turn: RoundContext, members: Int64[Tensor, " m"], lengths: Float64[Tensor, " k"], nonfinite: int
+        cls,
+        context: RoundContext,
+        members: Int64[Tensor, " m"],
+        lengths: Float64[Tensor, " k"],
+        nonfinite: int,
     ) -> TrainingDiagnostics:
         """Return the diagnostics of contributions with these l2 norms.
 
         Args:
-            turn: the context of the round.
+            context: the state at the start of the round.
             members: (m,) indices of the trained contributions.
             lengths: (k,) float64 l2 norms before clipping; NaN for an update that was not finite.
             nonfinite: number of updates that were not finite.
         """
-        users = turn.setting.cohort.groups.user[members.numpy()]
+        users = context.setting.cohort.groups.user[members.numpy()]
         norms = lengths[torch.isfinite(lengths)].cpu()
-        clipped = training_bound(turn.method).is_clipped(norms)
+        clipped = training_bound(context.method).is_clipped(norms)
         return cls(
             # A contribution of a whole silo has the user id -1.
             participants=len(np.unique(users)) if (users >= 0).all() else len(users),

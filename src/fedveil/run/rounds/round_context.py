@@ -39,29 +39,29 @@ class SumHistory:
         """Return the number of rounds whose sums are known."""
         return len(self._kept)
 
-    def keep(self, turn: RoundContext, sums: Float64[Tensor, "silos length"]) -> None:
+    def keep(self, context: RoundContext, sums: Float64[Tensor, "silos length"]) -> None:
         """Store a round's sums with its starting model, and drop the sums that no later round needs."""
-        memory, number = memory_of(turn.setting.method.channel), turn.round_number
+        memory, number = memory_of(context.setting.method.channel), context.round_number
         self._kept = {one: kept for one, kept in self._kept.items() if number - memory < one < number}
         if memory:
-            self._kept[number] = turn.model, sums
+            self._kept[number] = context.model, sums
 
-    def earlier_sums(self, turn: RoundContext) -> list[Float64[Tensor, "silos length"]]:
+    def earlier_sums(self, context: RoundContext) -> list[Float64[Tensor, "silos length"]]:
         """Return the sums of earlier rounds that this round's messages contain, newest first.
 
         Unknown sums are trained again. Rounds that follow a schedule sample no users, so the participants are the
         same.
         """
-        method, stream = turn.setting.method, reader_state(turn.state)
+        method, stream = context.setting.method, reader_state(context.state)
         found = []
-        for back in range(1, min(memory_of(method.channel), turn.round_number - 1) + 1):
-            number, model = turn.round_number - back, stream["models"][back - 1]
+        for back in range(1, min(memory_of(method.channel), context.round_number - 1) + 1):
+            number, model = context.round_number - back, stream["models"][back - 1]
             kept = self._kept.get(number)
             # A stored sum is reused only if its round began with this very model.
             if kept is None or not torch.equal(kept[0].cpu(), model):
                 played = with_clip(method, float(stream["units"][back - 1]))
-                setting, start = replace(turn.setting, method=played), model.to(turn.model.device)
-                again = replace(turn, setting=setting, model=start, state={}, round_number=number)
+                setting, start = replace(context.setting, method=played), model.to(context.model.device)
+                again = replace(context, setting=setting, model=start, state={}, round_number=number)
                 job = again.sum_job(None)
                 kept = model, again.trainer.sums(job, again.progress).with_clip_marks(job).total
             found.append(kept[1])
@@ -211,7 +211,7 @@ def draw_users(
 
 
 def next_model(
-    turn: RoundContext,
+    context: RoundContext,
     aggregate: Float64[np.ndarray, " d"],
     *,
     n_silos: int,
@@ -227,7 +227,7 @@ def next_model(
         w   <- w + eta_g m~, or another optimiser's step               Optimizer.step
 
     Args:
-        turn: the context of the round; its randomness is the server's, for the noise of a trusted server.
+        context: the state at the start of the round; its randomness is the server's, for the noise of a trusted server.
         aggregate: (d + extra,) float64 sum of all silos' messages: updates, then the numbers that the bound adds.
         n_silos: |S|.
         summed: number of silos in the sum; the mean is over those.
@@ -239,28 +239,28 @@ def next_model(
     Raises:
         ModelError: a sum, a next model or a next state is not finite, so that nothing can be released.
     """
-    setting, method = turn.setting, turn.method
-    noise = turn.privacy.stream("noise", turn.round_number)
+    setting, method = context.setting, context.method
+    noise = context.privacy.stream("noise", context.round_number)
     # y: release adds noise only for a trusted server; otherwise the senders' messages carry it already.
     if isinstance(method.channel, ServerNoise):
         aggregate = method.channel.release(aggregate, method.bound.grid, noise)
-    aggregate, stream = decode_sum(method, aggregate, turn.model, turn.state)
+    aggregate, stream = decode_sum(method, aggregate, context.model, context.state)
     # m = y / divisor: |S|, or q |U|, or the actual number of senders.
     divisor = method.divisor(setting.n_users, n_silos, summed)
     if method.denominator == "actual":
         assert drawn is not None
         # An empty sample sums to noise alone; dividing by 1 keeps the step finite.
         divisor = float(max(1, drawn))
-    bound, length = method.bound, method.local.message_length(len(turn.model))
+    bound, length = method.bound, method.local.message_length(len(context.model))
     # The sum is in the bound's unit (see `RoundContext.method`): multiply by `unit` to return to the model's.
     noise_std = (sum_noise_std(method, n_silos, summed) or 0.0) / divisor * bound.unit
     noisy = torch.from_numpy(aggregate[:length] / divisor).mul_(bound.unit)
     # Denoisers smooth within a parameter's shape; sums of statistics are one vector.
-    shapes = setting.shapes if length == len(turn.model) else ((length,),)
+    shapes = setting.shapes if length == len(context.model) else ((length,),)
     mean = method.denoiser.estimate(noisy, noise_std, shapes)
     marks = torch.from_numpy(aggregate[length:])
-    after, server = method.server.at_noise(noise_std).step(turn.model, mean, turn.state)
-    state = next_state(method, after, server, marks, method.sampler.rate * setting.n_users, turn.state)
+    after, server = method.server.at_noise(noise_std).step(context.model, mean, context.state)
+    state = next_state(method, after, server, marks, method.sampler.rate * setting.n_users, context.state)
     state = {**state, **stream}
     # Checked before the release, because `RunFolder.read_checkpoint` refuses a model that is not finite.
     if not all(map(is_finite, (after, *state.values()))):

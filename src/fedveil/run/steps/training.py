@@ -50,7 +50,7 @@ class TrainingPart:
         checkpoint: the last complete round.
         number: number of the next round, from 1.
         step: the charge of the next round; None if no round is left.
-        turn: context of the next round; None if no round is left.
+        context: state at the start of the next round; None if no round is left.
         stopped: why training ended before its last round, other than by its budget; None if it did not.
         ended: whether a callback stopped the run at this checkpoint.
 
@@ -103,10 +103,10 @@ class TrainingPart:
         last, asked = self.checkpoint, self.prepared.experiment
         self.number = number = last.round + 1
         self.step: Step | None = None
-        self.turn: RoundContext | None = None
+        self.context: RoundContext | None = None
         if self.stopped is None and number <= asked.rounds:
             self.step = self._round_step(number)
-            self.turn = self.prepared.round_context(
+            self.context = self.prepared.round_context(
                 number,
                 last.model,
                 last.state,
@@ -136,18 +136,20 @@ class TrainingPart:
             ModelError: the sum or the model is not finite.
         """
         prepared, folder, last, number = self.prepared, self.journal.folder, self.checkpoint, self.number
-        step, turn, shown = self.step, self.turn, played.diagnostics
+        step, context, shown = self.step, self.context, played.diagnostics
         assert step is not None
-        assert turn is not None
+        assert context is not None
         model, state, test, moved = last.model, last.state, None, None
         if played.total is not None:
             model, state = next_model(
-                turn, played.total, n_silos=self._n_senders, summed=played.summed, drawn=played.drawn
+                context, played.total, n_silos=self._n_senders, summed=played.summed, drawn=played.drawn
             )
         seconds = step.seconds
         if played.total is not None:
             test = (
-                evaluate(prepared, released_model(prepared.method, model, state)) if turn.measured else None
+                evaluate(prepared, released_model(prepared.method, model, state))
+                if context.measured
+                else None
             )
             moved = movement(prepared, last, model, played.summed if shown is None else shown.summed)
         row = _row_of(prepared, number, test, self.journal.ledger, shown)

@@ -9,12 +9,13 @@ the ends of the intervals. With d_jb events of interval j in bin b, c_jb censore
 AUC(t) compares people with the event by t with those who are followed beyond t. Somebody censored before t is neither;
 w_j = 1 / G(middle of j) makes up for it, with G the Kaplan-Meier curve of censoring of the same table (inverse
 probability weights: censoring must not depend on the score). C is Harrell's index: half of those who are censored in an
-interval outlive its events, and two events of one interval are a tie, for within it their order tells little of their
-hazards. Both have the tilted ties of :mod:`.binary`, C with log-hazards in place of log-odds.
+interval outlive its events. Two events of one interval are a tie, because their order within it tells little of their
+hazards. Both figures correct the ties inside a bin as :mod:`.binary` does (tilted ties), C with log-hazards in place of
+log-odds.
 
-Variances: by the noise sigma^2 |gradient|^2, by the choice of people the multinomial's, with the gradient of the whole
-figure, the weights w_j included; of tilted ties it is left out. References: Harrell et al., JAMA 247 (1982); Uno et
-al., JASA 102 (2007).
+Variances: by the noise sigma^2 |gradient|^2, by the choice of people the multinomial's. The gradient is that of the
+whole figure, with its weights w_j, but without the correction of ties. References: Harrell et al., JAMA 247 (1982); Uno
+et al., JASA 102 (2007).
 """
 
 from __future__ import annotations
@@ -185,7 +186,10 @@ class Lifetimes(Evaluator):
         )
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
-        """Return what noise alone gives the index, where half have the event, at even times, whatever their score."""
+        """Return the standard deviation that noise alone gives the index.
+
+        Assumed: half of the people have the event, at times spread evenly, and the score tells nothing of it.
+        """
         j, b = len(self.horizons), self.bins
         cells = np.zeros((2 * j + 1, b))
         cells[1::2], cells[-1] = people / (2 * j * b), people / (2 * b)
@@ -277,7 +281,7 @@ def _followed(cells: Cells) -> Cells:
 def _controls_and_cases(cells: Cells, place: int) -> Float64[np.ndarray, "*n 2 B"]:
     """Return, by bin, the people without and with the event by a horizon, had nobody been censored before.
 
-    Controls have the same weight, 1 / G(t), whoever they are.
+    All controls have the same weight, 1 / G(t).
     """
     censored, events = cells[..., 0:-1:2, :].sum(axis=-1), _events(cells).sum(axis=-1)
     at_risk = _followed(cells).sum(axis=-1) + censored + events
