@@ -38,7 +38,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -50,10 +50,13 @@ from fedveil.sanitize import sanitize
 from fedveil.training.losses import Loss, Metric, TaskKind
 from fedveil.user_code import import_object
 
+Outputs: TypeAlias = Float[Tensor, "n k"]
+Targets: TypeAlias = Shaped[Tensor, "n"]
+Weights: TypeAlias = Shaped[Tensor, "n"] | None
+"""Weights of the records; None: all 1."""
 
-def accuracy(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+
+def accuracy(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the weighted share of records whose predicted class is the target.
 
     The predicted class is the largest of k outputs (the first of equal ones). For one output, a logit, it is 1 if the
@@ -65,9 +68,7 @@ def accuracy(
     return _ratio(float(weight[_classes(outputs) == _array(targets)].sum()), float(weight.sum()))
 
 
-def balanced_accuracy(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def balanced_accuracy(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the mean, over the classes present, of the weighted share of correctly predicted records.
 
     Classes are predicted as in :func:`accuracy`. NaN if fewer than two classes are present.
@@ -81,9 +82,7 @@ def balanced_accuracy(
     return float((right[present] / total[present]).mean()) if present.sum() > 1 else math.nan
 
 
-def auc(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def auc(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the area under the ROC curve: P(score of a positive > score of a negative) + P(equal) / 2.
 
     The score is the logit, or the difference of the two logits. O(n log n). NaN if one class is absent.
@@ -110,9 +109,7 @@ def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
     return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
 
 
-def c_index(
-    outputs: Float[Tensor, "n 1"], targets: Float[Tensor, "n k"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def c_index(outputs: Float[Tensor, "n 1"], targets: Float[Tensor, "n k"], weights: Weights = None) -> float:
     """Return Harrell's concordance index of risk scores for (event, time) or (event, time, entry) targets.
 
     Records i, j are comparable if i has an event and j outlives i: time_i < time_j, or time_i = time_j with j
@@ -171,9 +168,7 @@ def _comparable_pairs(
     return comparable, below + (equal - tied) / 2
 
 
-def mae(
-    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def mae(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the weighted mean of |output - target|, in the unit of the targets."""
     weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
     return _ratio(float(weight @ np.abs(wrong)), float(weight.sum()))
@@ -183,9 +178,7 @@ _ROUNDING: Final = 1e-9
 """Size below which an explained share is a rounding error of 0, as that of the mean of the targets is."""
 
 
-def r2(
-    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def r2(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the explained share of the targets' variance: 1 for exact outputs, 0 for the targets' mean.
 
     It is below 0 for a model that is worse than the mean. NaN if all targets are equal or no record has weight.
@@ -242,7 +235,7 @@ class MeanLoss:
         self,
         outputs: Float[Tensor, "n k"],
         targets: Shaped[Tensor, "n *target"],
-        weights: Shaped[Tensor, "n"] | None = None,
+        weights: Weights = None,
     ) -> float:
         """Return sum_i weight_i loss_i / sum_i weight_i; NaN without records."""
         with torch.no_grad():
@@ -259,7 +252,7 @@ class MeanLoss:
 
 
 def _confusion(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Weights
 ) -> Float64[np.ndarray, "c c"] | None:
     """Return the weighted number of records by (true, predicted) class; None if an output is NaN."""
     if bool(outputs.isnan().any()):
@@ -270,37 +263,41 @@ def _confusion(
     return found.astype(np.float64).reshape(count, count)  # bincount of no record is of whole numbers
 
 
-def _of_two(
-    name: str,
-    outputs: Float[Tensor, "n k"],
-    targets: Shaped[Tensor, "n"],
-    weights: Shaped[Tensor, "n"] | None,
-) -> tuple[float, float, float, float]:
-    """Return the weighted true negatives, false positives, false negatives and true positives of class 1 of two."""
-    if outputs.shape[1] > 2:
-        raise ModelError(f"{name} compares two classes; the model has {outputs.shape[1]} outputs")
-    found = _confusion(outputs, targets, weights)
-    if found is None:
-        return math.nan, math.nan, math.nan, math.nan
-    (tn, fp), (fn, tp) = found.tolist()
-    return tn, fp, fn, tp
+@dataclass(frozen=True)
+class CountRatio:
+    """Ratio of weighted counts of records of two classes; NaN if the denominator is 0.
 
-
-def f1(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
-    """Return the F1 score of class 1, 2 TP / (2 TP + FP + FN); NaN if no record is or is predicted class 1.
-
-    Raises:
-        ModelError: more than two outputs.
+    Attributes:
+        name: the metric's name.
+        part: numerator, as multiples of (TN, FP, FN, TP) of class 1.
+        whole: denominator, likewise.
     """
-    _, fp, fn, tp = _of_two("f1", outputs, targets, weights)
-    return _ratio(2 * tp, 2 * tp + fp + fn)
+
+    name: str
+    part: tuple[int, int, int, int]
+    whole: tuple[int, int, int, int]
+
+    def __call__(self, outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
+        """Return part / whole.
+
+        Raises:
+            ModelError: more than two outputs.
+        """
+        if outputs.shape[1] > 2:
+            raise ModelError(f"{self.name} compares two classes; the model has {outputs.shape[1]} outputs")
+        found = _confusion(outputs, targets, weights)
+        if found is None:
+            return math.nan
+        return _ratio(float(found.ravel() @ self.part), float(found.ravel() @ self.whole))
 
 
-def f1_macro(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+f1 = CountRatio("f1", part=(0, 0, 0, 2), whole=(0, 1, 1, 2))
+precision = CountRatio("precision", part=(0, 0, 0, 1), whole=(0, 1, 0, 1))
+recall = CountRatio("recall", part=(0, 0, 0, 1), whole=(0, 0, 1, 1))
+specificity = CountRatio("specificity", part=(1, 0, 0, 0), whole=(1, 1, 0, 0))
+
+
+def f1_macro(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the mean of the F1 scores of all classes that occur or are predicted."""
     found = _confusion(outputs, targets, weights)
     if found is None:
@@ -310,45 +307,7 @@ def f1_macro(
     return float((2 * np.diag(found)[there] / both[there]).mean()) if there.any() else math.nan
 
 
-def precision(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
-    """Return the share of class 1 among the records predicted class 1; NaN if there is none.
-
-    Raises:
-        ModelError: more than two outputs.
-    """
-    _, fp, _, tp = _of_two("precision", outputs, targets, weights)
-    return _ratio(tp, tp + fp)
-
-
-def recall(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
-    """Return the share predicted class 1 among the records of class 1 (sensitivity); NaN if there is none.
-
-    Raises:
-        ModelError: more than two outputs.
-    """
-    _, _, fn, tp = _of_two("recall", outputs, targets, weights)
-    return _ratio(tp, tp + fn)
-
-
-def specificity(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
-    """Return the share predicted class 0 among the records of class 0; NaN if there is none.
-
-    Raises:
-        ModelError: more than two outputs.
-    """
-    tn, fp, _, _ = _of_two("specificity", outputs, targets, weights)
-    return _ratio(tn, tn + fp)
-
-
-def mcc(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def mcc(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return Matthews' correlation of predicted and true classes; NaN if one class is all targets or predictions.
 
     Reference: J. Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient", 2004.
@@ -361,9 +320,7 @@ def mcc(
     return _ratio(whole * float(np.trace(found)) - float(true @ predicted), math.sqrt(max(spread, 0.0)))
 
 
-def average_precision(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def average_precision(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the area under the precision-recall curve by steps; equal scores are one step. NaN without class 1.
 
     Raises:
@@ -381,9 +338,7 @@ def average_precision(
     return _ratio(float(steps.sum()), float(found.sum()))
 
 
-def brier(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def brier(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the weighted mean of (p - y)^2 for two classes, and of its sum over the classes for more."""
     logits = outputs.double()
     if logits.shape[1] <= 2:
@@ -401,12 +356,7 @@ class TopAccuracy:
 
     most: int
 
-    def __call__(
-        self,
-        outputs: Float[Tensor, "n k"],
-        targets: Shaped[Tensor, "n"],
-        weights: Shaped[Tensor, "n"] | None = None,
-    ) -> float:
+    def __call__(self, outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
         """Return the weighted share; NaN without records.
 
         Raises:
@@ -424,9 +374,7 @@ class TopAccuracy:
         return _ratio(float(weight[_array(before < self.most)].sum()), float(weight.sum()))
 
 
-def rmse(
-    outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Shaped[Tensor, "n"] | None = None
-) -> float:
+def rmse(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the square root of the weighted mean of (output - target)^2, in the unit of the targets."""
     weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
     return math.sqrt(_ratio(float(weight @ wrong**2), float(weight.sum())))
@@ -485,17 +433,16 @@ def load_metric(name: str, loss: Loss) -> Metric:
 _OF_TARGETS: Final[Mapping[TaskKind, frozenset[str]]] = {
     "multi-label": frozenset(
         {
-            *(
-                "accuracy",
-                "balanced_accuracy",
-                "auc",
-                "average_precision",
-                "brier",
-                "f1",
-                "precision",
-                "recall",
-            ),
-            *("specificity", "mcc"),
+            "accuracy",
+            "balanced_accuracy",
+            "auc",
+            "average_precision",
+            "brier",
+            "f1",
+            "precision",
+            "recall",
+            "specificity",
+            "mcc",
         }
     ),
     "multi-output": frozenset({"mae", "rmse", "r2"}),
@@ -505,7 +452,7 @@ _MOST_NAMED: Final = 20
 
 
 def subset_accuracy(
-    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n k"], weights: Shaped[Tensor, "n"] | None = None
+    outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n k"], weights: Weights = None
 ) -> float:
     """Return the weighted share of records all of whose labels are predicted: 1 where the logit is above 0."""
     if not len(targets) or bool(outputs.isnan().any()):
@@ -525,7 +472,7 @@ class MetricOfTarget:
         self,
         outputs: Float[Tensor, "n k"],
         targets: Shaped[Tensor, "n k"],
-        weights: Shaped[Tensor, "n"] | None = None,
+        weights: Weights = None,
     ) -> float:
         """Return the metric of the target's own outputs."""
         own = slice(self.place, self.place + 1)
@@ -542,7 +489,7 @@ class MeanOfTargets:
         self,
         outputs: Float[Tensor, "n k"],
         targets: Shaped[Tensor, "n k"],
-        weights: Shaped[Tensor, "n"] | None = None,
+        weights: Weights = None,
     ) -> float:
         """Return (1/k) sum_c metric_c."""
         found = [
@@ -601,9 +548,7 @@ def _classes(outputs: Float[Tensor, "n k"]) -> Int64[np.ndarray, "n"]:
     return _array(chosen).astype(np.int64)
 
 
-def _weights(
-    targets: Shaped[Tensor, "n *target"], weights: Shaped[Tensor, "n"] | None
-) -> Float64[np.ndarray, "n"]:
+def _weights(targets: Shaped[Tensor, "n *target"], weights: Weights) -> Float64[np.ndarray, "n"]:
     return np.ones(len(targets)) if weights is None else _array(weights).astype(np.float64)
 
 
