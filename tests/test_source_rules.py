@@ -24,9 +24,11 @@ from fedveil.federation.run_rules import is_batch_independent_run
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.derive import derive
+from fedveil.methods.method import Method
 from fedveil.methods.protection_stage import ProtectionStage
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import read_entries
+from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.registry import BUILTINS, is_own
 from fedveil.run.executors import batching_caveats
 from fedveil.stage import Stage
@@ -394,6 +396,15 @@ def _composed() -> set[type]:
     """Every type of stage in the compositions that the rules of the statement are tried on (tests/test_claims.py)."""
     fields = ("contribution", "sampler", "channel", "protection", "denoiser", "server", "local", "bound")
     return {type(getattr(method, field)) for _, method in compositions() for field in fields}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "most"), [((Channel,), 14), ((Method,), 24), ((ProtectionStage, ProtocolSpec), 30)]
+)
+def test_an_interface_is_narrow(kinds: tuple[type, ...], most: int) -> None:
+    """What only some members of a kind can do is a capability (methods/capabilities.py)."""
+    names = {(kind, name) for kind in kinds for name in {*vars(kind), *vars(kind).get("__annotations__", ())}}
+    assert sum(not name.startswith("_") for _, name in names) <= most
 
 
 @pytest.mark.parametrize("kind", [Channel, ProtectionStage, Contribution])
