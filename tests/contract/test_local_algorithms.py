@@ -6,7 +6,6 @@ member is compared with a plain loop, trained beside others and alone, and its u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from benchmarks.control_variates import ControlVariates
 from torch import Tensor
 
 import fedveil as fv
@@ -34,16 +32,14 @@ from fedveil.training.local_algorithms import (
     PLAIN,
     FedProx,
     LocalAlgorithm,
-    LocalState,
     PlainSgd,
-    Tensors,
     check_rows,
     linear_combination,
 )
 from fedveil.training.loop import LoopTrainer
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
-from fedveil.training.trainer import Cohort, PartitionedTrainer, Sums, TrainJob
+from fedveil.training.trainer import Cohort, PartitionedTrainer, TrainJob
 from fedveil.training.trainer_choice import TrainerOptions, choose_trainer
 from fedveil.training.vectorized import VmapTrainer
 from tests.contract.plugin_members import plugin_members
@@ -54,35 +50,13 @@ Normalised = load_example("local_algorithm").Normalised
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corrected(LocalAlgorithm):
-    """Keeps the sum of a contribution's sent updates, and follows the server's state against it."""
-
-    keeps: ClassVar[bool] = True
-
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
-        return gradient + 0.5 * (state.kept["sent"] - state.broadcast["mean"])
-
-    def begin(self, dimension: int) -> Tensors:
-        return {"sent": torch.zeros(dimension)}
-
-    def finish(self, sent: Tensor, state: LocalState) -> Tensors:
-        return {"sent": state.kept["sent"] + sent / state.rate_sum}
-
-    def begin_server(self, dimension: int) -> Tensors:
-        return {"mean": torch.zeros(dimension)}
-
-    def step_server(self, mean: Tensor, state: LocalState) -> Tensors:
-        return {"mean": mean.float()}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Halved(LocalAlgorithm):
     """Half the gradient, with a pull that is not towards the start: every factor of the span."""
 
     in_span: ClassVar[bool] = True
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
-        return 0.5 * gradient + 0.25 * at - 0.125 * state.start
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        return 0.5 * gradient + 0.25 * at - 0.125 * start
 
 
 ALGORITHMS: dict[str, LocalAlgorithm] = {
@@ -91,8 +65,6 @@ ALGORITHMS: dict[str, LocalAlgorithm] = {
     "fedprox 0": FedProx(mu=0.0),
     "normalised, of the example package": Normalised(),
     "every factor of the span": Halved(),
-    "with state": Corrected(),
-    "control variates": ControlVariates(),
     **plugin_members("local_algorithms"),
 }
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
@@ -122,26 +94,12 @@ def local_of(algorithm: LocalAlgorithm, **keys: Any) -> LocalSgd:
     return LocalSgd(**{"learning_rate": 0.2, **keys}, algorithm=algorithm)
 
 
-def state_of(algorithm: LocalAlgorithm, count: int, dimension: int) -> tuple[Tensors, Tensors]:
-    """Made-up state of the contributions and of the server, none of it zero."""
-    generator = torch.Generator().manual_seed(3)
-    kept = {name: torch.randn(count, dimension, generator=generator) for name in algorithm.begin(dimension)}
-    sent = {name: torch.randn(dimension, generator=generator) for name in algorithm.begin_server(dimension)}
-    return kept, sent
-
-
 def job_of(
-    trainer: PartitionedTrainer,
-    cohort: Cohort,
-    bound: Bound,
-    members: Tensor | None = None,
-    kept: Mapping[str, Tensor] | None = None,
+    trainer: PartitionedTrainer, cohort: Cohort, bound: Bound, members: Tensor | None = None
 ) -> TrainJob:
-    """The job of some members, with made-up state."""
+    """The job of some members."""
     everybody, weights = everyone(cohort)
     chosen = everybody if members is None else members
-    local: Any = trainer.local
-    made, broadcast = state_of(local.algorithm, len(everybody), trainer.task.dimension)
     return TrainJob(
         trainer.task.initial(),
         cohort,
@@ -150,8 +108,6 @@ def job_of(
         bound,
         ExperimentRandomness(5),
         ("round", 1),
-        kept={name: rows[chosen] for name, rows in (made if kept is None else kept).items()},
-        broadcast=broadcast,
     )
 
 
@@ -167,12 +123,6 @@ def plain_loop(
     records = cohort.groups.members(int(job.members[at]))
     features, targets = cohort.features.double().numpy(), cohort.targets.numpy()
     start, seed = job.start.double(), job.seeds[at : at + 1]
-    state = LocalState(
-        start=start,
-        rate_sum=local.epochs * local.learning_rate,
-        kept={name: rows[at : at + 1].double() for name, rows in job.kept.items()},
-        broadcast={name: vector.double() for name, vector in job.broadcast.items()},
-    )
     model, velocity = start.clone(), torch.zeros_like(start)
     for epoch in range(local.epochs):
         order = batch_order(seed, torch.tensor([len(records)]), epoch, local.batch_size)[0].numpy()
@@ -186,7 +136,7 @@ def plain_loop(
             chance[np.arange(len(rows)), targets[rows]] -= 1
             chance /= len(rows)
             gradient = torch.from_numpy(np.concatenate([(chance.T @ features[rows]).ravel(), chance.sum(0)]))
-            direction = algorithm.slope(gradient[None], model[None], state)[0] + local.weight_decay * model
+            direction = algorithm.slope(gradient[None], model[None], start)[0] + local.weight_decay * model
             velocity = local.momentum * velocity + direction
             model = model - local.learning_rate * velocity
             if local.projection is not None:
@@ -277,56 +227,6 @@ def test_one_contribution_moves_the_sum_by_at_most_the_bound(algorithm: LocalAlg
             assert 0.009 < float(moved.norm()) <= 0.01, name
 
 
-def test_an_algorithm_keeps_what_follows_from_the_clipped_update() -> None:
-    """Kept after a round: the state before, plus the update as it is sent, in the unit of the model."""
-    algorithm, cohort, bound = Corrected(), cohort_of(SIZES), Clip(norm=0.05)
-    for name, trainer in trainers_of(local_of(algorithm, epochs=3)).items():
-        job = job_of(trainer, cohort, bound)
-        free = updates(trainer, cohort)
-        shortened = free * torch.clamp(0.05 / free.norm(dim=1), max=1.0)[:, None].nan_to_num()
-        found = trainer.sums(job)
-        wanted = job.kept["sent"].double() + shortened / (3 * 0.2)
-        np.testing.assert_allclose(found.kept["sent"], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
-        assert torch.equal(found.kept["sent"][EMPTY], job.kept["sent"][EMPTY])
-
-
-def test_the_server_computes_its_control_variate_from_the_released_mean_alone() -> None:
-    """Over rounds it is the mean of the contributions' own, which are never sent."""
-    algorithm, sizes = ControlVariates(), [7, 2, 4, 3]
-    cohort, trainer = cohort_of(sizes), VmapTrainer(task=linear(), local=local_of(algorithm, epochs=3))
-    dimension = linear().dimension
-    kept = {"control": torch.zeros(len(sizes), dimension)}
-    broadcast = algorithm.begin_server(dimension)
-    for _ in range(4):
-        job = replace(job_of(trainer, cohort, Clip(norm=0.05)), kept=kept, broadcast=broadcast)
-        job = replace(job, weights=torch.ones(len(sizes), dtype=torch.float64))
-        sums = trainer.sums(job)
-        mean = sums.total.sum(0) / len(sizes)
-        kept, broadcast = dict(sums.kept), algorithm.step_server(mean, job.local_state(trainer.local))
-        own = kept["control"].double().mean(0)
-        torch.testing.assert_close(broadcast["control"].double(), own, rtol=1e-4, atol=1e-5)
-        assert float(own.norm()) > 0.01
-
-
-def test_an_update_that_is_not_finite_counts_as_zero_for_what_is_kept() -> None:
-    algorithm, cohort = Corrected(), cohort_of([3, 3])
-    trainer = VmapTrainer(task=linear(), local=local_of(algorithm, epochs=2))
-    job = job_of(trainer, cohort, Clip(norm=0.05))
-    job.kept["sent"][1] = torch.inf
-    found: Sums = trainer.sums(job)
-    assert found.nonfinite == 1
-    assert found.kept["sent"][0].isfinite().all()
-    assert torch.equal(found.kept["sent"][1], job.kept["sent"][1])
-
-
-def test_training_without_the_state_that_an_algorithm_keeps_is_refused() -> None:
-    trainer = LoopTrainer(task=linear(), local=local_of(Corrected()))
-    with pytest.raises(
-        CompositionError, match="Corrected keeps state between rounds, and here there is none"
-    ):
-        trainer.sums(replace(job_of(trainer, cohort_of([3]), Clip(norm=1.0)), kept={}))
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -334,17 +234,17 @@ def test_training_without_the_state_that_an_algorithm_keeps_is_refused() -> None
 class Shared(LocalAlgorithm):
     """Mixes the contributions of a batch."""
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         return gradient - gradient.mean(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remembers(LocalAlgorithm):
-    """Hides state outside of what it keeps."""
+    """Remembers its calls."""
 
     calls: ClassVar[list[int]] = []
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         self.calls.append(1)
         return gradient * len(self.calls)
 
@@ -353,27 +253,8 @@ class Remembers(LocalAlgorithm):
 class Wide(LocalAlgorithm):
     """Returns doubles."""
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         return gradient.double()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mislabelled(LocalAlgorithm):
-    """Keeps tensors that it does not declare."""
-
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
-        return gradient
-
-    def begin(self, dimension: int) -> Tensors:
-        return {"extra": torch.zeros(dimension)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Renaming(Corrected):
-    """Returns other tensors than it began with."""
-
-    def finish(self, sent: Tensor, state: LocalState) -> Tensors:
-        return {"other": sent}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,29 +263,29 @@ class Bent(LocalAlgorithm):
 
     in_span: ClassVar[bool] = True
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         return gradient.clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unheard(FedProx):
-    """Adds a method that nothing calls."""
+    """Adds a method that nothing calls, such as one that keeps tensors between rounds."""
 
-    def slopes(self, gradient: Tensor) -> Tensor:
-        return 2 * gradient
+    def finish(self, sent: Tensor) -> Tensor:
+        return sent
 
 
 class Guarded(LocalAlgorithm):
     """Drops the gradients of a whole block where one of them is not finite."""
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         return gradient if bool(gradient.isfinite().all()) else torch.zeros_like(gradient)
 
 
 class Scaled(LocalAlgorithm):
     """Scales a whole block by its largest number, if that is large."""
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         return gradient / gradient.abs().max().clamp(min=10)
 
 
@@ -420,8 +301,6 @@ class Nothing(LocalAlgorithm):
         (Scaled(), r"Scaled, .*: slope\(\) of one contribution depends on those computed beside it"),
         (Remembers(), r"Remembers, .*depends on those computed beside it, or on earlier calls"),
         (Wide(), r"Wide, .*: slope\(\) is \(64, 257\) of torch.float64; float32 of the shape"),
-        (Mislabelled(), r"Mislabelled, .*: keeps = False, and begin\(\) names \['extra'\]"),
-        (Renaming(), r"Renaming, .*: finish\(\) returns \['other'\], and begin\(\) names \['sent'\]"),
         (Nothing(), r"Nothing, given as local algorithm, does not define slope\(\)"),
     ],
 )
@@ -447,14 +326,9 @@ def test_a_direction_that_is_not_linear_is_refused_by_the_gram_trainer_alone() -
     assert choose_trainer(task, local_of(FedProx(mu=1.0))).name == "gram"
 
 
-def test_state_that_no_run_stores_is_refused_before_anything_is_charged() -> None:
-    with pytest.raises(CompositionError, match="Corrected keeps state between rounds, and a run stores none"):
-        uldp_avg(local=local_of(Corrected()), clip=1.0, noise_multiplier=1.0)
-
-
 def test_members_that_a_run_would_ignore_are_refused() -> None:
     with pytest.raises(
-        CompositionError, match="Unheard, given as local algorithm, adds slopes, which nothing"
+        CompositionError, match="Unheard, given as local algorithm, adds finish, which nothing"
     ):
         uldp_avg(local=local_of(Unheard(mu=1.0)), clip=1.0, noise_multiplier=1.0)
 

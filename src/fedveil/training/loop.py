@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedveil.errors import ModelError
 from fedveil.training.counters import batch_order, derive, seed_names, step_seeds
-from fedveil.training.local_algorithms import LocalState
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.state_leak_check import check_unchanged
 from fedveil.training.steps import LocalStep, as_sgd, project_
@@ -63,27 +62,21 @@ class LoopTrainer(PartitionedTrainer):
         to_do = int(steps.sum())
         watch = ProgressMonitor(progress, to_do)
         gradient = BatchGradient(self.task, cohort.device, at_once, watch.check)
-        algorithm, state = as_sgd(self.local).algorithm, job.local_state(self.local)
-        kept = {name: rows.clone() for name, rows in state.kept.items()}
         with check_unchanged(self.task):
             for i, member in enumerate(members.tolist()):
                 if steps[i] == 0:
                     continue
-                own, row = state.rows(slice(i, i + 1)), slice(i, i + 1)
-                delta = single_update(self.local, gradient, own, cohort, member, seeds[row])
-                norms[row], after = sums.finish_(delta[None], job.weights[row], silos[row], algorithm, own)
-                for name, value in after.items():
-                    kept[name][row] = value
+                row = slice(i, i + 1)
+                delta = single_update(self.local, gradient, job.start, cohort, member, seeds[row])
+                norms[row] = sums.add_(delta[None], job.weights[row], silos[row])
                 watch.add_steps(int(steps[i]))
-        return Sums(
-            total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do, kept=kept
-        )
+        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
 
 def single_update(
     local: LocalStep,
     gradient: BatchGradient,
-    state: LocalState,
+    start: Float32[Tensor, " d"],
     cohort: Cohort,
     member: int,
     seed: Int64[Tensor, " 1"],
@@ -95,12 +88,12 @@ def single_update(
     Args:
         local: the local steps.
         gradient: the gradient of the mean loss of a batch.
-        state: of the contribution's algorithm, with the model w_start.
+        start: (d,) the model w_start.
         cohort: the records.
         member: index of the contribution in ``cohort.groups``.
         seed: (1,) its seed, for batches and dropout masks.
     """
-    sgd, start = as_sgd(local), state.start
+    sgd = as_sgd(local)
     records = torch.from_numpy(cohort.groups.members(member))
     batch_size = sgd.batch_size or len(records)
     # A large model spends more time on fresh memory than on arithmetic: every step writes to the same vectors.
@@ -114,7 +107,7 @@ def single_update(
             masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
             gradient.evaluate(model, *cohort.batch(batch), masks[0], out=slope)
             if sgd.algorithm.changes:
-                slope.copy_(sgd.algorithm.slope(slope[None], model[None], state)[0])
+                slope.copy_(sgd.algorithm.slope(slope[None], model[None], start)[0])
             # v <- mu v + (grad + lambda w), w <- w - eta v. The update is accumulated, not the model: the difference
             # of two models would lose the low bits of a small update.
             if sgd.momentum:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fedveil.privacy.bounds import Bound
 from fedveil.stage import Source
-from fedveil.training.local_algorithms import LocalAlgorithm, LocalState, Tensors
 from fedveil.training.shapes import single_threaded
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, Progress, ProgressMonitor, Sums, TrainJob
@@ -86,30 +85,6 @@ class SiloSums:
                 sums = torch.zeros(len(present), rows.shape[1], dtype=torch.float32, device=rows.device)
                 self._units[present] += sums.index_add_(0, local, rows)
         return norms
-
-    def finish_(
-        self,
-        deltas: Float32[Tensor, "b d"],
-        weights: Float64[Tensor, " b"],
-        silos: Int64[Tensor, " b"],
-        algorithm: LocalAlgorithm,
-        state: LocalState,
-    ) -> tuple[Float64[Tensor, " b"], Tensors]:
-        """Add updates as :meth:`add_`, and return their norms and what the local algorithm keeps of them.
-
-        Args:
-            deltas: (b, d) updates; overwritten.
-            weights: (b,) weight of each update.
-            silos: (b,) row of the sums of each update.
-            algorithm: the local algorithm.
-            state: of these contributions before the round.
-        """
-        sent = deltas.clone() if algorithm.keeps else None
-        norms = self.add_(deltas, weights, silos)
-        if sent is None:
-            return norms, {}
-        factors = self._bound.coefficients(norms).float()[:, None]
-        return norms, algorithm.finish(torch.where(factors > 0, sent * factors, 0.0), state)
 
     def total(self) -> Float64[Tensor, "silos d"]:
         """Return the sums in the unit of the updates, in the memory of the sums: nothing can be added after it."""

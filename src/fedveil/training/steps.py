@@ -114,21 +114,11 @@ class LocalSgd(Source):
         """Return whether the learning rate is a number; an experiment finds it where it is a word."""
         return is_number(self.learning_rate)
 
-    @property
-    def rate_sum(self) -> float:
-        """Sum K eta of the learning rates of full-batch steps."""
-        return self.epochs * self.learning_rate
-
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse a rate that only an experiment can find, what the algorithm refuses, and state between rounds."""
+        """Refuse a rate that only an experiment can find, and what the algorithm refuses."""
         if not self.has_rate:
             yield "local learning_rate = 'by-rule' is found for an experiment; give a number"
             return
-        if self.algorithm.keeps or self.algorithm.begin_server(1):
-            yield (
-                f"local algorithm {type(self.algorithm).__name__} keeps state between rounds, and a run stores none; "
-                "take one that keeps nothing, such as fedprox"
-            )
         yield from self.algorithm.refuses(method)
 
     def count(self, records: int) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -26,11 +26,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedveil.data.records import Affine, Groups, Records
-from fedveil.errors import CompositionError
 from fedveil.privacy.bounds import Bound
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.counters import contribution_seeds
-from fedveil.training.local_algorithms import LocalState, Tensors
 from fedveil.training.steps import LocalStep, as_sgd
 from fedveil.training.task import Task
 
@@ -176,14 +174,12 @@ class Sums:
         norms: (m,) l2 norm of each member's update before clipping; NaN if the update is not finite.
         nonfinite: number of members whose update had a NaN or an infinity; such an update counts as zero.
         steps: gradient steps taken, over all members.
-        kept: (m, d) tensors that the local algorithm keeps of each member; empty if it keeps none.
     """
 
     total: Float64[Tensor, "silos d"]
     norms: Float64[Tensor, " m"]
     nonfinite: int
     steps: int
-    kept: Tensors = field(default_factory=dict)
 
     def with_clip_marks(self, job: TrainJob) -> Sums:
         """Append the extra coordinates of the job's bound (its clip marks) to the sums of each silo.
@@ -211,8 +207,6 @@ class TrainJob:
         randomness: of the experiment; batches and dropout masks of a contribution depend only on it, on ``path``
             and on the contribution's (silo, user). They do not change when other contributions join or leave.
         path: names this round's randomness, for instance ``("round", 3)``.
-        kept: (m, d) tensors that the local algorithm has kept of each member.
-        broadcast: (d,) tensors of the local algorithm's server state.
     """
 
     start: Float32[Tensor, " d"]
@@ -222,25 +216,6 @@ class TrainJob:
     bound: Bound
     randomness: ExperimentRandomness
     path: Path
-    kept: Tensors = field(default_factory=dict)
-    broadcast: Tensors = field(default_factory=dict)
-
-    def local_state(self, local: LocalStep) -> LocalState:
-        """Return the state that the local algorithm reads.
-
-        Raises:
-            CompositionError: the job lacks tensors that the algorithm keeps or that its server state has.
-        """
-        sgd = as_sgd(local)
-        lacking = (sgd.algorithm.keeps and not self.kept) or (
-            not self.broadcast and sgd.algorithm.begin_server(len(self.start))
-        )
-        if lacking:
-            raise CompositionError(
-                f"local algorithm {type(sgd.algorithm).__name__} keeps state between rounds, and here there is none; "
-                "take one that keeps nothing, such as fedprox"
-            )
-        return LocalState(start=self.start, rate_sum=sgd.rate_sum, kept=self.kept, broadcast=self.broadcast)
 
     def per_contribution(self) -> TrainJob:
         """Return the job whose sums are its contributions, one row each."""
@@ -258,14 +233,11 @@ class TrainJob:
             self,
             start=self.start.to(device),
             weights=self.weights.to(device),
-            kept={name: rows.to(device) for name, rows in self.kept.items()},
-            broadcast={name: vector.to(device) for name, vector in self.broadcast.items()},
         )
 
     def subset(self, chosen: Int64[Tensor, " k"]) -> TrainJob:
         """Return the job for the members at these positions."""
-        kept = {name: rows[chosen] for name, rows in self.kept.items()}
-        return replace(self, members=self.members[chosen], weights=self.weights[chosen], kept=kept)
+        return replace(self, members=self.members[chosen], weights=self.weights[chosen])
 
 
 @runtime_checkable

@@ -41,7 +41,6 @@ from fedveil.training.kernel_replay import (
     ReplayedGradient,
     Tensors,
 )
-from fedveil.training.local_algorithms import LocalState
 from fedveil.training.loop import BatchGradient, single_update
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded, slot_multiple
@@ -115,22 +114,14 @@ class VmapTrainer(PartitionedTrainer):
         norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
         to_do = int(steps.sum())
         watch = ProgressMonitor(progress, to_do)
-        algorithm, state = as_sgd(self.local).algorithm, job.local_state(self.local)
-        kept = {name: rows.clone() for name, rows in state.kept.items()}
         with check_unchanged(self.task):
-            for chunk, deltas in self._updates(job, state, watch):
-                norms[chunk], after = sums.finish_(
-                    deltas, weights[chunk], silos[chunk], algorithm, state.rows(chunk)
-                )
-                for name, value in after.items():
-                    kept[name][chunk] = value
+            for chunk, deltas in self._updates(job, watch):
+                norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
                 watch.add_steps(int(steps[chunk].sum()))
-        return Sums(
-            total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do, kept=kept
-        )
+        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
 
     def _updates(
-        self, job: TrainJob, state: LocalState, watch: ProgressMonitor
+        self, job: TrainJob, watch: ProgressMonitor
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
         """Yield positions in the members, and the updates of these contributions."""
         cohort, members, seeds = job.cohort, job.members, job.seeds
@@ -141,15 +132,17 @@ class VmapTrainer(PartitionedTrainer):
             if chunk.slots == 1:
                 for position in torch.split(chunk.positions, 1):
                     member = int(members[position])
-                    own = state.rows(position)
-                    yield position, single_update(sgd, alone, own, cohort, member, seeds[position])[None]
+                    yield (
+                        position,
+                        single_update(sgd, alone, job.start, cohort, member, seeds[position])[None],
+                    )
                 continue
             filled = torch.cat(
                 [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
             )
             batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk, watch.check)
             with single_threaded(), without_fallback_warnings():
-                deltas = train(sgd, batched, state.rows(filled), batches)
+                deltas = train(sgd, batched, job.start, batches)
             yield chunk.positions, deltas[: len(chunk.positions)]
 
     def _chunks(self, cohort: Cohort, members: Int64[Tensor, " m"]) -> Iterator[Chunk]:
@@ -392,17 +385,17 @@ class Batches:
 
 
 def train(
-    sgd: LocalSgd, gradients: BatchedGradients, state: LocalState, batches: Batches
+    sgd: LocalSgd, gradients: BatchedGradients, start: Float32[Tensor, " d"], batches: Batches
 ) -> Float32[Tensor, "b d"]:
     """Return the updates of the contributions of a chunk, one per row, in the order of the batches.
 
     Args:
         sgd: the local steps.
         gradients: of the task.
-        state: of the contributions' algorithm, with the model from which they start.
+        start: (d,) the model from which they start.
         batches: the steps of the chunk.
     """
-    layout, start = gradients.layout, state.start
+    layout = gradients.layout
     models = torch.empty(batches.count, layout.dimension, device=start.device)
     velocity: Tensors = {}
     for step, batch in enumerate(batches):
@@ -416,7 +409,7 @@ def train(
         if sgd.algorithm.changes:
             gradient = torch.cat([slopes[name].reshape(rows, -1) for name in layout.names], 1)
             current = models[:rows] if step else start.expand(rows, -1)
-            slopes = layout.unflatten(sgd.algorithm.slope(gradient, current, state.rows(slice(0, rows))))
+            slopes = layout.unflatten(sgd.algorithm.slope(gradient, current, start))
         for name, slope in slopes.items():
             if sgd.weight_decay:
                 slope = slope.add_(at[name], alpha=sgd.weight_decay)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.config_keys import Positive
-from fedveil.training.local_algorithms import LocalAlgorithm, LocalState
+from fedveil.training.local_algorithms import LocalAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,6 @@ class Normalised(LocalAlgorithm):
 
     least: Positive = 1e-3
 
-    def slope(self, gradient: Tensor, at: Tensor, state: LocalState) -> Tensor:
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
         """Return the direction of every row."""
         return gradient / gradient.norm(dim=1, keepdim=True).clamp(min=self.least)

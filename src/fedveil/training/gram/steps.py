@@ -310,7 +310,7 @@ def supports_gram(sgd: LocalSgd) -> bool:
     early would leave most of a Gram matrix unused.
     """
     plain = sgd.steps is None and (sgd.projection is None or sgd.momentum == 0)
-    return plain and sgd.algorithm.in_span and not sgd.algorithm.keeps
+    return plain and sgd.algorithm.in_span
 
 
 class Ball:

@@ -50,7 +50,6 @@ from fedveil.training.gram.steps import (
     train_batches,
     train_full_batch,
 )
-from fedveil.training.local_algorithms import LocalState
 from fedveil.training.losses import Loss
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded
@@ -140,7 +139,7 @@ def _train(
                 task.loss, step, _first(read, rows), features.flatten(2), targets, _first(written, rows)
             )
             if sgd.algorithm.changes:
-                changed = sgd.algorithm.slope(gradient[:rows], model, LocalState(start=start))
+                changed = sgd.algorithm.slope(gradient[:rows], model, start)
                 gradient[:rows] = changed
             # v <- mu v + grad + lambda w; Delta <- Delta - eta v. The update is kept, not the model, so its low bits
             # survive.
