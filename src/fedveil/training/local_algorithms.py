@@ -175,11 +175,9 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
 
     def computed(chosen: Tensor, others: float | None = None) -> Tensor:
         """Return the directions of some rows; ``others`` stands in all odd rows."""
-        odd = (chosen % 2 == 1)[:, None]
-        given = [
-            one[chosen] if others is None else torch.where(odd, others, one[chosen]) for one in (gradient, at)
-        ]
-        return algorithm.slope(*given, start)
+        odd = torch.zeros_like(chosen, dtype=torch.bool) if others is None else chosen % 2 == 1
+        slopes, models = (torch.where(odd[:, None], others or 0.0, one[chosen]) for one in (gradient, at))
+        return algorithm.slope(slopes, models, start)
 
     whole = computed(torch.arange(count))
     if whole.shape != gradient.shape or whole.dtype != torch.float32:

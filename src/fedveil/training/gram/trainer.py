@@ -152,7 +152,9 @@ def _train(
     return deltas
 
 
-def _first(layer: LinearViews, rows: int) -> LinearViews:
+def _first(
+    layer: LinearViews, rows: int
+) -> tuple[Float32[Tensor, "rows k p"], Float32[Tensor, "rows k"] | None]:
     """Return the views of the first models."""
     weight, bias = layer
     return weight[:rows], None if bias is None else bias[:rows]
