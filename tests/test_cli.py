@@ -268,7 +268,7 @@ def test_more_seeds_than_anybody_runs_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (MemoryError("shape (4711,)"), 2, "more memory is needed than there is"),
+        (MemoryError("shape (4711,)"), 74, "more memory is needed than there is"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/media/usb/model"),
             74,

@@ -34,6 +34,7 @@ from fedveil.errors import (
     ConfigError,
     CoordinatorGoneError,
     FedveilError,
+    HostError,
     IntegrityError,
     RefusedRunError,
     RunFolderError,
@@ -201,6 +202,7 @@ def test_logs_are_lines_of_json_if_asked(capsys: pytest.CaptureFixture[str]) -> 
         (SilentSiloError, 5),
         (CoordinatorGoneError, 6),
         (IntegrityError, 7),
+        (HostError, 74),
         (BusyError, 75),
     ],
 )

@@ -40,12 +40,12 @@ _NEVER_WAITED_FOR: Final = (
     getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
 
-_HOST_FAULTS: Final = tuple(
+HOST_FAULTS: Final = tuple(
     getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ENOMEM")
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "EAGAIN")
     if hasattr(errno, name)
 )
-"""Errors that say nothing about a file: there is no room, no descriptor or no memory, or the disk fails."""
+"""Errors that say nothing about a file: there is no room, no descriptor, no memory, no process, or the disk fails."""
 
 DEEPEST: Final = 64
 """Deepest nesting of tables and lists in a document that is read; documents of fedveil stay below 16."""
@@ -134,7 +134,7 @@ def writing(place: object, error: type[FedveilError], so: str = "") -> Iterator[
 
 def with_host_code(problem: OSError, failed: FedveilError) -> FedveilError:
     """Give an error the exit code of a host's fault where it is one, so that a service manager tries again."""
-    if problem.errno in _HOST_FAULTS:
+    if problem.errno in HOST_FAULTS:
         failed.exit_code = HostError.exit_code
     return failed
 

@@ -21,6 +21,7 @@ from fedveil import __version__
 from fedveil.cli.examples import show_examples
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError, HostError
+from fedveil.files import HOST_FAULTS
 from fedveil.sanitize import LogFormat, LogLevel, log_choice, show_log
 from fedveil.user_code import name_user_code
 
@@ -28,7 +29,7 @@ _BUG: Final = 70
 """Exit code of what nobody foresaw."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Of a disk, wherever it ends a command that has nothing better to say of it."""
+"""Errors of a disk that nothing more can be written to."""
 
 _Misuse: Final[Any] = typer.BadParameter.__base__
 """Errors that click raises for a wrong call of a command; see :class:`_Lazy`."""
@@ -257,15 +258,28 @@ def main() -> None:
         code = 1
     except MemoryError:  # what it says of shapes may count records
         _say("more memory is needed than there is: fewer users, silos or parameters, or another machine")
-        code = FedveilError.exit_code
-    except Exception as error:
+        code = HostError.exit_code
+    except OSError as error:
+        code = _end_of(error)
+    except Exception:
         code = _BUG
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            _say(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
-            code = HostError.exit_code
-        else:
-            traceback.print_exc()
+        traceback.print_exc()
     raise SystemExit(code or 0)
+
+
+def _end_of(error: OSError) -> int:
+    """Say which fault of this host ended a command that has nothing better to say of it; return the exit code."""
+    if error.errno in _NO_ROOM:
+        _say(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
+    elif error.errno in HOST_FAULTS:
+        _say(f"{error.filename or 'this host'}: {error.strerror}")
+    elif isinstance(error, PermissionError) and error.filename:
+        _say(f"{error.filename}: {error.strerror}; this command's user needs access to it")
+        return FedveilError.exit_code
+    else:
+        traceback.print_exc()
+        return _BUG
+    return HostError.exit_code
 
 
 def _say(mistake: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,14 +161,14 @@ def demo_command(
 ) -> None:
     """Create a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
     from fedveil.cli.coordinator import open_party
-    from fedveil.cli.services import end_by_terminate, import_late
+    from fedveil.cli.services import import_late
     from fedveil.federation.enrollment.demonstration import write_demonstration
     from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
     from fedveil.federation.hosts.submission import create_run, read_document
 
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    end_by_terminate()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     service = import_late("fedveil.federation.hosts.silo_service").SiloService
     served: list[CoordinatorService | SiloService] = [open_party(home)]
     try:

@@ -55,12 +55,12 @@ def import_late(module: str) -> Any:
 
 
 def end_by_terminate() -> None:
-    """Let SIGTERM end a command as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Let SIGTERM end a served party with exit code 0, so that a service manager calls no stopped service failed."""
+    signal.signal(signal.SIGTERM, _end)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 # --- health of a served party ---

@@ -34,8 +34,8 @@ from fedveil.crypto.keys import (
     unprotect,
     write_private_file,
 )
-from fedveil.errors import ConfigError, CryptoError
-from fedveil.files import read_content, reading
+from fedveil.errors import BusyError, ConfigError, CryptoError
+from fedveil.files import read_content, reading, with_host_code
 
 # --- digests of public keys ---
 
@@ -285,19 +285,23 @@ def days_left(path: Path, issuer: Path, *, now: datetime | None = None) -> float
         now: of the clock; None: the system's.
 
     Raises:
-        ConfigError: missing, no certificate, not of this authority, or not valid at this clock.
+        BusyError: it begins later than this clock.
+        ConfigError: missing, no certificate, not of this authority, or expired at this clock.
     """
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         authority = x509.load_pem_x509_certificate(issuer.read_bytes())
         certificate.verify_directly_issued_by(authority)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        failed = ConfigError(f"{error.filename}: cannot be read: {error.strerror}")
+        raise with_host_code(error, failed) from None
     except Exception as error:
         raise ConfigError(f"{path}: no certificate of {issuer.name} ({type(error).__name__})") from None
     now = now or datetime.now(UTC)
     if now < certificate.not_valid_before_utc or now > certificate.not_valid_after_utc:
-        raise ConfigError(
+        # A clock that is behind may not have been set since the host started.
+        kind = BusyError if now < certificate.not_valid_before_utc else ConfigError
+        raise kind(
             f"{path}: valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
             f"{certificate.not_valid_after_utc:%Y-%m-%d}, and this clock says {now:%Y-%m-%d}; "
             "set the clock, or issue it again"

@@ -96,7 +96,12 @@ class AttachedLink:
             _log.warning("the link ended with exit code %d; it is started again in %g s", code, pause)
             if self._stopping.wait(pause):
                 return
-            self._child = self._start()
+            try:
+                self._child = self._start()
+            except (
+                ProcessError
+            ) as error:  # no room for a process now; the one that has ended is waited for again
+                _log.error("%s", error)
 
     def _wait(self) -> None:
         until = time.monotonic() + _STARTING_SECONDS

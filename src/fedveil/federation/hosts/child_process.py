@@ -42,6 +42,9 @@ class ChildProcess:
         settings: what it is told, numbers and strings; ``party`` is the folder of the party that starts it.
         report: called in a thread with each JSON value that the child writes to its standard output, one a line;
             None: the child has the parent's standard output.
+
+    Raises:
+        ProcessError: this host has no room for another process.
     """
 
     def __init__(
@@ -50,12 +53,15 @@ class ChildProcess:
         settings: dict[str, Any],
         report: Callable[[Any], None] | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=None if report is None else subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=None if report is None else subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProcessError(f"{module}: the process cannot be started: {error.strerror}") from None
         assert self._process.stdin is not None
         if report is not None:
             threading.Thread(target=self._read_reports, args=(report,), daemon=True).start()

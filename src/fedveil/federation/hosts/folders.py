@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -15,7 +16,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-import portalocker
 from pydantic import Field, model_validator
 
 from fedveil.crypto.keys import IdentityKey, Passphrase
@@ -198,7 +198,7 @@ def lock_membership(party: Path) -> Iterator[None]:
     with writing(party, ConfigError):
         descriptor = os.open(party, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        portalocker.lock(descriptor, portalocker.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

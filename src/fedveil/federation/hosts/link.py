@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import resource
 import signal
-import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -23,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.crypto.keys import read_private_file
-from fedveil.errors import BusyError, ConfigError, FedveilError
+from fedveil.errors import FedveilError
 from fedveil.federation.enrollment.certificates import KeyDigests
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.link_folder import LinkFolder
-from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, RunningFolder, listen
+from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, RunningFolder, listen, listen_at
 from fedveil.federation.transport.https.endpoints import (
     CoordinatorEndpoint,
     SiloEndpoint,
@@ -62,23 +60,6 @@ def server_context(folder: LinkFolder) -> ssl.SSLContext:
     return context
 
 
-def listen_publicly(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a host and port.
-
-    Raises:
-        BusyError: another process listens there.
-        ConfigError: not an address of this host.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        kind = BusyError if error.errno == errno.EADDRINUSE else ConfigError
-        raise kind(
-            f'link.toml: host = "{host}", port = {port}: cannot listen there: {error.strerror or error}'
-        ) from None
-
-
 class Link:
     """The mailbox with its sockets, as ``link.toml`` asks for them.
 
@@ -88,6 +69,7 @@ class Link:
         limits: bounds on what the network may ask for.
 
     Raises:
+        BusyError: the address is taken, or this host does not have it yet.
         ConfigError: a socket cannot be opened.
     """
 
@@ -101,7 +83,8 @@ class Link:
         if settings.port:
             context = self._context = server_context(folder)
             public = SiloEndpoint(self.mailbox, by_certificate(digests), limits)
-            opened = listen_publicly(settings.host, settings.port)
+            place = f'{folder / "link.toml"}: host = "{settings.host}", port = {settings.port}'
+            opened = listen_at(settings.host, settings.port, place, _BACKLOG)
 
             def member_of(certificate: bytes) -> int | None:
                 return self.mailbox.number(digests(certificate))
@@ -154,7 +137,9 @@ def serve_link(
         limits: bounds on what the network may ask for.
 
     Raises:
-        ConfigError: the link is served already, its certificate is not valid at this clock, or its address is taken.
+        BusyError: the link is served already, its address is taken or not there yet, or its certificate begins later
+            than this clock.
+        ConfigError: its certificate is not valid, or it may not listen at its address.
         CryptoError: others can read the TLS key.
     """
     folder.check_certificate()

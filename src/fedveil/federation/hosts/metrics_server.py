@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import ConfigError
-from fedveil.federation.hosts.sockets import RunningFolder, accept_connections, address, listen
+from fedveil.federation.hosts.sockets import RunningFolder, accept_connections, address, listen, listen_at
 from fedveil.sanitize import sanitize
 
 # --- figures of a served party ---
@@ -233,7 +233,8 @@ class MetricsServer:
         fresh_seconds: for how long figures are told again as they are.
 
     Raises:
-        ConfigError: other hosts reach the address, or it is taken.
+        BusyError: the address is taken.
+        ConfigError: other hosts reach the address.
     """
 
     def __init__(
@@ -315,11 +316,7 @@ class MetricsServer:
 
 def _listen_locally(port: str) -> socket.socket:
     host, number = local_port(port)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, number), family=family, backlog=8)
-    except OSError as error:
-        raise ConfigError(f'metrics = "{port}": {error.strerror}') from None
+    return listen_at(host, number, f'metrics = "{port}"', backlog=8)
 
 
 def _read(connection: socket.socket, seconds: float) -> bytes:

@@ -6,8 +6,6 @@ import grp
 from pathlib import Path
 from typing import Self
 
-import tomlkit
-
 from fedveil.errors import ConfigError
 from fedveil.files import read_toml, replace_file, writing
 from fedveil.validation import DocumentTable, validate_document
@@ -23,6 +21,8 @@ class Settings(DocumentTable):
 
     def write(self, path: Path) -> None:
         """Write a settings file, whole or not at all; what the disk refuses is a :class:`ConfigError` that names it."""
+        import tomlkit  # a served link reads settings and writes none
+
         with writing(path, ConfigError):
             replace_file(path, tomlkit.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
 

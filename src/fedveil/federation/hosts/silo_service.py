@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, HostError
 from fedveil.federation.enrollment.certificates import check_client_certificate
 from fedveil.federation.hosts.child_process import ChildProcess
 from fedveil.federation.hosts.connection_state import BridgeConnection, SiloConnection
@@ -119,11 +119,14 @@ class SiloService:
                     return
                 try:
                     self._settings = self._network_settings()
+                    self.network = self._start()
                 except FedveilError as error:
+                    if error.exit_code == HostError.exit_code:
+                        _log.error("%s", error)
+                        continue  # no room now; the process that has ended is waited for again
                     self._failure = error
                     self._stopping.set()
                     return
-                self.network = self._start()
 
     def _watch_membership(self) -> None:
         """End the network process where a membership was accepted: the next one has its keys and certificate."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import logging
 import os
 import shutil
@@ -13,10 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import portalocker
-
 from fedveil.errors import BusyError, ConfigError
-from fedveil.files import writing
+from fedveil.files import with_host_code, writing
 from fedveil.sanitize import FaultLog
 
 LINK: Final = "link"
@@ -37,6 +37,9 @@ _LONGEST_NAME: Final = 100
 _LOOKS: Final = 20
 _LOOK_SECONDS: Final = 0.02
 _PAUSE_SECONDS: Final = 0.1
+_MAY_PASS: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""Another process has the address, or this host does not have it yet, as before its network is up."""
+
 _open_folders: dict[Path, int] = {}
 _faults = FaultLog(logging.getLogger("fedveil.process"))
 
@@ -60,27 +63,54 @@ def listen(path: Path, group: int | None = None) -> socket.socket:
     """Return a listening socket with mode 0600, or 0660 for a group; a stale one at the path is replaced.
 
     Raises:
-        ConfigError: there is no such folder, or a file that is no socket.
+        ConfigError: there is no such folder, a file that is no socket, or the socket cannot be made.
     """
     if path.exists() and not path.is_socket():
         raise ConfigError(f"{path}: a file that is no socket; a socket is to be made there")
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent}: no such folder; the socket {path.name} is to be made there")
-    path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # Linux gives a bound socket the mode of its descriptor. A umask is of the whole process: what other threads
-        # create meanwhile would get it, and two threads at once could leave it behind.
-        os.fchmod(listening.fileno(), 0o600)
-        listening.bind(address(path))
-        if group is not None:
-            os.chown(path, -1, group)
-        path.chmod(0o600 if group is None else 0o660)
-    except BaseException:
-        listening.close()
-        raise
-    listening.listen(64)
+    with writing(path, ConfigError):
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Linux gives a bound socket the mode of its descriptor. A umask is of the whole process: what other
+            # threads create meanwhile would get it, and two threads at once could leave it behind.
+            os.fchmod(listening.fileno(), 0o600)
+            listening.bind(address(path))
+            if group is not None:
+                os.chown(path, -1, group)
+            path.chmod(0o600 if group is None else 0o660)
+        except BaseException:
+            listening.close()
+            raise
+        listening.listen(64)
     return listening
+
+
+def listen_at(host: str, port: int, place: str, backlog: int) -> socket.socket:
+    """Return a socket that listens at an address of this host.
+
+    Args:
+        host: an address, or a name of one.
+        port: its port.
+        place: where the address is set, for the error.
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        BusyError: another process listens there, or this host does not have the address or know the name (yet).
+        ConfigError: this process may not listen there; or, with the exit code of a host's fault, it has no room to.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except UnicodeError:  # of a name with a label that no host's name has
+        raise ConfigError(f"{place}: neither an address nor a name of a host") from None
+    except OSError as error:
+        passes = isinstance(error, socket.gaierror) or error.errno in _MAY_PASS
+        # strerror of create_server repeats the address, which the place has
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        failed = (BusyError if passes else ConfigError)(f"{place}: cannot listen there: {why}")
+        raise failed if passes else with_host_code(error, failed) from None
 
 
 def accept_connections(listening: socket.socket, is_ending: Callable[[], bool]) -> Iterator[socket.socket]:
@@ -107,12 +137,15 @@ def check_closed(path: Path) -> None:
     """Return if a file, folder or socket is nobody's but its owner's and the owner's group's.
 
     Raises:
-        ConfigError: others can open it, or there is none.
+        ConfigError: others can open it, or this user cannot see it.
+        BusyError: there is none (any more).
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        raise BusyError(f"{path}: no such file; the process that made it has ended") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise with_host_code(error, ConfigError(f"{path}: {error.strerror}")) from None
     if mode & 0o007:
         raise ConfigError(f"{path}: mode {mode:04o} lets every user of this host in; chmod o= {path}")
 
@@ -120,8 +153,8 @@ def check_closed(path: Path) -> None:
 def _locked(descriptor: int) -> bool:
     """Take a folder's lock; whoever tidies up after a party has it for an instant, and must not be in the way."""
     for _ in range(_LOOKS):
-        with contextlib.suppress(portalocker.LockException):
-            portalocker.lock(descriptor, portalocker.LOCK_EX | portalocker.LOCK_NB)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         time.sleep(_LOOK_SECONDS)
     return False
@@ -138,21 +171,25 @@ class RunningFolder:
 
     Raises:
         BusyError: the party is served already.
-        ConfigError: the folder cannot be made.
+        ConfigError: the folder cannot be made, or is another user's.
     """
 
     def __init__(self, party: Path, group: int | None = None) -> None:
         self.path = party / "run"
         with writing(self.path, ConfigError):
             self.path.mkdir(mode=0o700, exist_ok=True)
-        if group is not None:
-            os.chown(self.path, -1, group)
-        self.path.chmod(0o700 if group is None else 0o750)
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        if not _locked(self._lock):
+            if group is not None:
+                os.chown(self.path, -1, group)
+            self.path.chmod(0o700 if group is None else 0o750)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with writing(self.path, ConfigError):
+                if not _locked(self._lock):
+                    raise BusyError(f"{party}: is served already by another process of this host")
+                self._empty()
+        except BaseException:
             os.close(self._lock)
-            raise BusyError(f"{party}: is served already by another process of this host") from None
-        self._empty()
+            raise
         # torch makes this folder as soon as vmap is used, and would leave it among the temporary files
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.path / "torch"))
 
