@@ -92,6 +92,21 @@ def test_a_target_at_its_bound_is_within_it(upper: float) -> None:
     assert np.isfinite(found.predict(X)).all()
 
 
+class Unreadable:
+    """An object whose conversion fails with words of its own."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError("aged 93")
+
+
+@pytest.mark.parametrize("entry", [[1.0, 2.0], Unreadable(), "aged 93", None])
+def test_a_target_that_is_no_number_is_named_by_its_row_alone(entry: Any) -> None:
+    wanted = [*X[:3, 0].tolist(), entry, *X[4:, 0].tolist()]
+    with pytest.raises(DataError, match="row 3") as raised:
+        fitted(Regressor, wanted, target_range=(-1, 1))
+    assert "93" not in str(raised.value)
+
+
 @pytest.mark.filterwarnings("ignore:user ids of this fit")
 def test_silos_are_told_as_counted_wherever_they_are_read_from_records() -> None:
     """Whether all records lie in a silo called 0 decided between two statements."""

@@ -374,9 +374,10 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         self.target_range = target_range
 
     def _population(self, X: np.ndarray, y: Any, user: Any, silo: Any) -> Population:
-        several = np.ndim(y) == 2 and np.shape(y)[1] > 1
+        shape = _shape(y)
+        several = len(shape) == 2 and shape[1] > 1
         task: Task = "multi-output" if several else "regression"
-        self.n_outputs_ = np.shape(y)[1] if several else 1
+        self.n_outputs_ = shape[1] if several else 1
         if self.target_range is None:
             return self._people(X, y, user, silo, task=task)
         targets = np.asarray(read_numbers(y, task, "y"), dtype=np.float64)
@@ -493,6 +494,15 @@ def _seed(estimator: Any) -> int:
             f"{type(estimator).__name__}.fit: random_state must be None, a whole number from 0 to 2^32 - 1 or a "
             f"numpy RandomState, not {type(estimator.random_state).__name__}"
         ) from None
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    """Return the shape of targets; of a list that of its first entry decides, so that no entry is converted here."""
+    if (shape := getattr(given, "shape", None)) is not None:
+        return tuple(shape)
+    if not isinstance(given, list | tuple):
+        return ()
+    return (len(given), *(_shape(given[0]) if given else ()))
 
 
 def _refusal(X: Any, where: str) -> DataError:
