@@ -38,6 +38,7 @@ from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import GaussianEvent, LaplaceEvent, PoissonSampledEvent, SelfComposedEvent
+from fedveil.privacy.ledger import GENESIS, read_entries, write_line
 from fedveil.privacy.statement import Disclosure, Statement
 from fedveil.run.folder.shown import FIELDS, FILES, Kind
 from fedveil.training.models import build_model
@@ -546,7 +547,9 @@ def test_a_statement_of_more_than_can_be_counted_fails_and_neither_hangs_nor_cra
     assert "must lie between" in failures(fv.verify(tmp_path / "none"))["files"]
 
 
-def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_path: Path) -> None:
+def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(
+    made: Path, tmp_path: Path, trained: fv.Result
+) -> None:
     lines = read_files(made)["ledger.jsonl"].splitlines(keepends=True)
     assert len(lines) == 2
     short = failures(fv.verify(rewritten(made, tmp_path / "short", {"ledger.jsonl": lines[0]})))
@@ -557,6 +560,18 @@ def test_a_ledger_that_lost_a_charge_or_is_anothers_is_refused(made: Path, tmp_p
     most = read_files(made)["bundle.json"].replace(b'"rounds": 2', b'"rounds": 9000000000000000000')
     endless = failures(fv.verify(rewritten(made, tmp_path / "endless", {"bundle.json": most})))
     assert "round 3 was not charged" in endless["ledger"]  # and nobody counts so far
+    renamed, previous, entries = b"", GENESIS, read_entries(trained.folder / "ledger.jsonl")
+    for (
+        entry
+    ) in entries:  # another run's charges of the same cost, in a chain that ends where the manifest says
+        line, previous = write_line(replace(entry, run="another"), previous)
+        renamed += line + b"\n"
+    ends = json.loads(read_files(made)["bundle.json"]) | {
+        "ledger": {"count": len(entries), "digest": previous}
+    }
+    changes = {"ledger.jsonl": renamed, "bundle.json": json.dumps(ends).encode()}
+    anothers = failures(fv.verify(rewritten(made, tmp_path / "anothers", changes)))
+    assert "2 rounds made the model, and round 1 was not charged" in anothers["ledger"]
     other = train(tmp_path / "runs", "mlp", rounds=3).folder / "ledger.jsonl"
     strange = failures(fv.verify(rewritten(made, tmp_path / "other", {"ledger.jsonl": other.read_bytes()})))
     assert set(strange) == {"ledger", "statement"}

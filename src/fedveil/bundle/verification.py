@@ -120,7 +120,8 @@ def _chain(bundle: Bundle, ledger: Path) -> str:
         raise BundleError(
             f"the ledger has {found.count} charges, and is not the one that ended after {said.count}"
         )
-    charged = {entry.round for entry in read_entries(ledger)}
+    # Charges of another run pay for none of this one's rounds; side releases have names of their own.
+    charged = {entry.round for entry in read_entries(ledger) if entry.run == bundle.manifest.run}
     first = next(number for number in count(1) if number not in charged)  # the first round without a charge
     if first <= bundle.manifest.rounds:
         raise BundleError(
