@@ -30,7 +30,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.run.config.experiment import flatten_keys
 from fedveil.run.folder.documents import NORM_LEVELS
 
-_TOLD: Final = (
+_LOGGED_KEYS: Final = (
     "name",
     "rounds",
     "seed",
@@ -61,7 +61,9 @@ class Tracker(Callback):
             read_text(folder / "experiment.toml", ConfigError), folder / "experiment.toml", ConfigError
         )
         self._began = time.time()
-        self._begin(folder, done, flatten_keys({key: document[key] for key in _TOLD if key in document}))
+        self._begin(
+            folder, done, flatten_keys({key: document[key] for key in _LOGGED_KEYS if key in document})
+        )
 
     def on_round_end(self, round: RoundSummary) -> str | None:
         self._keep(round.number, scalars(round))

@@ -63,7 +63,7 @@ from fedveil.protocols.session_messages import (
     single_message,
 )
 
-_TOLD: Final = (GlobalModel, RoundClip, SampledUsers, SampledFlag, SamplingCommitment)
+_INSTRUCTIONS: Final = (GlobalModel, RoundClip, SampledUsers, SampledFlag, SamplingCommitment)
 """Kinds of the parts that precede a task and belong to it."""
 
 
@@ -202,7 +202,7 @@ class SiloSession:
         Raises:
             FedveilError: the silo refuses a request, or a message is not acceptable.
         """
-        if isinstance(part, _TOLD):
+        if isinstance(part, _INSTRUCTIONS):
             self.instructions.add(part)
             return []
         if isinstance(part, UserTotals):

@@ -29,20 +29,20 @@ SendMessage = Callable[[bytes], bytes]
 
 _LENGTH: Final = struct.Struct(">Q")
 _POLL_SECONDS: Final = 60.0
-"""More than the mailbox keeps a request waiting."""
+"""Longest wait for an answer of the mailbox, which keeps a request waiting for less."""
 
 _KEY_PROCESS_SECONDS: Final = 75.0
-"""More than the key process takes: after 30 seconds it answers that the silo is at work."""
+"""Longest wait for an answer of the key process, which answers after 30 seconds that the silo is at work."""
 
 LEAST_RATE: Final = float(1 << 20)
-"""Bytes a second between processes of one host, at which they do not count as too slow."""
+"""Least rate in bytes a second between processes of one host; below it a process counts as too slow."""
 
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_BYTES: Final = 1 << 28
-"""Of a message: the protocol has no longer one."""
+"""Largest size of a message; no message of the protocol is longer."""
 
 _DELIVERED: Final = (HTTPStatus.NO_CONTENT, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-"""Replies to an answer that asking again cannot mend: taken; another message is current; too long."""
+"""Replies after which an answer is not sent again: it was taken, another message is current, or it is too long."""
 
 _log = logging.getLogger("fedveil.bridge")
 
