@@ -136,9 +136,6 @@ def test_a_method_explains_its_arguments_under_the_name_of_its_class(
         "Result.predict: features: needed": lambda: trained.predict(),
         "Bundle.predict_table: no argument 'kep'; .* 'keep'": lambda: bundle.predict_table("a.csv", kep=()),
         "Frame.write_csv: path: needed": lambda: trained.history.write_csv(),
-        "Classifier.fit: no argument 'usr'; .* did you mean 'user'": lambda: Classifier().fit(
-            [[1]], [1], usr=[1]
-        ),
     }
     for said, call in calls.items():
         with pytest.raises(ConfigError, match=f"^{said}"):

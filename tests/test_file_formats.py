@@ -1,6 +1,7 @@
 """Files in several formats are the same records, and each file's format is declared, detected and checked by itself."""
 
 import hashlib
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -276,3 +277,65 @@ def test_a_silo_declares_its_format_in_its_settings(tmp_path: Path) -> None:
     path.write_text('name = "south"\ncoordinator = "c:1"\n[format]\ndelimiter = "."\n')
     with pytest.raises(ConfigError, match="delimiter and decimal are the same"):
         SiloSettings.read(path)
+
+
+DATED = """
+n_users = 5
+user = "patient"
+features.born = { kind = "date", lower = 1900-01-01, upper = 2030-01-01, format = "%Y-%m-%d" }
+
+[target]
+kind = "survival"
+time = "follow_up"
+start = "diagnosed"
+end = "last_seen"
+unit = "days"
+event = "died"
+
+[formats."south.csv"]
+delimiter = ";"
+date = "%d.%m.%Y"
+
+[formats."east.csv"]
+date = "%d/%m/%Y"
+"""
+
+
+def dated(folder: Path, east: str = "%d/%m/%Y") -> list[Path]:
+    """Write the same two records, with dates in another format in every file."""
+    days = [
+        (datetime(1960, 2, 3), datetime(2020, 1, 31), datetime(2021, 1, 2)),
+        (datetime(1910, 1, 1), datetime(2020, 5, 6), datetime(2020, 6, 7)),
+    ]
+    paths = []
+    for name, between, written in (
+        ("north", ",", "%Y-%m-%d"),
+        ("south", ";", "%d.%m.%Y"),
+        ("east", ",", east),
+    ):
+        lines = [between.join(("patient", "born", "diagnosed", "last_seen", "died"))]
+        for number, row in enumerate(days):
+            cells = [one.strftime(written) for one in row]
+            lines.append(between.join((f"p{number}", *cells, str(number))))
+        paths.append(folder / f"{name}.csv")
+        paths[-1].write_text("\n".join(lines), encoding="utf-8")
+    return paths
+
+
+def test_dates_in_another_format_in_every_file_are_the_same_days(tmp_path: Path) -> None:
+    declared = parse_schema(DATED.encode(), "schema.toml")
+    found = read_tables(declared, dated(tmp_path), test_share=1e-12).train
+    for silo in (1, 2):
+        assert found.features[found.silo == silo].tolist() == found.features[found.silo == 0].tolist()
+        assert found.targets[found.silo == silo].tolist() == found.targets[found.silo == 0].tolist()
+    assert sorted(found.targets[found.silo == 0][:, 1].tolist()) == [32.0, 337.0]
+
+
+def test_a_date_in_another_format_than_its_file_has_is_refused_with_that_format(tmp_path: Path) -> None:
+    declared = parse_schema(DATED.encode(), "schema.toml")
+    with pytest.raises(DataError, match=r"east\.csv.*no date as %d/%m/%Y"):
+        read_tables(declared, dated(tmp_path, east="%Y-%m-%d"), test_share=1e-12)
+    with pytest.raises(
+        DataError, match=r"formats\.east\.csv.*format must have a day %d, a month %m and a year %Y"
+    ):
+        parse_schema(DATED.replace("%d/%m/%Y", "%d/%m").encode(), "schema.toml")

@@ -179,7 +179,10 @@ lab_a = { kind = "number", lower = 0, upper = 1 }
         ('encoding = "utf-9"', "format: encoding: there is no encoding of text 'utf-9'"),
         ('encoding = "zlib"', "format: encoding: there is no encoding of text 'zlib'"),
         ('quote = "x"', "format.quote: must be '\"', \"'\" or ''"),
-        ('quot = "x"', "format.quot: no such key; known here: decimal, delimiter, encoding, quote, sheet"),
+        (
+            'quot = "x"',
+            "format.quot: no such key; known here: date, decimal, delimiter, encoding, quote, sheet",
+        ),
         ('decimal = "."\nthousands = "."', "format: thousands and decimal are the same character"),
     ],
 )

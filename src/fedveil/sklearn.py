@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 from fedveil.api.budget import Budget, Charge, note_fit
 from fedveil.api.result import Result
 from fedveil.api.training import TrainingArguments, play
-from fedveil.arguments import explain_arguments, explain_arguments_as
+from fedveil.arguments import explain_arguments_as
 from fedveil.config_keys import is_number, plain
 from fedveil.data.arrays import Counted, population
 from fedveil.data.input_arrays import read_features, read_numbers
@@ -80,7 +80,6 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         self.server_learning_rate, self.server, self.settings = server_learning_rate, server, settings
         self.random_state, self.folder = random_state, folder
 
-    @explain_arguments
     def fit(self, X: Any, y: Any, *, user: Any = None, silo: Any = None) -> Self:
         """Train on private records.
 

@@ -45,9 +45,8 @@ from fedveil.validation import DocumentTable, validate_document
 #
 # ``tests/test_named_refusals.py`` maps every refusal that a record can cause to the words here that name it.
 
-_BEGINS: Final = (
-    "A run that begins therefore shows that there is no such record, and no guarantee covers this."
-)
+_SHOWS: Final = "A run that begins therefore shows that"
+_BEGINS: Final = f"{_SHOWS} there is no such record, and no guarantee covers this."
 
 OF_ARRAYS: Final = (
     "A single record causes all records to be refused if its id is missing or its silo is not declared; if it has a "
@@ -62,8 +61,8 @@ OF_CLIENTS: Final = (
 )
 
 OF_PUBLIC_TESTS: Final = (
-    "All records are refused if more of the test records are also training records than chance explains. A run that "
-    "begins therefore shows that they are not, and no guarantee covers this."
+    "All records are refused if more of the test records are also training records than chance explains. "
+    f"{_SHOWS} they are not, and no guarantee covers this."
 )
 
 
@@ -110,9 +109,9 @@ class Format(_Part):
     """Format of table files, if it differs from the defaults.
 
     ``delimiter``, ``quote`` and ``encoding`` apply to CSV files, ``sheet`` to Excel files (None: the first sheet).
-    ``quote`` is the quotation mark around cells: None is ``"``; empty means that no mark has a meaning. ``decimal``
-    and ``thousands`` are the marks in numbers that are text. If the decimal mark is a comma, a text with a full stop
-    is invalid rather than a wrong number, unless the full stops are thousands marks between groups of three digits.
+    ``quote`` is the quotation mark around cells: None is ``"``; empty means that no mark has a meaning. ``decimal`` and
+    ``thousands`` are the marks in numbers that are text, ``date`` is the format of dates that are text (None: that of
+    the column). If the decimal mark is a comma, a text with a full stop is invalid, unless stops are ``thousands``.
     """
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -121,17 +120,19 @@ class Format(_Part):
     quote: Literal['"', "'", ""] | None = None
     encoding: str = "utf-8"
     sheet: str | None = None
+    date: str | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> "Format":
+        if self.date is not None:
+            check_date_format(self.date)
         if not self.delimiter.isascii() or self.delimiter in _NO_MARK:
             raise ValueError("delimiter must be one ASCII character, and no line's end")
         if self.delimiter == self.quotation_mark:
             raise ValueError("delimiter must not be the quotation mark")
-        if self.delimiter == self.decimal:
-            raise ValueError("delimiter and decimal are the same character")
-        if self.thousands == self.decimal:
-            raise ValueError("thousands and decimal are the same character")
+        for one in ("delimiter", "thousands"):
+            if getattr(self, one) == self.decimal:
+                raise ValueError(f"{one} and decimal are the same character")
         try:
             # `encode` refuses codecs that are no text encodings (base64, zip), which `lookup` accepts.
             "".encode(self.encoding)

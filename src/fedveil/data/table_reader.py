@@ -143,6 +143,9 @@ class TableReader:
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
         self._marks = marks
+        self._date: str | None = (
+            None  # format of all dates of the file that are text; None: that of the column
+        )
         numbers = self.parse_numbers(self._missing_values)
         self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
         self._binned, self._spellings = binned, spellings
@@ -194,7 +197,7 @@ class TableReader:
             binned=binned,
             spellings=schema.spellings,
         )
-        reader._durations = schema.durations
+        reader._durations, reader._date = schema.durations, schema.format_of(path.name).date
         return reader
 
     @property
@@ -424,18 +427,26 @@ class TableReader:
             column,
             "the value is infinite"
             if dates is None
-            else f"the start ('{dates.start}') or the end ('{dates.end}') is no date as {dates.format}",
+            else f"the start ('{dates.start}') or the end ('{dates.end}') is no date as {self._date or dates.format}",
         )
         return np.where(np.isfinite(numbers), numbers, 0.0), missing
 
     def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Return the days since 1970-01-01 (0 if missing or no date), and the mask of missing cells."""
         days, missing = self.dates(column, feature.format)
-        self._count(np.isnan(days) & ~missing, column, f"the value is no date as {feature.format}")
+        self._count(
+            np.isnan(days) & ~missing, column, f"the value is no date as {self._date or feature.format}"
+        )
         return np.where(np.isnan(days), 0.0, days), missing
 
     def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """Return the days since 1970-01-01 (NaN if missing or no date), and the mask of missing cells."""
+        """Return the days since 1970-01-01 (NaN if missing or no date), and the mask of missing cells.
+
+        Args:
+            column: the column.
+            written: its format; one of the whole file takes its place.
+        """
+        written = self._date or written
         cells = self._table.column(column).combine_chunks()
         if pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type):
             days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
