@@ -66,5 +66,17 @@ class Lost(Executor):
         return future
 
 
+class Uncancellable(OneThread):
+    """Its futures cannot be cancelled, as those of Parsl."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        future.cancel = self.refuse  # type: ignore[method-assign]
+        return future
+
+    def refuse(self) -> bool:
+        raise NotImplementedError("Cancel not implemented")
+
+
 def no_executor() -> str:
     return "threads"

@@ -1,8 +1,13 @@
-"""Sweeps on the engines of clusters, with real schedulers and workers on this machine."""
+"""Sweeps on the engines of clusters, with real schedulers and workers on this machine.
+
+Whichever process is killed, no charge is lost: the same command ends the sweep, and its joint epsilon is that of all
+charges of its ledgers.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -25,6 +30,7 @@ from reproduction.results import ResultFolder
 from reproduction.table import Table
 
 from fedveil.errors import ConfigError, HostError
+from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.run.executors import check_threads, local_workers, open_workers, play_tasks, task_of_checkout
 from fedveil.run.observer import NullObserver
 from fedveil.run.populations import PopulationCache
@@ -33,6 +39,7 @@ from tests.runs import experiment
 pytestmark = pytest.mark.slow
 
 ROUNDS = 400
+_SECONDS = 400  # to wait for what a busy machine does in a minute
 
 
 @contextmanager
@@ -46,16 +53,73 @@ def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+@contextmanager
 def sweep(
-    folder: Path, executor: str, over: str = "method.clip=0.5,1.0", rounds: int = ROUNDS
-) -> subprocess.Popen[str]:
-    """Sweep with noise of the system, so that the runs have an epsilon."""
+    folder: Path, executor: str, over: str = "method.clip=0.5,1.0", rounds: int = ROUNDS, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Sweep with noise of the system, so that the runs have an epsilon; kill the command at the end."""
     (folder / "try.toml").write_text(experiment(rounds=rounds).to_toml())
     options = ["--set", "privacy.insecure_seed=", "--over", over, "--runs", str(folder / "runs"), "--json"]
     command = [sys.executable, "-m", "fedveil", "sweep", str(folder / "try.toml"), *options]
-    return subprocess.Popen(
-        [*command, "--executor", executor], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    ray = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    with subprocess.Popen(
+        [*command, "--executor", executor],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ray | environment,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def check_ended(sweeping: subprocess.Popen[str], folder: Path, killed: int = 0) -> None:
+    """Wait for the end of a sweep, and check that every charge of its ledgers is in its joint epsilon.
+
+    Args:
+        sweeping: the command.
+        folder: where it is played.
+        killed: number of kills. Each costs one more charge if it lies within a round, none if between two.
+    """
+    out, err = sweeping.communicate(timeout=_SECONDS)
+    assert sweeping.returncode == 0, err
+    found, charged = json.loads(out), charges(folder)
+    assert len(found["rows"]) == found["together"]["runs"] == 2
+    assert all(row["rounds"] == ROUNDS for row in found["rows"])
+    assert min(charged) >= ROUNDS
+    assert sum(charged) <= 2 * ROUNDS + killed
+    # Every user takes part in every round, under noise of 5 times the clip.
+    together = gaussian_epsilon(math.sqrt(sum(charged)) / 5, 1e-5)
+    assert found["together"]["epsilon"] == pytest.approx(together, rel=1e-6)
+
+
+def players(folder: Path) -> set[int]:
+    """Return the processes that play a run: each holds a file of a run's folder open."""
+    return {
+        int(path.parts[2]) for path in Path("/proc").glob("[0-9]*/fd/*") if _is_within(path, folder / "runs")
+    }
+
+
+def _is_within(link: Path, folder: Path) -> bool:
+    with suppress(OSError):
+        return link.readlink().is_relative_to(folder)
+    return False
+
+
+def kill_player(folder: Path) -> None:
+    """Kill a process that plays a run."""
+    os.kill(max(players(folder)), signal.SIGKILL)
+
+
+def wait_for_players(folder: Path) -> None:
+    """Wait until no process plays a run."""
+    for _ in range(10 * _SECONDS):
+        if not players(folder):
+            return
+        time.sleep(0.1)
+    raise AssertionError("a worker still plays a run")
 
 
 def charges(folder: Path) -> list[int]:
@@ -64,32 +128,11 @@ def charges(folder: Path) -> list[int]:
 
 
 def wait_for_charges(folder: Path) -> None:
-    for _ in range(600):
+    for _ in range(10 * _SECONDS):
         if (there := charges(folder)) and max(there) > 5:
             return
         time.sleep(0.1)
     raise AssertionError("no run began")
-
-
-def test_dask_gives_the_run_of_a_killed_worker_to_another_that_resumes_it(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    address, local = "tcp://127.0.0.1:18786", ("--host", "127.0.0.1")
-    worker = ("distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", "--no-nanny", address)
-    scheduler = ("distributed.cli.dask_scheduler", *local, "--port", "18786", "--no-dashboard")
-    with started(*scheduler), started(*worker) as killed:
-        sweeping = sweep(tmp_path, f"dask:{address}")
-        wait_for_charges(tmp_path)
-        os.killpg(killed.pid, signal.SIGKILL)
-        before = max(charges(tmp_path))
-        with started(*worker):
-            found = json.loads(sweeping.communicate(timeout=300)[0])
-    assert sweeping.returncode == 0
-    assert before < ROUNDS
-    # One more charge if the worker died within a round, none if between two.
-    assert sorted(charges(tmp_path)) in ([ROUNDS, ROUNDS], [ROUNDS, ROUNDS + 1])
-    assert found["together"]["runs"] == 2
-    alone = max(row["epsilon"] for row in found["rows"])
-    assert found["together"]["epsilon"] > alone
 
 
 TABLE = Table(
@@ -115,8 +158,8 @@ def wait_for_port(port: int) -> None:
 
 
 @contextmanager
-def dask_cluster(port: int) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Start a scheduler; yield its address, and a function that starts a worker and returns its process id."""
+def dask_cluster(port: int) -> Iterator[tuple[str, Callable[[], int], int]]:
+    """Start a scheduler; yield its address, a function that starts a worker and returns its process id, and its own."""
     address, opened = f"tcp://127.0.0.1:{port}", []
     scheduler = (
         "distributed.cli.dask_scheduler",
@@ -135,14 +178,55 @@ def dask_cluster(port: int) -> Iterator[tuple[str, Callable[[], int]]]:
             client.wait_for_workers(1, timeout=120)
         return opened[-1].pid
 
-    with started(*scheduler):
+    with started(*scheduler) as process:
         wait_for_port(port)
         try:
-            yield address, start_worker
+            yield address, start_worker, process.pid
         finally:
             for process in opened:
                 process.kill()
                 process.wait()
+
+
+def test_dask_gives_the_run_of_a_killed_worker_to_another_that_resumes_it(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with dask_cluster(18786) as (address, start_worker, _):
+        killed = start_worker()
+        with sweep(tmp_path, f"dask:{address}") as sweeping:
+            wait_for_charges(tmp_path)
+            os.kill(killed, signal.SIGKILL)
+            assert max(charges(tmp_path)) < ROUNDS
+            start_worker()
+            check_ended(sweeping, tmp_path, killed=1)
+
+
+def test_a_sweep_whose_dask_scheduler_is_killed_is_ended_by_the_same_command(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with dask_cluster(18789) as (address, start_worker, scheduler):
+        start_worker()
+        with sweep(tmp_path, f"dask:{address}") as sweeping:
+            wait_for_charges(tmp_path)
+            os.kill(scheduler, signal.SIGKILL)
+            err = sweeping.communicate(timeout=_SECONDS)[1]
+        assert sweeping.returncode == HostError.exit_code, err
+        assert "the same command resumes it, and what it was charged is counted" in err
+    with dask_cluster(18790) as (address, start_worker, _):
+        start_worker()
+        with sweep(tmp_path, f"dask:{address}") as sweeping:
+            check_ended(sweeping, tmp_path, killed=1)
+
+
+def test_a_sweep_that_is_killed_is_ended_by_the_same_command_on_the_same_dask_cluster(tmp_path: Path) -> None:
+    """The worker goes on with the run that it has begun, and then takes the tasks of the second command."""
+    pytest.importorskip("distributed")
+    with dask_cluster(18791) as (address, start_worker, _):
+        start_worker()
+        with sweep(tmp_path, f"dask:{address}") as killed:
+            wait_for_charges(tmp_path)
+            killed.kill()
+        assert max(charges(tmp_path)) < ROUNDS
+        with sweep(tmp_path, f"dask:{address}") as sweeping:
+            check_ended(sweeping, tmp_path)
 
 
 def test_dask_gives_the_run_of_a_table_to_another_worker(tmp_path: Path) -> None:
@@ -156,7 +240,7 @@ def test_dask_gives_the_run_of_a_table_to_another_worker(tmp_path: Path) -> None
         start_worker()
 
     results = ResultFolder(tmp_path / "results")
-    with dask_cluster(18787) as (address, start_worker):
+    with dask_cluster(18787) as (address, start_worker, _):
         first = start_worker()
         killing = Thread(target=replace_worker)
         killing.start()
@@ -205,7 +289,7 @@ def test_dask_gives_a_run_of_the_price_to_another_worker() -> None:
         os.kill(first, signal.SIGKILL)
         start_worker()
 
-    with dask_cluster(18788) as (address, start_worker):
+    with dask_cluster(18788) as (address, start_worker, _):
         first = start_worker()
         killing = Thread(target=replace_worker)
         killing.start()
@@ -214,22 +298,52 @@ def test_dask_gives_a_run_of_the_price_to_another_worker() -> None:
     assert (number, run.cell, run.seed) == (0, cell.name, 0)
 
 
-def test_parsl_plays_a_sweep(tmp_path: Path) -> None:
-    pytest.importorskip("parsl")
-    config = tmp_path / "workers.py"
+def parsl_workers(folder: Path) -> str:
+    """Write a configuration with two workers on this machine; return the executor's name."""
+    config = folder / "workers.py"
     config.write_text(
         "from parsl import Config\nfrom parsl.executors import HighThroughputExecutor\n"
         "config = Config(executors=[HighThroughputExecutor(label='w', address='127.0.0.1', max_workers_per_node=2)],"
-        f" retries=2, run_dir={str(tmp_path / 'parsl')!r})\n"
+        f" retries=2, run_dir={str(folder / 'parsl')!r})\n"
     )
-    found = json.loads(sweep(tmp_path, f"parsl:{config}").communicate(timeout=300)[0])
-    assert (len(found["rows"]), charges(tmp_path)) == (2, [ROUNDS, ROUNDS])
+    return f"parsl:{config}"
 
 
-def test_ray_plays_a_sweep(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    found = json.loads(sweep(tmp_path, "ray:local").communicate(timeout=300)[0])
-    assert (len(found["rows"]), charges(tmp_path)) == (2, [ROUNDS, ROUNDS])
+@pytest.mark.parametrize("killed", [False, True], ids=["", "worker killed"])
+@pytest.mark.parametrize("engine", ["parsl", "ray"])
+def test_an_engine_plays_a_sweep_and_gives_the_run_of_a_killed_worker_to_another(
+    engine: str, killed: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip(engine)
+    with sweep(tmp_path, parsl_workers(tmp_path) if engine == "parsl" else "ray:local") as sweeping:
+        if killed:
+            wait_for_charges(tmp_path)
+            kill_player(tmp_path)
+            assert min(charges(tmp_path)) < ROUNDS
+        check_ended(sweeping, tmp_path, killed=killed)
+
+
+@pytest.mark.parametrize("engine", ["parsl", "ray"])
+def test_a_sweep_that_is_killed_with_its_engine_is_ended_by_the_same_command(
+    engine: str, tmp_path: Path
+) -> None:
+    """These engines belong to the command: their workers end when it does."""
+    pytest.importorskip(engine)
+    executor = parsl_workers(tmp_path) if engine == "parsl" else "ray:local"
+    with sweep(tmp_path, executor) as killed:
+        wait_for_charges(tmp_path)
+    assert killed.returncode == -signal.SIGKILL
+    wait_for_players(tmp_path)
+    with sweep(tmp_path, executor) as sweeping:
+        check_ended(sweeping, tmp_path, killed=2)
+
+
+def test_programs_of_parsl_that_are_not_on_the_path_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("parsl")
+    with sweep(tmp_path, parsl_workers(tmp_path), PATH="/nowhere") as sweeping:
+        err = sweeping.communicate(timeout=_SECONDS)[1]
+    assert "interchange.py, a program of Parsl, is not on the PATH" in " ".join(err.split())
+    assert sweeping.returncode == 2
 
 
 def test_a_scheduler_that_does_not_answer_is_named() -> None:
@@ -252,9 +366,7 @@ def test_workers_that_would_share_a_process_are_refused(threads: dict[str, int],
 def test_an_error_of_a_run_is_not_taken_for_one_of_a_worker(tmp_path: Path) -> None:
     """Ray wraps what a task raises in an error of its own, as it does for a worker that died."""
     pytest.importorskip("ray")
-    sweeping = sweep(tmp_path, "ray:local", "model.name=linear,no_such:model", rounds=1)
-    assert (
-        "fedveil: try-name_no_such_model: model no_such:model: module no_such cannot"
-        in sweeping.communicate(timeout=300)[1]
-    )
+    with sweep(tmp_path, "ray:local", "model.name=linear,no_such:model", rounds=1) as sweeping:
+        err = sweeping.communicate(timeout=_SECONDS)[1]
+    assert "fedveil: try-name_no_such_model: model no_such:model: module no_such cannot" in err
     assert sweeping.returncode == 2

@@ -134,6 +134,13 @@ def test_an_interruption_begins_no_other_point_and_says_how_to_go_on(source: str
     assert 1 <= len(Interrupted.begun) <= 2
 
 
+def test_futures_that_cannot_be_cancelled_end_a_sweep_as_others_do(source: str, tmp_path: Path) -> None:
+    """The command ended in a traceback after its last run."""
+    options = ("--over", "rounds=1,2", "--runs", tmp_path / "runs", "--json")
+    found = ended("sweep", source, *options, "--executor", "tests.executors:Uncancellable")
+    assert (found.code, len(json.loads(found.out)["rows"])) == (0, 2)
+
+
 def test_rows_of_an_earlier_sweep_stay(source: str, tmp_path: Path) -> None:
     (point,), folder = points(source, Selection(), [Axis.read("rounds=1")]), tmp_path / "runs"
 

@@ -23,7 +23,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     as_completed,
 )
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -168,7 +168,14 @@ def parsl_workers(path: str) -> Iterator[Workers]:
     except KeyError:
         raise ConfigError(f"--executor parsl:{path}: sets no `config`, a parsl.Config") from None
     failures = import_module("parsl.executors.high_throughput.errors")
-    with concurrent.ParslPoolExecutor(config) as executor:
+    try:
+        opened = concurrent.ParslPoolExecutor(config)
+    except FileNotFoundError as missing:
+        raise ConfigError(
+            f"--executor parsl:{path}: {missing.filename}, a program of Parsl, is not on the PATH; add the folder of "
+            f"this environment's programs ({Path(sys.executable).parent})"
+        ) from None
+    with opened as executor:
         yield Workers(executor=executor, lost=(failures.WorkerLost, failures.ManagerLost, *Workers.lost))
 
 
@@ -251,7 +258,8 @@ def play_tasks(tasks: Sequence[Task], opened: AbstractContextManager[Workers]) -
                 yield waiting[future], _result_or_error(future, workers)
         finally:
             for future in waiting:
-                future.cancel()
+                with suppress(NotImplementedError):  # Parsl cancels nothing, not even what has ended
+                    future.cancel()
 
 
 def _result_or_error(future: Future[Any], workers: Workers) -> Any:
