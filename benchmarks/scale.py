@@ -23,8 +23,8 @@ from torch import nn
 import fedveil as fv
 from benchmarks.harness import Row, at_most, compared, cpu_seconds, extra_peak_megabytes
 from benchmarks.peers import plain_loop
+from fedveil.data.column_files import FOLDER_VARIABLE
 from fedveil.data.records import Affine, Records
-from fedveil.data.tables import FOLDER_VARIABLE
 from fedveil.methods.dp_fed_ls import dp_fed_ls
 from fedveil.privacy.noise import DiscreteGaussian
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
@@ -148,7 +148,6 @@ def _table_run(folder: str) -> Callable[[], object]:
     def call() -> object:
         os.environ[FOLDER_VARIABLE] = folder
         people = fv.tables(place / "schema.toml", [place / "north.parquet", place / "south.parquet"])
-        del os.environ[FOLDER_VARIABLE]
         return fv.train(
             "whitened-linear",
             people,

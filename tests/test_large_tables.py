@@ -15,9 +15,10 @@ import pyarrow.parquet as pa_parquet
 import pytest
 import torch
 
+from fedveil.data.column_files import FOLDER_VARIABLE
 from fedveil.data.records import Population
 from fedveil.data.schema import Schema, parse_schema
-from fedveil.data.tables import FOLDER_VARIABLE, read_own, read_tables
+from fedveil.data.tables import read_own, read_tables
 from fedveil.errors import ConfigError, DataError
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
@@ -49,6 +50,20 @@ begin, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru
 people = read_tables(read_schema("schema.toml"), [Path(sys.argv[1])], test_share=0.1)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(len(people.train), time.process_time() - begin, (after - before) * 1024)
+"""
+
+GROUPING = """
+import os, tracemalloc
+from pathlib import Path
+import numpy as np
+from fedveil.data.schema import read_schema
+from fedveil.data.tables import read_tables
+os.environ["{variable}"] = "."
+tracemalloc.start()
+people = read_tables(read_schema("schema.toml"), [Path("table.parquet")])
+groups = people.train.by_silo_user()
+assert isinstance(groups.order, np.memmap)
+print(tracemalloc.get_traced_memory()[1])
 """
 
 
@@ -118,9 +133,11 @@ def test_columns_in_files_are_those_in_memory_and_so_are_the_sums_of_newton(
     there = read_tables(declared(), files)
     for name, column in columns_of(here).items():
         assert np.array_equal(column, columns_of(there)[name]), name
-        assert isinstance(columns_of(there)[name], np.memmap) == (
-            name.rpartition("_")[2] in ("features", "targets")
-        )
+        assert isinstance(columns_of(there)[name], np.memmap) == (name != "test_rows")
+        assert columns_of(there)[name].flags.writeable, "PyTorch warns the user of arrays that are not"
+    grouped = here.train.by_silo_user()
+    for name, column in vars(there.train.by_silo_user()).items():
+        assert np.array_equal(column, getattr(grouped, name)), name
     assert there.train.sha256 == here.train.sha256
     assert newton_sums(there).tobytes() == newton_sums(here).tobytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["north.parquet", "south.parquet"], (
@@ -129,6 +146,29 @@ def test_columns_in_files_are_those_in_memory_and_so_are_the_sums_of_newton(
     own, rows = read_own(declared(), files[0], silo=0, name="north", users=[str(one) for one in range(500)])
     assert isinstance(own.features, np.memmap)
     assert np.array_equal(rows, np.arange(PIECES))
+
+
+@pytest.mark.slow
+def test_memory_of_a_large_table_in_files_grows_by_a_few_bytes_a_record(tmp_path: Path) -> None:
+    """What remains is a mark of the records that are kept, and of those that are held out."""
+    few, many = (memory_of_reading(tmp_path, count) for count in (1_200_000, 2_400_000))
+    assert (many - few) / 1_200_000 < 8
+
+
+def memory_of_reading(folder: Path, records: int) -> int:
+    """Return the most bytes of NumPy arrays that are held at a time while a table is read and grouped."""
+    rng, user = np.random.default_rng(0), np.arange(records) % 500
+    columns = {name: rng.uniform(10, 60, records).astype(np.float32) for name in ("age", "bmi", "crp")}
+    words = {"ward": pa.array(["a"] * records), "sick": pa.array(["no", "yes"] * (records // 2))}
+    pa_parquet.write_table(
+        pa.table({"patient": user, **columns, **words}), folder / "table.parquet", row_group_size=1 << 16
+    )
+    (folder / "schema.toml").write_text(SCHEMA)
+    program = GROUPING.format(variable=FOLDER_VARIABLE)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
 
 
 @pytest.mark.parametrize("records", [0, 1])

@@ -1,14 +1,18 @@
 """Ids of people and silos as text: their numbering, their seed keys, and detection of near-duplicates."""
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
+from fedveil.data.column_files import GrowingColumn, take_values
 from fedveil.randomness import key_of
 
 AS_TEXT: Final = (
@@ -110,6 +114,11 @@ def rounded(ids: Iterable[str]) -> set[str]:
 class Numbering:
     r"""Numbers of names that arrive some at a time: the place of each among the sorted distinct names.
 
+    It is a context manager, which closes its file.
+
+    Args:
+        folder: of a file that keeps the numbers; None keeps them in memory.
+
     Attributes:
         places: each distinct name with its place in the order of first occurrence.
 
@@ -119,9 +128,15 @@ class Numbering:
     (['a', 'a\x00', 'b'], [2, 0, 1])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.places: dict[str, int] = {}
-        self._found: list[Int32[np.ndarray, "m"]] = []
+        self._folder, self._found = folder, GrowingColumn(folder)
+
+    def __enter__(self) -> Numbering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._found.__exit__()
 
     def add(self, names: Iterable[str]) -> None:
         """Add names, in the order of the records."""
@@ -129,11 +144,11 @@ class Numbering:
         self._found.append(np.array(number, dtype=np.int32))
 
     def sorted_places(self) -> Int32[np.ndarray, "n"]:
-        """Return the place of every name that was added among the sorted distinct names."""
+        """Return the place of every name among the sorted distinct names, after at least one piece was added."""
         place = np.empty(len(self.places), dtype=np.int32)
         for number, name in enumerate(sorted(self.places)):
             place[self.places[name]] = number
-        return place[np.concatenate(self._found)] if self._found else np.empty(0, dtype=np.int32)
+        return take_values(place, self._found.array(), self._folder)
 
 
 def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:

@@ -25,6 +25,7 @@ from fedveil.data.column_checks import (
     check_task,
     describe_values,
 )
+from fedveil.data.column_files import Owners, column_folder, empty_column
 from fedveil.data.main_silos import MainSilos
 from fedveil.data.memory_tables import TableFile
 from fedveil.data.schema import Schema
@@ -91,12 +92,18 @@ class Groups:
 
 
 def group_by_silo_user(
-    silo: Int32[np.ndarray, "n"], user: Int32[np.ndarray, "n"], key: Int64[np.ndarray, "n"] | None = None
+    silo: Int32[np.ndarray, "n"],
+    user: Int32[np.ndarray, "n"],
+    key: Int64[np.ndarray, "n"] | None = None,
+    folder: Path | None = None,
 ) -> Groups:
     """Group records by (silo, user): one contribution per pair that has records.
 
-    O(n log n) time; 24 bytes a record, of which 8 remain.
+    O(n log n) time; 24 bytes a record, of which 8 remain. With a folder, ``order`` is kept in a file of it, and memory
+    grows with the pairs alone.
     """
+    if folder is not None:
+        return _group_in_file(silo, user, key, folder)
     whose = silo.astype(np.int64)
     whose <<= 32
     whose |= user  # both are non-negative int32, so the sorted key is (silo, user)
@@ -110,6 +117,27 @@ def group_by_silo_user(
         size=size,
         silo=(pairs >> 32).astype(np.int32),
         user=(pairs & 0xFFFFFFFF).astype(np.int32),
+        key=None if key is None else key[order[start]],
+    )
+
+
+def _group_in_file(
+    silo: Int32[np.ndarray, "n"],
+    user: Int32[np.ndarray, "n"],
+    key: Int64[np.ndarray, "n"] | None,
+    folder: Path,
+) -> Groups:
+    """Return the groups of :func:`group_by_silo_user` by counting, some records at a time."""
+    pairs = Owners(user, silo)
+    start, order = _starts(pairs.size), empty_column(len(user), folder)
+    for rows, pair, place in pairs.places():
+        order[start[pair] + place] = np.arange(rows.start, rows.start + len(pair))
+    return Groups(
+        order=order,
+        start=start,
+        size=pairs.size,
+        silo=(pairs.owners >> 32).astype(np.int32),
+        user=(pairs.owners & 0xFFFFFFFF).astype(np.int32),
         key=None if key is None else key[order[start]],
     )
 
@@ -157,7 +185,7 @@ class Records:
                 raise DataError(
                     f"{len(self.features)} records, but {len(column)} entries in the {name} column"
                 )
-            if (column < 0).any():
+            if column.min(initial=0) < 0:
                 row = int(np.argmax(column < 0))
                 raise DataError(f"row {row}: the {name} number is negative; {name}s are numbered from 0")
 
@@ -194,7 +222,8 @@ class Records:
 
     def by_silo_user(self) -> Groups:
         """Group the records by (silo, user); see :func:`group_by_silo_user`."""
-        return group_by_silo_user(self.silo, self.user, self.key)
+        folder = column_folder() if isinstance(self.features, np.memmap) else None
+        return group_by_silo_user(self.silo, self.user, self.key, folder)
 
     def by_silo(self, n_silos: int) -> Groups:
         """Group the records by silo: one contribution, perhaps of size 0, for each of ``n_silos`` silos.
@@ -325,7 +354,7 @@ class Population:
         self._check_weights()
 
     def _check_users(self) -> None:
-        present = len(np.unique(self.train.user))
+        present = len(Owners(self.train.user).owners)
         largest = int(self.train.user.max(initial=-1))
         if self.n_users < present:
             raise DataError(

@@ -17,13 +17,12 @@ from jaxtyping import Bool, Int32, Int64, Integer, Shaped
 
 from fedveil.config_keys import is_number
 from fedveil.data.column_checks import CHUNK
+from fedveil.data.column_files import Owners
 from fedveil.data.records import Features
 from fedveil.errors import ConfigError, DataError, show_argument
 
 TEST_SHARE: Final = 0.2
 """Default share of the records of tables and arrays that is held out."""
-
-_BLOCK: Final = 1 << 16  # records whose words are computed at a time
 
 LOCAL_TEST_SHARE = 0.1
 """Share of its records that a large silo of the ULDP-FL experiments sets aside."""
@@ -57,7 +56,12 @@ def check_share(where: str, share: Any, test: Any, *, least: float | None = None
 
 
 def holdout_by_user(
-    user: Integer[np.ndarray, "n"], key: Int64[np.ndarray, "n"], share: float, seed: int
+    user: Integer[np.ndarray, "n"],
+    key: Int64[np.ndarray, "n"],
+    share: float,
+    seed: int,
+    *,
+    silo: Int32[np.ndarray, "n"] | None = None,
 ) -> Bool[np.ndarray, "n"]:
     """Mark each record with probability ``share``, by a hash of seed, user and place.
 
@@ -66,21 +70,17 @@ def holdout_by_user(
     and test when one user's records are removed.
 
     Args:
-        user: (n,) integer that identifies the user, or the pair (user, silo), of each record.
+        user: (n,) integer that identifies the user of each record.
         key: (n,) seed key of the user, equal for all records of the user.
         share: probability, at least 0 and below 1.
         seed: seed of the choice.
+        silo: (n,) number of the silo of each record, if places are counted in each silo by itself.
 
     Returns:
         (n,) True for a record that is held out.
     """
-    order = np.argsort(user, kind="stable")
-    sorted_user = user[order]
     held = np.zeros(len(user), dtype=np.bool_)
-    for begin in range(0, len(user), _BLOCK):
-        rows = order[begin : begin + _BLOCK]
-        first = np.searchsorted(sorted_user, sorted_user[begin : begin + _BLOCK])
-        place = np.arange(begin, begin + len(rows)) - first
+    for rows, _, place in Owners(user, silo).places():
         words = _mixed(
             _mixed(_mixed(np.uint64(seed)) ^ key[rows].astype(np.uint64)) ^ place.astype(np.uint64)
         )

@@ -6,21 +6,19 @@ records from 1, without the header, and repeat no value.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, Shaped
+from jaxtyping import Bool, Float32, Int32, Int64
 
 from fedveil.arguments import explain_arguments
 from fedveil.config_keys import plain, whole_argument
 from fedveil.data.cell_values import without_fraction
+from fedveil.data.column_files import GrowingColumn, column_folder, select_records, take_values
 from fedveil.data.identities import AS_TEXT, Numbering, keys_of
 from fedveil.data.memory_tables import MemoryTable, TableFile, declared_path
 from fedveil.data.records import Population, Records, TableSource, Targets, Task
@@ -36,98 +34,9 @@ from fedveil.data.splits import TEST_SHARE, check_share, holdout_by_user, refuse
 from fedveil.data.table_file import open_table
 from fedveil.data.table_reader import TableReader
 from fedveil.errors import ConfigError, DataError, did_you_mean
-from fedveil.files import as_path, read_content, reading, writing
+from fedveil.files import as_path, read_content, reading
 from fedveil.randomness import ExperimentRandomness
 from fedveil.sanitize import sanitize
-
-# --- columns that grow while files are read ---
-
-FOLDER_VARIABLE: Final = "FEDVEIL_TABLE_FOLDER"
-"""Environment variable that names the folder of the files; without it columns are kept in memory."""
-
-_BLOCK: Final = 1 << 16  # records that are copied at a time
-
-
-def column_folder() -> Path | None:
-    """Return the folder for columns that are kept in files, or None if columns are kept in memory.
-
-    Raises:
-        ConfigError: the folder does not exist.
-    """
-    given = os.environ.get(FOLDER_VARIABLE)
-    if not given:
-        return None
-    if not Path(given).is_dir():
-        raise ConfigError(
-            f"{FOLDER_VARIABLE}: {given} is no folder; name one with room for the encoded tables"
-        )
-    return Path(given)
-
-
-class GrowingColumn:
-    """A column of n records that grows by pieces of one dtype and width.
-
-    Its file has no name, so that nobody else opens it and nothing of it remains when the process ends. The column is a
-    context manager, which closes the file; arrays of it stay valid.
-
-    Args:
-        folder: of the file; None keeps the column in memory.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._pieces: list[np.ndarray] = []  # of a file: an empty one, for dtype and width
-        self._folder, self._records = folder, 0
-        if folder is not None:
-            with writing(f"{FOLDER_VARIABLE}: {folder}", ConfigError):
-                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
-
-    def __enter__(self) -> GrowingColumn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            with suppress(OSError):  # what is still to be written is of no use, and a full disk was named
-                self._file.close()
-
-    def append(self, piece: Shaped[np.ndarray, "m *width"]) -> None:
-        """Add the values of m records.
-
-        Raises:
-            ConfigError: the folder of the file is full.
-        """
-        if self._folder is None:
-            self._pieces.append(piece)
-            return
-        self._pieces = [piece[:0]]
-        self._records += len(piece)
-        with writing(f"{FOLDER_VARIABLE}: {self._folder}", ConfigError):
-            self._file.write(np.ascontiguousarray(piece).tobytes())
-
-    def array(self) -> Shaped[np.ndarray, "n *width"]:
-        """Return the column, after at least one piece; that of a file is a read-only map of the file."""
-        if not self._records:  # in memory, or an empty file, which cannot be mapped
-            return np.concatenate(self._pieces)
-        with writing(f"{FOLDER_VARIABLE}: {self._folder}", ConfigError):
-            self._file.flush()
-        (kind,) = self._pieces
-        return np.memmap(self._file, kind.dtype, "r", shape=(self._records, *kind.shape[1:]))
-
-
-def select_records(
-    column: Shaped[np.ndarray, "n *width"], kept: Bool[np.ndarray, " n"], folder: Path | None
-) -> Shaped[np.ndarray, "k *width"]:
-    """Return the values of the records that are kept, in a file if the folder of files is given."""
-    if folder is None:
-        return np.asarray(column[kept])
-    if kept.all():
-        return column
-    with GrowingColumn(folder) as found:
-        for begin in range(0, max(1, len(column)), _BLOCK):
-            found.append(column[begin : begin + _BLOCK][kept[begin : begin + _BLOCK]])
-        return found.array()
-
-
-# --- tables ---
 
 TASKS: dict[str, Task] = {
     "label": "classification",
@@ -290,14 +199,14 @@ def read_tables(
     folder = column_folder()
     found = _read_rows(schema, files, folder)
     features, targets, users, user = found.features, found.targets, found.users, found.user
-    key = keys_of(users)[user]
+    key = take_values(keys_of(users), user, folder)
     if len(users) > schema.n_users:
         raise DataError(
             f"n_users is {schema.n_users} in the schema, but more users have records; it is the public number of "
             "all users and must not be below the number present"
         )
     silo_names, numbers = silo_numbers(schema, files, found.silos)
-    silo = numbers[found.silo]
+    silo = take_values(numbers, found.silo, folder)
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
@@ -312,7 +221,7 @@ def read_tables(
     else:
         marked = held_out(user, silo, key, test_share, seed)
         # `test_rows` counts all records of all files, also those that were left out for an invalid target.
-        kept, test_rows = ~marked, found.rows[marked]
+        kept, test_rows = ~marked, np.asarray(found.rows[marked])
         tested = select_records(features, marked, folder), select_records(targets, marked, folder)
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
@@ -329,9 +238,9 @@ def read_tables(
         train=Records(
             features=select_records(features, kept, folder),
             targets=select_records(targets, kept, folder),
-            silo=silo[kept],
-            user=user[kept],
-            key=key[kept],
+            silo=select_records(silo, kept, folder),
+            user=select_records(user, kept, folder),
+            key=select_records(key, kept, folder),
         ),
         test_features=tested[0],
         test_targets=tested[1],
@@ -404,8 +313,8 @@ def held_out(
     Returns:
         (n,) True for a record that is held out.
     """
-    owner = (user.astype(np.int64) << 32) | silo  # both are non-negative int32, so the pair is unique
-    return holdout_by_user(owner, key, share, ExperimentRandomness(seed).integer("tables", "test"))
+    drawn = ExperimentRandomness(seed).integer("tables", "test")
+    return holdout_by_user(user, key, share, drawn, silo=silo)
 
 
 def check_own(
@@ -590,9 +499,14 @@ def _read_rows(
         tested: whether this is a test table, whose user and silo columns are not read.
     """
     columns = (*schema.target_columns, *schema.features) if tested else schema.columns
-    rows: list[Int64[np.ndarray, "m"]] = []
-    users, silos, records = Numbering(), Numbering(), 0
-    with GrowingColumn(folder) as features, GrowingColumn(folder) as targets:
+    records = 0
+    with (
+        GrowingColumn(folder) as features,
+        GrowingColumn(folder) as targets,
+        GrowingColumn(folder) as rows,
+        Numbering(folder) as users,
+        Numbering(folder) as silos,
+    ):
         for path in files:
             for reader in TableReader.pieces_by_schema(
                 schema, path, columns, tolerant=schema.bins_invalid, binned=schema.bins_invalid
@@ -618,7 +532,7 @@ def _read_rows(
             silo=silos.sorted_places(),
             users=sorted(users.places),
             user=users.sorted_places(),
-            rows=np.concatenate(rows),
+            rows=rows.array(),
         )
 
 
