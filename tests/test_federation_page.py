@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedveil.federation.hosts.ipc import END, RunOutcome
 from fedveil.federation.hosts.submission import create_run, read_document
 from tests.commands import ended
 from tests.report_folders import statement
+from tests.test_report_browser import CHROMIUM, FLAGS
 
 CONNECTION = {
     "link": True,
@@ -120,3 +122,29 @@ def test_the_command_writes_the_page_of_a_coordinator_that_is_not_served(
     assert "No run was submitted yet." in text
     wrong = ended("federation", "status", made.provisioned.coordinator, "--html", tmp_path / "page.txt")
     assert wrong.code == 2
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
+def test_no_heading_is_cut_on_a_telephone(made: Demonstration, tmp_path: Path) -> None:
+    """At a width of 390 px no table is wider than the page; a reader would not see that it goes on."""
+    assert CHROMIUM is not None
+    home = CoordinatorFolder(made.provisioned.coordinator)
+    run = create_run(home, read_document(made.experiment, home))
+    run.write_json("privacy.json", statement(epsilon=3.5))
+    text = federation_page(home, CONNECTION).replace("<meta http-equiv=", "<meta name=")
+    tell = """<script>addEventListener("load", () => parent.told(JSON.stringify(
+        [...document.querySelectorAll(".scroll")].map((one) => one.scrollWidth - one.clientWidth))));</script>"""
+    shown = json.dumps(text.replace("</body>", f"{tell}</body>")).replace("</", "<\\/")
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        f"""<!doctype html><iframe id="frame" width="390" height="800" style="border:0"></iframe><script>
+        function told(text) {{ document.title = text; }}
+        document.getElementById("frame").srcdoc = {shown};</script>"""
+    )
+    flags = [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]
+    done = subprocess.run(
+        [CHROMIUM, *flags, outer.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    beyond = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert beyond is not None
+    assert json.loads(beyond[1]) == [0, 0, 0]

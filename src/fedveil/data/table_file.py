@@ -5,15 +5,16 @@ No error repeats a value, nor does its traceback: errors of Arrow quote cells, a
 
 import codecs
 import re
+import zipfile
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import IO, Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from fedveil.data.schema import Format
 from fedveil.errors import ConfigError, DataError, did_you_mean
-from fedveil.files import LARGEST_FILE, check_file, read_content
+from fedveil.files import LARGEST_FILE, check_file, read_content, with_host_code
 from fedveil.sanitize import sanitize
 
 # --- lines of a CSV text ---
@@ -193,10 +194,28 @@ REPLACED: Final = "\ufffd"
 TEXT: Final = (".csv", ".txt", ".tsv")
 """Suffixes of CSV files."""
 
+_CELL: Final = re.compile(rb"""\sr\s*=\s*["']([A-Z]{0,3})([0-9]{1,7})["']""")
+"""Place of a cell or of a row in the XML of a sheet."""
+
+_PART: Final = 1 << 20
+_SPARSE: Final = 64
+_SMALL_SHEET: Final = 1 << 22
+"""A sheet has at most 64 places for each of its cells, or this number of places."""
+
 _UNWRITTEN: Final = 1 << 1100
 """Whole numbers from here on are larger than every float64."""
 
 _PARQUET: Final = ".parquet"
+_ROWS_A_BYTE: Final = 8
+_FEW_ROWS: Final = 1 << 20
+"""A Parquet file has at most 8 rows for each of its bytes, or this number of rows. Equal rows take nearly no bytes: a
+file of 1 MB can have 10^8 of them, which would take minutes and gigabytes. A row of a real table takes a bit and more.
+"""
+
+_LONG_TEXTS: Final = 1 << 28
+"""Most bytes of a column's texts in a batch of a Parquet file; in the file a repeated text takes no bytes."""
+
+_WIDEST: Final = 1 << 12  # bytes of a fixed-width binary value
 _USUAL: Final = Format()
 
 _REASONS: Final = tuple(
@@ -302,7 +321,10 @@ def _refusing_damaged(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or 'damaged'}") from None
+        failed = DataError(f"{path} cannot be read: {error.strerror or 'damaged'}")
+        raise with_host_code(error, failed) from None
+    except zipfile.BadZipFile:
+        raise DataError(f"{path} is damaged or no {path.suffix} file") from None
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
         raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from None
 
@@ -411,25 +433,70 @@ def _has_replaced(table: pa.Table) -> bool:
 def _parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator[pa.Table]:
     """Read a Parquet file batch by batch; yield at least one table.
 
-    Memory is allocated for the rows that the file has, not for the number of rows that its header announces.
+    Memory is allocated for the rows that the file has, not for the number of rows that its header announces. Files
+    that expand to far more than a table of their size holds are refused before they do.
     """
     check_file(path, DataError)
-    with pa_parquet.ParquetFile(path) as file:
-        present, records = file.schema_arrow, 0
-        read = _named(present.names, pick)
-        own = list(read.values())
-        schema = pa.schema([present.field(name) for name in own])
+    present = pa_parquet.read_schema(path)
+    read = _named(present.names, pick)
+    own = list(read.values())
+    schema = pa.schema([present.field(name) for name in own])
+    if columns is not None:
+        _refuse_wide(path, schema)
+    texts = [field.name for field in schema if _is_bytes(field.type)]
+    # Texts are read as indices into a dictionary, whose length is known before they are written out.
+    with pa_parquet.ParquetFile(path, read_dictionary=texts) as file:
+        announced, records = file.metadata.num_rows, 0
+        if announced > max(_FEW_ROWS, _ROWS_A_BYTE * path.stat().st_size):
+            raise DataError(
+                f"{path}: announces more than {_ROWS_A_BYTE} rows for each of its bytes, so nearly all of its rows "
+                "would be equal; write the table again, each record once"
+            )
         yield _completed(schema.empty_table().rename_columns(list(read)), columns)
         # Group by group: an iterator over all groups keeps the whole file in memory.
         for group in range(file.num_row_groups):
             for piece in file.iter_batches(row_groups=[group], columns=own):
                 records += piece.num_rows
-                table = pa.Table.from_batches([piece.select(own)], schema)
+                cells = [_plain_cells(path, piece.column(field.name), field) for field in schema]
+                table = pa.Table.from_arrays(cells, schema=schema)
                 yield _completed(table.rename_columns(list(read)), columns)
-        if records != file.metadata.num_rows:
+        if records != announced:
+            raise DataError(f"{path}: is damaged: it has {records} rows and announces {announced}")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Return whether values are texts or binary of any length."""
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
+
+
+def _refuse_wide(path: Path, schema: pa.Schema) -> None:
+    """Refuse columns of which one row can have a value of any size, and which no schema declares."""
+    for field in schema:
+        kind = field.type
+        if pa.types.is_nested(kind) or (pa.types.is_fixed_size_binary(kind) and kind.byte_width > _WIDEST):
             raise DataError(
-                f"{path}: is damaged: it has {records} rows and announces {file.metadata.num_rows}"
+                f"{path}, column '{sanitize(field.name)}': a column of type {kind} holds neither numbers nor text"
             )
+
+
+def _plain_cells(path: Path, column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return the cells of a batch in the type of the file's schema, unless written out they would be too long."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    if _is_bytes(column.type.value_type):
+        lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+        if (pc.sum(lengths.take(column.indices)).as_py() or 0) > _LONG_TEXTS:
+            raise DataError(
+                f"{path}, column '{sanitize(field.name)}': the texts of {len(column)} rows have more than "
+                f"{_LONG_TEXTS} bytes; write shorter ones"
+            )
+    return column if column.type == field.type else column.dictionary_decode().cast(field.type)
 
 
 def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
@@ -440,6 +507,7 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
             f"{path}: Excel files are read by the extra excel: pip install 'fedveil[excel]'"
         ) from None
     try:
+        _refuse_sparse(path)
         book = calamine.CalamineWorkbook.from_path(str(path))
         sheets = book.sheet_names
         if written.sheet is not None and written.sheet not in sheets:
@@ -455,6 +523,43 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
     names = [str(cell) for cell in header]
     read = {name: names.index(own) for name, own in _named(names, pick).items() if name}
     return pa.table({name: cells_of_objects([row[at] for row in body], written) for name, at in read.items()})
+
+
+def _refuse_sparse(path: Path) -> None:
+    """Refuse an ``.xlsx`` file with a sheet that is nearly empty between its first and its last cell.
+
+    The reader allocates every cell of the rectangle, and its process is aborted where there is no memory: two cells
+    in opposite corners, a file of 1 kB, would take 500 GB.
+    """
+    if path.suffix.lower() != ".xlsx":
+        return
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > LARGEST_FILE:
+            raise DataError(f"{path}: expands to more than {LARGEST_FILE} bytes, the most that is read")
+        for member in archive.infolist():
+            if member.filename.startswith("xl/worksheets/") and member.filename.endswith(".xml"):
+                with archive.open(member) as sheet:
+                    cells, rectangle = _extent(sheet)
+                if rectangle > max(_SMALL_SHEET, _SPARSE * cells):
+                    raise DataError(
+                        f"{path}, {sanitize(member.filename)}: the sheet is nearly empty between its first and its "
+                        "last cell; delete what stands far from the table, and save it again"
+                    )
+
+
+def _extent(sheet: IO[bytes]) -> tuple[int, int]:
+    """Return how many cells a sheet's XML names, and how many the rectangle has in which they lie."""
+    cells = rows = width = 0
+    rest = b""
+    while part := sheet.read(_PART):
+        text = rest + part
+        end = text.rfind(b">") + 1  # no tag is read in two halves
+        for letters, digits in _CELL.findall(text, 0, end):
+            cells += bool(letters)
+            rows = max(rows, int(digits))
+            width = max(width, reduce(lambda number, one: 26 * number + one - 64, letters, 0))
+        rest = text[end:][-_PART:]
+    return cells, rows * width
 
 
 def cells_of_objects(cells: Sequence[Any], written: Format) -> pa.Array:
