@@ -86,13 +86,22 @@ class Deployment:
 
     def kill_job(self, site: str) -> None:
         """Kill a site's process of the job."""
+        assert self._kill_jobs(self._project / site), f"{site}: no process of a job"
+
+    def close(self) -> None:
+        """End what server and sites have left: the processes of a job outlive the site that started them."""
+        self._kill_jobs(self._project)
+
+    def _kill_jobs(self, folder: Path) -> bool:
+        """Kill the processes of jobs below a folder; return whether there were any."""
+        found = False
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
-                if b"worker_process" in words and str(self._project / site).encode() in words:
+                if re.search(rb"worker_process|runner_process", words) and os.fsencode(folder) in words:
                     os.kill(int(entry.name), signal.SIGKILL)
-                    return
-        raise AssertionError(f"{site}: no process of a job")
+                    found = True
+        return found
 
 
 @contextlib.contextmanager
@@ -113,6 +122,7 @@ def test_a_run_outlives_absent_sites_and_jobs(tmp_path: Path) -> None:
     with contextlib.ExitStack() as ending:
         ending.callback(world.close)
         ending.callback(carried.close)
+        ending.callback(deployment.close)
         ending.enter_context(deployment.start("server"))
         ending.enter_context(deployment.start("site-1"))
         with contextlib.ExitStack() as echoing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -335,7 +336,7 @@ def test_a_sites_own_policy_filters_a_job_that_has_no_filter(tmp_path: Path) -> 
     policy.write_text(json.dumps({"scopes": [scope], "default_scope": "default"}))
     write_job(tmp_path / "job", tmp_path / "models", ["site-1"], {})
     log = tmp_path / "nvflare" / "site-1.log"
-    with deployment.start("server"), deployment.start("site-1"):
+    with contextlib.closing(deployment), deployment.start("server"), deployment.start("site-1"):
         wait_for(log, "Successfully registered client")
         deployment.submit(tmp_path / "job")
         wait_for(log, "would spend more than epsilon", seconds=300.0)
