@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import statsmodels.api as sm
+import torch
 from benchmarks.inference import LEAST, MOST, MOST_ERROR, Cell, cells, mu_of, simulate
 from benchmarks.regressions import SILOS, Made, asked, exact_sum, made, released, table_of
 from hypothesis import given, settings
@@ -85,6 +86,31 @@ def people(family: str, records: list[Any]) -> ColumnTable:
 
 
 # --- what one person moves ----------------------------------------------------------------------------------
+
+
+def test_a_person_of_many_records_is_summed_in_blocks_and_leaves_others_as_they_were() -> None:
+    """One person's number of records took gigabytes, and had everybody else's vectors made one by one."""
+    rng, n = np.random.default_rng(0), 250_000
+    records = [(0, 0, rng.normal(size=4).tolist(), int(odd)) for odd in rng.integers(0, 2, n)]
+    others = [(0, 1 + i % 4, rng.normal(size=4).tolist(), i % 2) for i in range(40)]
+    equation = equation_of("linear", [0.1])
+    table, few = people("linear", [*records, *others]), people("linear", others)
+    _, _, mixed = equation.pairs(table)
+    tracemalloc.start()
+    found = [(some, one.clone()) for some, one in equation.vectors(table, mixed)]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    whole = torch.cat([one for _, one in found]).numpy()
+    alone = torch.cat([one for _, one in equation.vectors(few, equation.pairs(few)[2])]).numpy()
+    assert np.array_equal(whole[1:], alone)
+    half = [people("linear", records[begin::2]) for begin in (0, 1)]
+    halves = [
+        torch.cat([one for _, one in equation.vectors(t, equation.pairs(t)[2])]).numpy()[0] for t in half
+    ]
+    sent = equation.width + equation.code.entries  # the spread is no mean over records
+    assert np.allclose(whole[0, :sent], sum(halves)[:sent] / 2, rtol=1e-9, atol=1e-12)
+    assert len(found) == 2
+    assert most < 80e6
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, LATE])

@@ -27,7 +27,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from scipy import sparse
 from torch import Tensor
 
@@ -255,16 +255,21 @@ class Equation(PersonVector):
         covariates, complete = self.design.covariates(table)
         target, known = self.family.target(table)
         complete &= known
-        longest = int(np.diff(mixed.indptr).max(initial=1))
-        rows = max(1, _CHUNK_ELEMENTS // (longest * self.width**2))
-        for first in range(0, mixed.shape[0], rows):
-            some = slice(first, min(mixed.shape[0], first + rows))
+        most = max(1, _CHUNK_ELEMENTS // self.width**2)
+        for some in _runs(np.diff(mixed.indptr), most):
             part = mixed[some]
-            taken = part.indices
-            score, curvature = self._weighted(covariates[taken], target[taken], complete[taken])
-            shape = (part.shape[0], len(taken))
-            mean = sparse.csr_array((part.data, np.arange(len(taken)), part.indptr), shape=shape)
-            yield some, torch.from_numpy(self.code.encode(mean @ score, mean @ curvature))
+            score = np.zeros((part.shape[0], self.width))
+            curvature = np.zeros((part.shape[0], self.code.entries))
+            # One turn, unless a single pair has more records: its blocks follow from its own number of records.
+            for begin in range(0, len(part.indices), most):
+                places = slice(begin, begin + most)
+                taken = part.indices[places]
+                of_records = self._weighted(covariates[taken], target[taken], complete[taken])
+                starts, shape = np.clip(part.indptr - begin, 0, len(taken)), (part.shape[0], len(taken))
+                mean = sparse.csr_array((part.data[places], np.arange(len(taken)), starts), shape=shape)
+                score += mean @ of_records[0]
+                curvature += mean @ of_records[1]
+            yield some, torch.from_numpy(self.code.encode(score, curvature))
 
     def sums(self, vector: Float64[np.ndarray, " length"], noise_std: float) -> Sums:
         """Return what a released sum says.
@@ -302,3 +307,13 @@ class Equation(PersonVector):
         weight = np.minimum(1.0, self.bound**2 / (1 + (covariates**2).sum(axis=1))) * complete
         score, curvature = self.family.terms(covariates, target, np.array(self.theta))
         return score * weight[:, None], triangle(curvature) * weight[:, None]
+
+
+def _runs(sizes: Int64[np.ndarray, " m"], most: int) -> Iterator[slice]:
+    """Yield runs of pairs that have ``most`` records together, or are one pair."""
+    ends, first = np.cumsum(sizes), 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield slice(first, last)
+        first = last
