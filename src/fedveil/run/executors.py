@@ -23,7 +23,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     as_completed,
 )
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -199,7 +199,9 @@ def ray_workers(address: str) -> Iterator[Workers]:
             errors.OutOfMemoryError,
             errors.RaySystemError,
         )
-        yield Workers(executor=_RayExecutor(ray), lost=(*lost, *Workers.lost))
+        # Ray prints the death of a worker on the standard output, where a program expects the answer (`--json`) alone.
+        with redirect_stdout(sys.stderr):
+            yield Workers(executor=_RayExecutor(ray), lost=(*lost, *Workers.lost))
     finally:
         ray.shutdown()
 
