@@ -21,7 +21,7 @@ def table(kept: Results) -> str:
         "| data, metric | rho at 2 | "
         + " | ".join(f"epsilon {one:g}" for one in sorted(EPSILONS))
         + " | best of the grid at 2 | newton at 2 |",
-        "| --- | --- | " + "--- | " * len(EPSILONS) + "--- | --- |",
+        "|" + "---|" * (4 + len(EPSILONS)),
     ]
     for case in CASES:
         rho = next((run.values["rho"] or 0.0 for run in _runs(kept, case, "recommended", 2.0)), 0.0)

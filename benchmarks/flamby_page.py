@@ -49,7 +49,7 @@ def page(results: Results) -> str:
 
 def _claims(results: Results) -> Iterator[str]:
     yield f"| claimed epsilon at delta {DELTA:g}, centre | {' | '.join(head for head, _ in _COUNTED)} |"
-    yield f"| --- |{' --- |' * len(_COUNTED)}"
+    yield f"|---|{'---|' * len(_COUNTED)}"
     for claim in claims():
         (run,) = results.runs_of(claim.name)
         yield f"| {claim.name} | {' | '.join(f'{run.values[key]:.2f}' for _, key in _COUNTED)} |"
@@ -60,7 +60,7 @@ def _user_level(results: Results) -> Iterator[str]:
     yield ""
     yield from _INTRODUCTION.format(*(f"{PUBLISHED[claimed]:.3f}" for claimed in (1.0, 5.0))).splitlines()
     yield "| data | users | epsilon | delta | metric | goal | seeds |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield f"|{'---|' * 7}"
     for cell in USER_LEVEL:
         yield _row(cell, results)
 

@@ -45,7 +45,7 @@ def page() -> str:
 def _lines(results: Results) -> Iterator[str]:
     columns = (*MODELS, *PUBLIC)
     yield f"| table | epsilon | {' | '.join(columns)} |"
-    yield "| --- " * (len(columns) + 2) + "|"
+    yield "|---" * (len(columns) + 2) + "|"
     for name in (*TABLES, *RDATASETS):
         for epsilon in epsilons_of(name):
             found = [_values((name, one, epsilon), results) for one in MODELS]
@@ -120,7 +120,7 @@ def _height(value: float) -> float:
 def _classes_and_numbers(results: Results) -> Iterator[str]:
     """Yield a row a table of several classes or of a number, in the order of users times epsilon."""
     yield "| table | classes | people | columns | newton | boosted-trees | largest class |"
-    yield "| --- " * 7 + "|"
+    yield "|---" * 7 + "|"
     names = dict.fromkeys(run.cell for run in results.runs)
     kinds = {name: "classes" in results.runs_of(name)[0].values for name in names}
     people = {name: np.mean(_of(results.runs_of(name), "people")) for name in names}
@@ -138,7 +138,7 @@ def _choices(results: Results, choices: Results) -> Iterator[str]:
     """Yield the rows of the private choice, each with its mean difference from the rule on the same seeds."""
     shown = [f"share {share:g}: AUC less the rule's | trees chosen" for share in SHARES]
     yield f"| table | epsilon | rule | its AUC | {' | '.join(shown)} |"
-    yield "| --- " * (4 + 2 * len(SHARES)) + "|"
+    yield "|---" * (4 + 2 * len(SHARES)) + "|"
     for cell in CELLS:
         name, epsilon = cell
         model = rule(name, epsilon)
@@ -158,7 +158,7 @@ def _outcomes(outcomes: Results, trees: Results) -> Iterator[str]:
     models = (outcomes_benchmark.MODELS[0], outcomes_benchmark.MODELS[1], outcomes_benchmark.PUBLIC)
     columns = (*models[:2], "trees, simulated", "no privacy", "trees without noise")
     yield f"| table | figure | {' | '.join(columns)} |"
-    yield "| --- " * (len(columns) + 2) + "|"
+    yield "|---" * (len(columns) + 2) + "|"
     for name in (*OUTCOMES, *OUTCOMES_OF_RDATASETS):
         by_model = [outcomes.runs_of(outcomes_benchmark.named((name, model))) for model in models]
         if not by_model[1]:

@@ -110,7 +110,7 @@ def _page() -> Iterator[str]:
             continue
         yield from ("", f"## {_title(kind)}", "", f"`{table}`: {meaning}", "")
         found = [one for one in entries(kind) if one.package == PACKAGE]
-        yield from ("| name | what it does |", "| --- | --- |")
+        yield from ("| name | what it does |", "|---|---|")
         yield from (f"| `{one.name}` | {_cell(one.summary)} |" for one in found)
         yield from _keys(found, table.strip("[]"))
 
@@ -124,7 +124,7 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
             rows.setdefault(key.name, {}).setdefault(said, []).append(one.name)
     if not rows:
         return
-    yield from ("", "| key | of | value | meaning |", "| --- | --- | --- | --- |")
+    yield from ("", "| key | of | value | meaning |", "|---|---|---|---|")
     with_keys = [one.name for one in found if one.keys]
     for name, variants in rows.items():
         for (kind_of_value, default, meaning), owners in variants.items():
