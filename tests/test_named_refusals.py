@@ -147,6 +147,8 @@ NAMED: dict[str, dict[str, str]] = {
         "the target is outside of target_range": VALUE,
         "two columns are called": ARGUMENT,
         "a structured array for survival needs two fields": ARGUMENT,
+        "a mapping of columns is no table": ARGUMENT,
+        "a sparse matrix is not read": ARGUMENT,
         "the value is missing, NaN or infinite": VALUE,
         "one entry a record is needed": ARGUMENT,
     },

@@ -107,7 +107,7 @@ def test_what_a_release_ended_with_is_a_digest(study: Study, copied: Path, numbe
     lines[number - 1]["next"] = "no digits"
     resigned_lines(study.home.identity, copied, lines)
     failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
-    assert f"line {number}: the coordinator signed next, what it ended with, as no digest" in failed[0]
+    assert f"line {number}: the field next, which the coordinator signed, is no digest" in failed[0]
 
 
 @pytest.mark.parametrize("part", ["prep/1", "eval/1"])

@@ -315,7 +315,7 @@ def test_a_member_that_makes_no_method_or_protection_is_refused_by_name(install:
     odd = {key: value for key, value in BASE.items() if key != "local"} | {"method": {"name": "odd"}}
     for document, message in (
         (odd, "method 'odd' builds no method: str"),
-        (BASE | {"protection": {"name": "odd"}}, "protection 'odd' is none: str"),
+        (BASE | {"protection": {"name": "odd"}}, "protection 'odd' makes no protection: str"),
     ):
         with pytest.raises(CompositionError, match=message):
             prepare(parse(document, "t"))

@@ -352,7 +352,7 @@ def test_a_coordinator_cannot_change_what_a_silo_signed(
 def test_what_a_round_ended_with_is_a_digest(world: World, copied: Path, said: Any) -> None:
     """The coordinator signs it, and no silo has seen it: the last line has nobody after it who would notice."""
     resigned(world, copied, changing("next", said), number=2)
-    assert "line 2: the coordinator signed next, what it ended with, as no digest" in first_fault(copied)
+    assert "line 2: the field next, which the coordinator signed, is no digest" in first_fault(copied)
 
 
 def test_rounds_taken_out_or_swapped_are_noticed(world: World, copied: Path) -> None:

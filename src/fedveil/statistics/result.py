@@ -174,7 +174,7 @@ def restoring(data: Any, origin: object) -> Iterator[None]:
         try:
             yield
         except (ValidationError, ConfigError, DataError) as error:
-            raise RunFolderError(f"{origin} is damaged: what it is of cannot be released") from error
+            raise RunFolderError(f"{origin} is damaged: no request could have released it") from error
 
 
 # --- results ---

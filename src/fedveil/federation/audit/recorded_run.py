@@ -262,7 +262,7 @@ class RecordedRun:
             data["signature"],
         )
         if not _DIGEST.fullmatch(str(data.get("next"))):
-            raise IntegrityError(f"{place}: the coordinator signed next, what it ended with, as no digest")
+            raise IntegrityError(f"{place}: the field next, which the coordinator signed, is no digest")
         numbers = [one["silo"] for one in data["silos"]]
         silos = len(membership.silos)
         if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:

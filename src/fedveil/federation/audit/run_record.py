@@ -379,7 +379,7 @@ class RunRecord:
         try:
             self.membership.roster[silo].verify(content, signature)
         except CryptoError:
-            raise ProtocolError("signs something else than what it was asked", silo=silo) from None
+            raise ProtocolError("signs another text than it was asked to sign", silo=silo) from None
 
 
 def identify(folder: RunFolder) -> bytes:

@@ -92,7 +92,7 @@ class Composition:
         protection = experiment.protection.build(around)
         if not answers(protection, "apply_to"):
             raise CompositionError(
-                f"protection '{experiment.protection.name}' is none: {type(protection).__name__}"
+                f"protection '{experiment.protection.name}' makes no protection: {type(protection).__name__}"
             )
         if share := experiment.shares.votes:
             if not (isinstance(protection, VoteNoise) and protection.noisy_votes):
@@ -290,7 +290,7 @@ def _sampled(method: Method, choice: Choice, given: Mapping[str, Any]) -> Method
         )
     sampler = choice.build(given)
     if not answers(sampler, "draw"):
-        raise CompositionError(f"sampler '{choice.name}' is none: {type(sampler).__name__}")
+        raise CompositionError(f"sampler '{choice.name}' makes no sampler: {type(sampler).__name__}")
     # A published theorem counts the sampling that its method has, which is everyone's participation here.
     return replace(method, sampler=sampler, closed_form=None)
 

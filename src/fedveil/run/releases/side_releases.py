@@ -73,8 +73,9 @@ def refuse_shared(privacy: PrivacySection, of_round: Event) -> None:
     """
     if privacy.share != 1 and not isinstance(of_round, GaussianEvent | NoGuarantee):
         raise CompositionError(
-            "privacy.share: only Gaussian releases can share one epsilon, and rounds of drawn users (or of another "
-            "noise, or of groups) are none; draw nobody, or give every document an epsilon of its own: they add up"
+            "privacy.share: only Gaussian releases can share one epsilon; rounds of sampled users, of another noise, "
+            "or of groups are no Gaussian releases; sample nobody, or give every document an epsilon of its own: "
+            "they add up"
         )
 
 

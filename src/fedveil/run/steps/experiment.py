@@ -329,8 +329,8 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         """
         if self.prepared.secure and (self.folder / RECORDS).exists():
             raise RunFolderError(
-                f"{self.folder.path}: {PREPROCESSED} is lost, and training has begun on what it gave; put it back, or "
-                "begin another run: a release that is made again has other noise. Nothing was charged"
+                f"{self.folder.path}: {PREPROCESSED} is lost, and training has begun with its releases; put it back, "
+                "or begin another run: a release that is made again has other noise. Nothing was charged"
             )
 
     # --- charges and budget ----------------------------------------------------------------------------------
