@@ -287,6 +287,26 @@ def test_a_silo_goes_on_with_its_next_keys(federation: Federation) -> None:
     assert federation.charges("north") == 2
 
 
+@pytest.mark.parametrize("changed", ["north", "coordinator", "both"])
+def test_a_run_is_resumed_after_keys_were_changed(federation: Federation, changed: str) -> None:
+    """Its earlier rounds were charged under terms that the former key of the coordinator signed."""
+    homes = {"north": federation.folder("north"), "coordinator": federation.coordinator}
+    party = federation.begin()
+    with closing(party):
+        federation.play(party, ("north", "south"), after_a_round(party))
+        party.stop("interrupted")
+    for _ in range(2):  # so that the former key is not that of the membership just before, either
+        for name in homes if changed == "both" else (changed,):
+            asked = rotate(homes[name], None)
+            admit(federation.founder, homes[name] / f"{name}.request", asked.fingerprint)
+        seal(federation.founder, None)
+        federation.accept(homes["north"], federation.folder("south"), federation.coordinator)
+    (resumed,) = due_parts(CoordinatorFolder(federation.coordinator), party._run.folder.path)
+    with closing(resumed):
+        assert federation.play(resumed, ("north", "south")) is None
+    assert [federation.charges(name) for name in ("north", "south")] == [2, 2]
+
+
 def test_what_extends_a_membership_takes_nothing_away(federation: Federation) -> None:
     present = Membership.read(federation.sealed)
     key = IdentityKey.generate().public

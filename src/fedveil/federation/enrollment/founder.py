@@ -28,6 +28,7 @@ COORDINATOR: Final = "coordinator"
 _KEY: Final = "founder.key"
 _ADMITTED: Final = "admitted"
 _REVOKED: Final = "revoked.json"
+_REPLACED: Final = "replaced by its owner"
 
 
 def client_certificate(silo: str) -> str:
@@ -74,6 +75,9 @@ def create_federation(
 def admit(folder: Path, request: Path, fingerprint: str) -> Request:
     """Admit a party to the next membership.
 
+    If a coordinator replaces its key, the former one counts as revoked: the silos still have to recognise the terms that
+    it signed, to continue the runs that they charged under them.
+
     Args:
         folder: the founder's.
         request: the party's file.
@@ -102,6 +106,8 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
         before = Request.read(place)
         if before.identity != asked.identity:
             asked.replaces(before.identity)
+            if asked.role == "coordinator":
+                _keep_revoked(folder, Revoked(identity=before.identity, since=_day(0), reason=_REPLACED))
     asked.write(place)
     return asked
 
@@ -127,16 +133,7 @@ def revoke(folder: Path, name: str, reason: str) -> Revoked:
         raise ConfigError(f"{folder}: no silo '{name}' was admitted")
     asked = Request.read(place)
     one = Revoked(identity=asked.identity, since=_day(0), reason=reason, transport=asked.transport_digest)
-    document = [
-        {
-            "identity": each.identity.raw.hex(),
-            "since": each.since,
-            "reason": each.reason,
-            "transport": each.transport,
-        }
-        for each in (*(each for each in _revoked(folder) if each.identity != one.identity), one)
-    ]
-    replace_file(folder / _REVOKED, json.dumps(document, indent=1).encode())
+    _keep_revoked(folder, one)
     place.unlink()
     return one
 
@@ -218,6 +215,20 @@ def _revoked(folder: Path) -> tuple[Revoked, ...]:
             )
             for one in document
         )
+
+
+def _keep_revoked(folder: Path, one: Revoked) -> None:
+    """Add a key to those that every later membership lists as revoked."""
+    document = [
+        {
+            "identity": each.identity.raw.hex(),
+            "since": each.since,
+            "reason": each.reason,
+            "transport": each.transport,
+        }
+        for each in (*(each for each in _revoked(folder) if each.identity != one.identity), one)
+    ]
+    replace_file(folder / _REVOKED, json.dumps(document, indent=1).encode())
 
 
 def _day(days: int) -> str:
