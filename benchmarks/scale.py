@@ -147,16 +147,19 @@ def _table_run(folder: str) -> Callable[[], object]:
 
     def call() -> object:
         os.environ[FOLDER_VARIABLE] = folder
-        people = fv.tables(place / "schema.toml", [place / "north.parquet", place / "south.parquet"])
-        return fv.train(
-            "whitened-linear",
-            people,
-            loss="binary_cross_entropy",
-            method=fv.newton(),
-            epsilon=2.0,
-            rounds=3,
-            folder=place / "runs",
-        )
+        try:
+            people = fv.tables(place / "schema.toml", [place / "north.parquet", place / "south.parquet"])
+            return fv.train(
+                "whitened-linear",
+                people,
+                loss="binary_cross_entropy",
+                method=fv.newton(),
+                epsilon=2.0,
+                rounds=3,
+                folder=place / "runs",
+            )
+        finally:
+            del os.environ[FOLDER_VARIABLE]
 
     return call
 

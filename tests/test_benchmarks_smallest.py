@@ -57,9 +57,7 @@ def test_a_benchmark_plays_its_smallest_cases(
     found = list(harness.load(name, quick=True, smallest=True))
     assert found
     assert all(math.isfinite(row.ours) for row in found)
-    assert (
-        len({row.case for row in found}) == len(found) or name == "flamby"
-    )  # whose rows are told apart by their unit
+    assert len({(row.case, row.unit) for row in found}) == len(found)
 
 
 def test_the_command_plays_the_smallest_cases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,11 @@ NAMED: dict[str, dict[str, str]] = {
     "data/records.py": {"": BY_HAND},
     "data/table_file.py": {
         "a table is a .csv": FILE,
-        "cannot be read": FILE,
+        "announces more than  rows": FILE,
+        "holds neither numbers nor text": FILE,
+        "expands to more than": FILE,
+        "the texts of  rows have more than": CELL,
+        "the sheet is nearly empty": LINE,
         "is damaged or no  file": LINE,
         "the header has no": FILE,
         "is damaged: it has": FILE,

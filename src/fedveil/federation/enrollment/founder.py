@@ -75,8 +75,8 @@ def create_federation(
 def admit(folder: Path, request: Path, fingerprint: str) -> Request:
     """Admit a party to the next membership.
 
-    If a coordinator replaces its key, the former one counts as revoked: the silos still have to recognise the terms that
-    it signed, to continue the runs that they charged under them.
+    If a coordinator replaces its key, the former one counts as revoked: silos still have to recognise the terms that it
+    signed, to continue the runs that they charged under them.
 
     Args:
         folder: the founder's.
