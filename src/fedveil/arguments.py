@@ -48,7 +48,7 @@ def explain_arguments_as(name: str, hint: str = "") -> Callable[[Callable[_P, _R
         is_method = next(iter(signature.parameters), None) == "self"
 
         @wraps(function)
-        def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def check_and_call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if is_method:
                 where = f"{type(args[0]).__name__}.{name}" if args else name
                 _check(where, hint, _without_self(signature), args[1:], kwargs)
@@ -56,7 +56,7 @@ def explain_arguments_as(name: str, hint: str = "") -> Callable[[Callable[_P, _R
                 _check(f"fedveil.{name}", hint, signature, args, kwargs)
             return function(*args, **kwargs)
 
-        return explained
+        return check_and_call
 
     return decorate
 
@@ -72,12 +72,12 @@ def _explained_init(kind: type, name: str, hint: str) -> Callable[..., None]:
     signature = inspect.signature(kind)
 
     @wraps(begin)
-    def explained(self: Any, /, *args: Any, **kwargs: Any) -> None:
+    def check_and_initialize(self: Any, /, *args: Any, **kwargs: Any) -> None:
         place = f"fedveil.{name}" if type(self) is kind else type(self).__name__
         _check(place, hint, signature, args, kwargs)
         begin(self, *args, **kwargs)
 
-    return explained
+    return check_and_initialize
 
 
 def _check(
