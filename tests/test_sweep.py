@@ -223,11 +223,11 @@ def test_errors_pass_between_processes_as_they_are() -> None:
     own = [kind for kind in all_errors() if "__init__" in vars(kind)]
     assert {type(one) for one in OF_MORE} >= {kind for kind in own if kind.__module__.startswith("fedveil.")}
     for one in (*OF_MORE, ConfigError("rounds: must be above 0")):
-        for back in (pickle.loads(pickle.dumps(one)), one.within("first")):
+        for back in (pickle.loads(pickle.dumps(one)), one.with_place("first")):
             assert type(back) is type(one)
             assert vars(back) == vars(one)
         assert str(pickle.loads(pickle.dumps(one))) == str(one)
-        assert str(one.within("first")) == f"first: {one}"
+        assert str(one.with_place("first")) == f"first: {one}"
 
 
 @pytest.mark.slow

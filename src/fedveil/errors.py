@@ -59,7 +59,7 @@ class FedveilError(Exception):
         """
         return _restored, (type(self), self.args, vars(self))
 
-    def within(self, place: str) -> Self:
+    def with_place(self, place: str) -> Self:
         """Return the error, of the same class and with the same attributes, with a place before its message."""
         return _restored(type(self), (f"{place}: {self}",), vars(self))
 

@@ -180,7 +180,7 @@ def sweep(
     for point, row in played:
         if isinstance(row, FedveilError):
             # Go on after a failure, so that finished runs are recorded; the first error is raised at the end.
-            failed = row.within(point.experiment.name) if failed is None else failed
+            failed = row.with_place(point.experiment.name) if failed is None else failed
             continue
         rows[point.experiment.name] = row
         # Replace the whole file after every run, in the points' order: a crash leaves a complete older file.
