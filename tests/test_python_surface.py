@@ -130,8 +130,9 @@ def test_a_round_shows_no_private_number(trained: fv.Result, seen: Seen) -> None
 
 
 def test_predictions_for_a_table_take_text_and_path_alike(bundle: fv.Bundle, table: Path) -> None:
-    with pytest.warns(UserWarning, match="columns are taken by their places: a, b, c"):
+    with pytest.warns(UserWarning, match="columns are taken by their places: a, b, c") as warned:
         by_path, by_text = bundle.predict_table(table), bundle.predict_table(str(table), ["a"])
+    assert {one.filename for one in warned} == {__file__}  # the caller's line, not one of fedveil
     assert by_text.column_names[0] == "a"
     assert by_path.equals(by_text.drop_columns(["a"]))
     assert np.array_equal(by_text["prediction"].to_numpy(), bundle.predict(X[:5]))

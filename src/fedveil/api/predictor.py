@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,22 @@ from fedveil.data.records import Affine, Label, Task
 from fedveil.errors import ConfigError, DataError
 
 _BATCH: Final = 1024
+_PACKAGE: Final = str(Path(__file__).parents[1])
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel`` by which a warning of the calling function names the first line outside this package.
+
+    Predictions are asked for through several functions, some of which check their arguments first.
+    """
+    level, frame = 1, inspect.currentframe()
+    while (
+        frame is not None
+        and (frame := frame.f_back) is not None
+        and frame.f_code.co_filename.startswith(_PACKAGE)
+    ):
+        level += 1
+    return level
 
 
 def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None) -> None:
@@ -33,13 +51,13 @@ def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None
         told = ", ".join(trained or ())
         warnings.warn(
             f"features: the records have no column names; their columns are taken, in this order, for: {told}",
-            stacklevel=4,
+            stacklevel=_level_of_caller(),
         )
     if _is_named(given) and not _is_named(trained):
         told = ", ".join(given or ())
         warnings.warn(
             f"features: the model was trained without column names; columns are taken by their places: {told}",
-            stacklevel=4,
+            stacklevel=_level_of_caller(),
         )
 
 
