@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from fedveil.data.records import Affine, Label, Task
 from fedveil.errors import ConfigError, DataError
 
 _BATCH: Final = 1024
-_PACKAGE: Final = str(Path(__file__).parents[1])
+_PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def _level_of_caller() -> int:
