@@ -21,11 +21,11 @@ from benchmarks.federation_nodes import cpu_seconds_of, megabytes_of
 from benchmarks.harness import Row, at_most
 from benchmarks.silo_threads import client_of, start
 from fedveil.federation.enrollment.demonstration import write_demonstration
-from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ChildProcess
+from fedveil.federation.hosts.coordinator_service import AttachedLink
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder, members_of
 from fedveil.federation.hosts.sockets import free_port
-from fedveil.federation.transport.https.mailbox_client import MailboxClient
+from fedveil.federation.transport.https.mailbox import MailboxClient
 from fedveil.federation.transport.interface import LARGEST_MESSAGE
 
 _REPEATS = 30

@@ -34,7 +34,7 @@ from benchmarks.price import pooled, trained, without
 from benchmarks.price_cases import DATA, POOLED, PROFILE, DataCase, PriceCell
 from fedveil import __version__
 from fedveil.data.catalogue import data_set
-from fedveil.data.catalogue.files import store
+from fedveil.data.catalogue.data_set import store
 from fedveil.data.catalogue.heart_disease import HOSPITALS, hospitals, normalise
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.calibration import calibrate_noise

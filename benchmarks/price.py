@@ -27,9 +27,9 @@ from fedveil.errors import FedveilError
 from fedveil.methods.channels import Identity
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
+from fedveil.methods.method import begin_state, released_model
 from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.methods.private_weighting import PrivateWeighting
-from fedveil.methods.server_state import begin_state, released_model
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.claims import Role

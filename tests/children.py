@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedveil.data.catalogue.digits import read_digits
-from fedveil.run import workers
+from fedveil.run import process_group
 
 
 def forking() -> ForkServerContext:
@@ -26,7 +26,7 @@ def forking() -> ForkServerContext:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run fork its processes from one that has all imported, where it starts interpreters otherwise."""
-    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
+    monkeypatch.setattr(process_group, "multiprocessing", SimpleNamespace(get_context=lambda _: forking()))
 
 
 def tell_modules(to: Connection) -> None:

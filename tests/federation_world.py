@@ -20,7 +20,6 @@ from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.data.records import Population, Records
 from fedveil.errors import ProtocolError
 from fedveil.federation.audit.run_record import RunRecord
-from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.hosts.submission import open_session
 from fedveil.federation.ledger_heads import HEADS, NONE, SeenHeads, heads_for, sign_heads
@@ -32,6 +31,7 @@ from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.store import RoundRecord
+from fedveil.federation.terms import canonical
 from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import read_entries

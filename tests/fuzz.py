@@ -38,11 +38,9 @@ from fedveil.crypto.seal_format import (
 )
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms
-from fedveil.federation.canonical_document import canonical, read_canonical
-from fedveil.federation.charter import Charter
-from fedveil.federation.membership import Membership
-from fedveil.federation.membership_delivery import open_delivery, pack_delivery
+from fedveil.federation.membership import Charter, Membership, open_delivery, pack_delivery
 from fedveil.federation.signed_message import SignedMessage
+from fedveil.federation.terms import canonical, read_canonical
 from fedveil.federation.transport.https.endpoints import SiloEndpoint, by_silo_name
 from fedveil.federation.transport.https.http_server import ClosedByPeerError, Connection, Limits
 from fedveil.federation.transport.https.mailbox import Mailbox, Members

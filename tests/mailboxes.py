@@ -21,8 +21,7 @@ from fedveil.federation.hosts.link import Link
 from fedveil.federation.hosts.link_folder import LinkFolder, LinkSettings
 from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.mailbox import Mailbox, Members
-from fedveil.federation.transport.https.mailbox_client import MailboxClient
+from fedveil.federation.transport.https.mailbox import Mailbox, MailboxClient, Members
 from fedveil.federation.transport.https.silo_client import RetryPolicy, SiloClient, client_context
 from fedveil.federation.transport.interface import AnswerMessage
 

@@ -18,8 +18,7 @@ from torch import nn
 from fedveil.crypto import paillier
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.crypto.rlwe import Ring
-from fedveil.federation.charter import Charter
-from fedveil.federation.membership import Membership
+from fedveil.federation.membership import Charter, Membership
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
 from fedveil.privacy import ledger

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedveil.data.catalogue import DataSet, data_set
-from fedveil.data.catalogue.files import DataFile, digest_of
+from fedveil.data.catalogue.data_set import DataFile, digest_of
 from fedveil.data.catalogue.heart_disease import HOSPITALS
 from fedveil.data.catalogue.tcga_brca import REGIONS
 from fedveil.registry import BUILTINS

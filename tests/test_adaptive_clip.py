@@ -21,9 +21,8 @@ from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.methods.contributions import SiloContribution
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
-from fedveil.methods.method import sum_noise_std
+from fedveil.methods.method import begin_state, sum_noise_std
 from fedveil.methods.partial_encryption import PartialEncryption
-from fedveil.methods.server_state import begin_state
 from fedveil.methods.uldp import uldp_avg_w, uldp_sgd_w
 from fedveil.methods.weights import Weights
 from fedveil.privacy.accounting import make_accountant

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.methods.server_state import begin_state
+from fedveil.methods.method import begin_state
 from fedveil.privacy.ledger import Head
 from fedveil.report.page import write_report
 from fedveil.run.advice import advice, advice_of

@@ -15,13 +15,13 @@ import pytest
 
 from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.demonstration import write_demonstration
-from fedveil.federation.hosts.connection_state import BridgeConnection
 from fedveil.federation.hosts.deployment import write_flower_app, write_nvflare_job
 from fedveil.federation.hosts.folders import SiloFolder, SiloSettings
 from fedveil.federation.hosts.metrics_server import as_metrics, ask_party
-from fedveil.federation.hosts.reachability import try_coordinator
+from fedveil.federation.hosts.silo_checks import try_coordinator
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.status import BridgeConnection
 from fedveil.federation.transport.bridge.relay import Bridge, ask_key_process
 from tests.processes import tree
 from tests.source import parsed, walked

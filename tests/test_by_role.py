@@ -11,7 +11,7 @@ from scipy.io import loadmat, savemat
 
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import data_set, load
-from fedveil.data.catalogue.files import DataFile, digest_of
+from fedveil.data.catalogue.data_set import DataFile, digest_of
 from fedveil.data.catalogue.shakespeare import ALPHABET, WINDOW, encode, roles_of
 from fedveil.data.catalogue.svhn import read_mat
 from fedveil.errors import ConfigError, DataError, ModelError

@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from fedveil.data.allocation import Allocation
 from fedveil.data.catalogue import catalogue, load
 from fedveil.data.catalogue.creditcard import FULL_FRAUDS, FULL_GENUINE
+from fedveil.data.catalogue.data_set import DataFile, Store, digest_of, fetch, store
 from fedveil.data.catalogue.digits import read_digits
-from fedveil.data.catalogue.files import DataFile, Store, digest_of, fetch, store
 from fedveil.data.catalogue.mnist import read_idx
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError, DataError

@@ -32,9 +32,8 @@ from fedveil.crypto import keys as key_files
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ConfigError, CryptoError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger, verify_ledger
-from fedveil.federation.charter import Charter
 from fedveil.federation.enrollment.certificates import Authority, days_left, node_key_digest, node_public
-from fedveil.federation.enrollment.founder import admit, create_federation, revoke, seal
+from fedveil.federation.enrollment.founder import Request, admit, create_federation, revoke, seal
 from fedveil.federation.enrollment.joining import (
     LocalFiles,
     accept,
@@ -42,7 +41,6 @@ from fedveil.federation.enrollment.joining import (
     join_as_silo,
     rotate,
 )
-from fedveil.federation.enrollment.requests import Request
 from fedveil.federation.hosts.folders import (
     CoordinatorFolder,
     SiloFolder,
@@ -53,7 +51,7 @@ from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.link import server_context
 from fedveil.federation.hosts.link_folder import LinkSettings
 from fedveil.federation.hosts.status import party_status
-from fedveil.federation.membership import Membership
+from fedveil.federation.membership import Charter, Membership
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.transport.https.mailbox import Mailbox
 from fedveil.privacy.events import GaussianEvent

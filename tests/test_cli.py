@@ -16,8 +16,7 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.cli.app import COMMANDS, app
-from fedveil.cli.examples import EXAMPLES
+from fedveil.cli.app import COMMANDS, EXAMPLES, app
 from fedveil.run import populations
 from tests.commands import as_json, ended, output
 

@@ -11,12 +11,11 @@ import pytest
 
 import fedveil as fv
 from fedveil.errors import RunFolderError
-from fedveil.report.compare import compare
+from fedveil.report.compare import Spread, compare
 from fedveil.report.drawing import Plot, Series
 from fedveil.report.page import report_page, run_plots
 from fedveil.report.run_data import load_run
 from fedveil.report.tradeoff import Traded, curves, front, line_labels, page, tradeoff_point, write_tradeoff
-from fedveil.report.variant import Spread
 from tests.report_folders import statement, write_run
 from tests.runs import json_lines
 

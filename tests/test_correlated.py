@@ -18,7 +18,14 @@ from fedveil.data.records import Affine, Records
 from fedveil.errors import CompositionError, ConfigError, PrivacyError
 from fedveil.methods.capabilities import memory_of
 from fedveil.methods.contributions import SiloContribution
-from fedveil.methods.correlated import CorrelatedNoise, CorrelatedShares
+from fedveil.methods.correlated import (
+    CorrelatedNoise,
+    CorrelatedShares,
+    best_coefficients,
+    decoded_error,
+    squared_sensitivity,
+    strengths,
+)
 from fedveil.methods.derive import derive
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method
@@ -30,12 +37,6 @@ from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.claims import Role
-from fedveil.privacy.correlated import (
-    best_coefficients,
-    decoded_error,
-    squared_sensitivity,
-    strengths,
-)
 from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, NoGuarantee, split_grid_loss
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Scheduled
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness

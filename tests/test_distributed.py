@@ -28,7 +28,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.method import training_bound
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
-from fedveil.run import ranks, workers
+from fedveil.run import process_group
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import STARTED_BY, Row
 from fedveil.run.observer import NullObserver
@@ -138,7 +138,7 @@ def test_what_is_bounded_by_parts_is_bounded_once_in_every_process() -> None:
         ExperimentRandomness(prepared.experiment.seed),
         ("round", 1),
     )
-    with workers.share_training(prepared) as shared:
+    with process_group.share_training(prepared) as shared:
         together = shared.setting.trainer.sums(job)
     assert torch.equal(together.total, setting.trainer.sums(job).total)
 
@@ -446,9 +446,9 @@ def test_a_rank_that_fails_ends_the_run_in_the_others(how: str, tmp_path: Path) 
 
 def test_ranks_that_differ_are_named_without_what_they_hold() -> None:
     facts = {"experiment": "a", "records": "b"}
-    ranks.check_same([facts, dict(facts)])
+    process_group.check_same([facts, dict(facts)])
     with pytest.raises(ConfigError, match=r"rank 2 differs from rank 0 in: records;") as refused:
-        ranks.check_same([facts, facts, facts | {"records": "secret"}])
+        process_group.check_same([facts, facts, facts | {"records": "secret"}])
     assert "secret" not in str(refused.value)
 
 
@@ -471,7 +471,7 @@ def test_a_rank_keeps_the_records_of_its_share_and_no_others(seed: int, world: i
         )
 
     for number in range(world):
-        kept = ranks.keep_share(cohort, ExperimentRandomness(0), number, world)
+        kept = process_group.keep_share(cohort, ExperimentRandomness(0), number, world)
         own = partition_by_key(job(cohort), number, world)
         assert torch.equal(partition_by_key(job(kept), number, world), own)
         assert torch.equal(
@@ -492,7 +492,7 @@ def test_what_cannot_be_shared_is_refused_before_any_training(tmp_path: Path) ->
         document["method"].pop(key, None)
     document["local"].pop("decay", None)
     with pytest.raises(ConfigError, match="one process"):
-        workers.split_trainer(prepare(parse(document, "test")))
+        process_group.split_trainer(prepare(parse(document, "test")))
     with pytest.raises(ConfigError, match=r"trainer\.processes: uldp-group"):
         prepare(parse(merge(document, {"trainer": {"processes": 2}}), "test"))
     with pytest.raises(ConfigError, match=r"trainer\.processes: must be >= 1, not 0"):

@@ -18,7 +18,7 @@ import tomlkit
 from PIL import Image
 from scipy.io import savemat
 
-from fedveil.data.catalogue.files import DataFile, digest_of
+from fedveil.data.catalogue.data_set import DataFile, digest_of
 from fedveil.errors import FedveilError
 from fedveil.registry import names
 from fedveil.run.config.release_document import kind_in

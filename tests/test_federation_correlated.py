@@ -15,8 +15,8 @@ import torch
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.silo_session.statement_check import _composed
 from fedveil.federation.store import RecordStore
+from fedveil.methods.correlated import squared_sensitivity
 from fedveil.privacy.claims import Role
-from fedveil.privacy.correlated import squared_sensitivity
 from fedveil.privacy.events import ComposedEvent, Event, GaussianEvent, atoms, split_grid_loss
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.refusals import Code

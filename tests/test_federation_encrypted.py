@@ -19,9 +19,9 @@ from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.deployable import check_deployable
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
+from fedveil.federation.proposal_review import check_deployable
 from fedveil.federation.silo import MODELS
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.silo_session.tasks import SiloTrainingTask

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from fedveil.errors import ConfigError, ProtocolError, RunFolderError
-from fedveil.federation.canonical_document import canonical
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.cpu_quota import CpuQuota, Deadline
 from fedveil.federation.errors import RefusalError
@@ -26,6 +25,7 @@ from fedveil.federation.ledger_heads import NONE
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
+from fedveil.federation.terms import canonical
 from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING
 from fedveil.privacy.ledger import Note, read_entries, read_lines
 from fedveil.protocols.refusals import Code, Refusal

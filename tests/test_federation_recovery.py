@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from fedveil.errors import CompositionError, IntegrityError
-from fedveil.federation.coordinator import CoordinatorParty
+from fedveil.federation.coordinator import DRAWN, CoordinatorParty
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.sampling import DRAWN
 from fedveil.federation.silo_ledger import LEDGER, adopt
 from fedveil.federation.silo_session.round_inputs import RoundInstructions
 from fedveil.protocols.driver import Dropouts

@@ -45,8 +45,8 @@ from fedveil.run.config.release_document import (
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases import series
 from fedveil.run.releases.inference import prepare_inference
-from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.requests import request_scope
+from fedveil.run.releases.series import PreparedReleases
 from fedveil.run.releases.statistics import prepare_release
 from fedveil.run.simulation import make_releases
 from fedveil.run.steps.document import DocumentParts

@@ -15,7 +15,7 @@ import pytest
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation import silo_state
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.replay_guard import KEPT, ReplayMark, ReplayMarks
+from fedveil.federation.silo_state import KEPT, ReplayMark, ReplayMarks
 from fedveil.federation.store import RecordStore, RoundRecord
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import Ledger

@@ -17,8 +17,8 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.enrollment.demonstration import provision
 from fedveil.federation.enrollment.joining import DraftedPolicy
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.inspection import inspect_silo
 from fedveil.federation.hosts.key_process import open_silo
+from fedveil.federation.hosts.silo_checks import inspect_silo
 from fedveil.federation.hosts.submission import create_run, due_parts, read_document
 from fedveil.federation.silo import SiloParty
 from fedveil.federation.silo_ledger import LEDGER

@@ -18,13 +18,12 @@ import torch
 from safetensors.torch import save_file
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.data.catalogue.files import digest_of
+from fedveil.data.catalogue.data_set import digest_of
 from fedveil.errors import CompositionError, ConfigError, FedveilError
 from fedveil.federation.audit.run_record import TERMS, read_terms, signed_end
-from fedveil.federation.canonical_document import public_text
-from fedveil.federation.deployable import check_deployable
 from fedveil.federation.membership import Membership
-from fedveil.federation.proposal_review import review_proposal
+from fedveil.federation.proposal_review import check_deployable, review_proposal
+from fedveil.federation.terms import public_text
 from fedveil.files import read_content
 from fedveil.privacy.accounting import PldAccountant
 from fedveil.privacy.claims import Role

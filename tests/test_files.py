@@ -37,13 +37,12 @@ from fedveil.data.schema import read_schema
 from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
 from fedveil.federation.audit.run_record import STATE, identify
-from fedveil.federation.charter import Charter
+from fedveil.federation.coordinator import draw_sample
 from fedveil.federation.cpu_quota import CpuQuota
-from fedveil.federation.enrollment.requests import Request
+from fedveil.federation.enrollment.founder import Request
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
-from fedveil.federation.membership import Membership
+from fedveil.federation.membership import Charter, Membership
 from fedveil.federation.policy import Policy
-from fedveil.federation.sampling import draw_sample
 from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_session.tasks import training_plan
 from fedveil.federation.store import RecordStore, RoundRecord

@@ -22,8 +22,8 @@ import pytest
 from fedveil.errors import BusyError, ConfigError
 from fedveil.federation.enrollment.certificates import days_left
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.federation.hosts.attached_link import AttachedLink
 from fedveil.federation.hosts.child_process import ChildProcess, ProcessError
+from fedveil.federation.hosts.coordinator_service import AttachedLink
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.sockets import (
     LOOPBACK,
@@ -198,7 +198,7 @@ def test_a_folder_of_another_user_is_named(made: Demonstration) -> None:
 
 OTHER_USER = """\
 import os
-import fedveil.cli.services
+import fedveil.cli.operations
 import fedveil.federation.hosts.link
 from fedveil import user_code
 from fedveil.cli.app import main

@@ -34,13 +34,18 @@ from fedveil.federation.enrollment.certificates import (
     certificate_key_digest,
     new_server_key,
 )
-from fedveil.federation.hosts.connection_state import SiloConnection
-from fedveil.federation.hosts.reachability import describe_skew
+from fedveil.federation.hosts.silo_checks import describe_skew
 from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.status import SiloConnection
 from fedveil.federation.transport.https.connection_faults import Fault, fault_of_status
-from fedveil.federation.transport.https.deadline import TimedBackend
 from fedveil.federation.transport.https.http_server import Limits
-from fedveil.federation.transport.https.silo_client import FaultError, RetryPolicy, SiloClient, client_context
+from fedveil.federation.transport.https.silo_client import (
+    FaultError,
+    RetryPolicy,
+    SiloClient,
+    TimedBackend,
+    client_context,
+)
 from fedveil.sanitize import FaultLog
 from tests.mailboxes import Place, ServedMailbox, make_place
 

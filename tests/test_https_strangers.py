@@ -31,8 +31,7 @@ from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_
 from fedveil.federation.transport.bridge.relay import MailboxConnection, ask_key_process
 from fedveil.federation.transport.https.connection_faults import fault_of_status
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
-from fedveil.federation.transport.https.mailbox import Members
-from fedveil.federation.transport.https.mailbox_client import MailboxClient
+from fedveil.federation.transport.https.mailbox import MailboxClient, Members
 from fedveil.federation.transport.https.silo_client import SiloClient
 from fedveil.federation.transport.interface import (
     ANSWER_PATH,

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from fedveil.data.main_silos import MainSilos, MainSilosError, read_main_silos
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError, DataError
-from fedveil.federation.canonical_document import canonical
 from fedveil.federation.errors import to_refusal
 from fedveil.federation.proposal_review import review_proposal
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.silo_session.tasks import SiloTrainingTask
+from fedveil.federation.terms import canonical
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.refusals import Code

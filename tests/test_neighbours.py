@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from fedveil.data.records import Population, Records
 from fedveil.errors import CompositionError, ConfigError, FedveilError
-from fedveil.federation.deployable import check_deployable
+from fedveil.federation.proposal_review import check_deployable
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.registry import names

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedveil as fv
-from fedveil.api.observers import Tracker, scalars
+from fedveil.api.callbacks import Tracker, scalars
 from fedveil.errors import ConfigError, FedveilError
 from tests.test_python import METHOD, people, train
 

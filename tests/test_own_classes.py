@@ -13,7 +13,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
-from fedveil.federation.deployable import check_deployable
+from fedveil.federation.proposal_review import check_deployable
 from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.client_messages import ClientMessages, Layered
 from fedveil.methods.contributions import SiloContribution, SiloUserContribution

@@ -17,7 +17,7 @@ import pytest
 from fedveil.data.records import Population, Records
 from fedveil.errors import FedveilError
 from fedveil.methods.correlated import CorrelatedShares
-from fedveil.methods.server_state import begin_state
+from fedveil.methods.method import begin_state
 from fedveil.privacy.events import GaussianEvent, PoissonSampledEvent
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import parse

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.api.checking import check_row
+from fedveil.api.planning import check_row
 from fedveil.data.records import Population
 from fedveil.errors import (
     CompositionError,

@@ -13,8 +13,8 @@ import pytest
 
 import fedveil
 from fedveil.errors import BudgetError, ConfigError, OwnRecordsError, ProtocolError, RunFolderError
-from fedveil.federation.canonical_document import canonical, read_canonical
 from fedveil.federation.errors import RefusalError, to_refusal
+from fedveil.federation.terms import canonical, read_canonical
 from fedveil.federation.transport.interface import LARGEST_EXPERIMENT
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import Declined

@@ -12,7 +12,7 @@ import pytest
 from fedveil.errors import CompositionError, FedveilError
 from fedveil.methods.channels import Channel, Identity
 from fedveil.methods.contributions import ClientContribution, RecordContribution, SiloContribution
-from fedveil.methods.correlated import CorrelatedNoise
+from fedveil.methods.correlated import CorrelatedNoise, check_coefficients
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method, sum_noise_std
 from fedveil.methods.private_weighting import PrivateWeighting
@@ -22,7 +22,6 @@ from fedveil.methods.uldp import uldp_avg, uldp_avg_w, uldp_group
 from fedveil.methods.weights import Weights
 from fedveil.privacy.adaptive_clip import AdaptiveClip
 from fedveil.privacy.claims import Claim, Reveals, Sent
-from fedveil.privacy.correlated import check_coefficients
 from fedveil.stage import Sensitivity
 from fedveil.training.server.denoise import Denoiser, JamesStein
 from fedveil.training.server.optimizers import Optimizer, State

@@ -28,7 +28,7 @@ from fedveil.federation.enrollment.joining import (
 from fedveil.federation.hosts.coordinator_service import CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, MembershipFile, SiloFolder
 from fedveil.federation.hosts.metrics_server import ask_party
-from fedveil.federation.hosts.served_silo import ServedSilo
+from fedveil.federation.hosts.silo_service import ServedSilo
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document
 from fedveil.federation.membership import Membership, Revoked

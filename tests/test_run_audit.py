@@ -41,8 +41,8 @@ from fedveil.federation.audit.run_record import (
     files_of,
     read_terms,
 )
-from fedveil.federation.charter import Charter
-from fedveil.federation.run_rules import RunRules
+from fedveil.federation.membership import Charter
+from fedveil.federation.terms import RunRules
 from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import Entry, Ledger, now
 from fedveil.privacy.statement import Statement

@@ -14,7 +14,7 @@ import pytest
 from rich.table import Table
 
 from fedveil.console import LineObserver, Terminal, observer, rows_table, transposed_table
-from fedveil.federation.canonical_document import canonical
+from fedveil.federation.terms import canonical
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import PARTS, Declined, Finalize, Goodbye, Ready, RunPart
 from fedveil.report.document import escape

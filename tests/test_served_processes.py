@@ -23,13 +23,12 @@ import pytest
 
 from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.federation.hosts.attached_link import AttachedLink
-from fedveil.federation.hosts.coordinator_service import CoordinatorService
+from fedveil.federation.hosts.coordinator_service import AttachedLink, CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
 from fedveil.federation.hosts.ipc import send_frame
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics_server import ask_party
-from fedveil.federation.hosts.reachability import try_coordinator
+from fedveil.federation.hosts.silo_checks import try_coordinator
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import LINK, address, free_port
 from fedveil.federation.hosts.submission import Submission
@@ -54,7 +53,7 @@ sys.exit(1)
 LINK_OF_ANOTHER = """\
 import os, sys
 import cryptography.hazmat.backends.openssl.backend, encodings.cp437, encodings.idna
-import fedveil.cli.services, fedveil.federation.hosts.link
+import fedveil.cli.operations, fedveil.federation.hosts.link
 from fedveil.cli.app import main
 os.setgroups([])
 os.setgid(65534)

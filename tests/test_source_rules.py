@@ -20,7 +20,7 @@ import torch
 
 import fedveil
 from fedveil.errors import FedveilError
-from fedveil.federation.run_rules import is_batch_independent_run
+from fedveil.federation.terms import is_batch_independent_run
 from fedveil.methods.channels import Channel
 from fedveil.methods.contributions import Contribution
 from fedveil.methods.derive import derive

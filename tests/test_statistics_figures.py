@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from fedveil.report.statistics import row_cells
-from fedveil.statistics.blocks import Block, Layout, OneHot
+from fedveil.statistics.blocks import Block, Cells, Layout, OneHot, consistent, decode
 from fedveil.statistics.cells import Bins, Categories, States
 from fedveil.statistics.correlations import Sums, correlations, display_correlations, nearest_correlation
-from fedveil.statistics.decoding import Cells, consistent, decode
 from fedveil.statistics.figures import (
     Group,
     Row,

@@ -19,9 +19,8 @@ from fedveil.errors import ConfigError, PrivacyError
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.statistics.blocks import MOST_NUMBERS, Block, Layout, Powers
-from fedveil.statistics.compose import compose
+from fedveil.statistics.compose import compose, predict_errors
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
-from fedveil.statistics.plan import predict_errors
 from fedveil.statistics.request import Request
 from fedveil.statistics.strategy import Strategy, prefix_coefficients, prefix_norm
 

@@ -24,11 +24,11 @@ from fedveil.protocols.weighting.plan import WeightingPlan, rounded_sensitivity
 from fedveil.protocols.weighting.protocol_spec import PrivateWeightingSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, parse
+from fedveil.run.process_group import split_trainer
 from fedveil.run.rounds.client_inputs import CohortInputs
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run
-from fedveil.run.workers import split_trainer
 from fedveil.training.trainer import TrainJob
 from tests.federation_world import small_keys
 from tests.opened_parties import parties_of

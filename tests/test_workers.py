@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 import numpy as np
 import torch
 
-from fedveil.run.workers import pickle_for_workers, receive_parts, send_parts
+from fedveil.run.process_group import pickle_for_workers, receive_parts, send_parts
 
 MEGABYTES = 24
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
-from fedveil.data.catalogue.files import store
+from fedveil.data.catalogue.data_set import store
 from fedveil.data.catalogue.mnist import CANONICAL_RECORDS, MNIST_CENTRED, read_idx
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents

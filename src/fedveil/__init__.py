@@ -21,8 +21,16 @@ from importlib import import_module as _import_module
 if _typing.TYPE_CHECKING:
     from fedveil import sklearn
     from fedveil.api.budget import Budget
-    from fedveil.api.callbacks import Callback, Checkpoints, EarlyStop, Progress, RoundSummary
-    from fedveil.api.checking import check
+    from fedveil.api.callbacks import (
+        Callback,
+        Checkpoints,
+        EarlyStop,
+        MLflow,
+        Progress,
+        RoundSummary,
+        TensorBoard,
+        WandB,
+    )
     from fedveil.api.frame import Frame
     from fedveil.api.methods import (
         MethodChoice,
@@ -43,8 +51,7 @@ if _typing.TYPE_CHECKING:
         uldp_sgd_w,
     )
     from fedveil.api.model_selection import cross_validate, sweep
-    from fedveil.api.observers import MLflow, TensorBoard, WandB
-    from fedveil.api.planning import plan
+    from fedveil.api.planning import check, plan
     from fedveil.api.releases import infer, stats
     from fedveil.api.result import Result
     from fedveil.api.run_folders import audit, compare, spent
@@ -75,13 +82,13 @@ _PLACES: _typing.Final = {
         ("Callback", "Checkpoints", "EarlyStop", "Progress", "RoundSummary"), "fedveil.api.callbacks"
     ),
     **dict.fromkeys(("train", "resume"), "fedveil.api.training"),
-    **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.observers"),
+    **dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "fedveil.api.callbacks"),
     **dict.fromkeys(("infer", "stats"), "fedveil.api.releases"),
     **dict.fromkeys(("audit", "compare", "spent"), "fedveil.api.run_folders"),
     "Budget": "fedveil.api.budget",
     "Frame": "fedveil.api.frame",
     "cross_validate": "fedveil.api.model_selection",
-    "check": "fedveil.api.checking",
+    "check": "fedveil.api.planning",
     "plan": "fedveil.api.planning",
     "sweep": "fedveil.api.model_selection",
     "sklearn": "fedveil.sklearn",

@@ -1,7 +1,7 @@
 """Record what jax_privacy says of 40 banded codes: ``python tests/pins/jax_privacy_cases.py`` where jax_privacy is.
 
 It is no dependency: the cases were made once by jax_privacy 2.0.0, in an environment of its own, in float64. Codes are
-those that :mod:`fedveil.privacy.correlated` takes: falling multiples of 2^-6, with at most as many bands as rounds
+those that :mod:`fedveil.methods.correlated` takes: falling multiples of 2^-6, with at most as many bands as rounds
 between two participations.
 """
 

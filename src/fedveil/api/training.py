@@ -47,10 +47,10 @@ from fedveil.run.config.task_choice import (
 )
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.populations import FixedPopulation, on_refined_schema, with_schema_file
+from fedveil.run.process_group import check_carried
 from fedveil.run.remarks import people_warnings
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import continue_run, run
-from fedveil.run.workers import check_carried
 from fedveil.stage import answers
 from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.averages import Average

@@ -10,6 +10,7 @@ import errno
 import gc
 import logging
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -18,7 +19,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedveil import __version__
-from fedveil.cli.examples import show_examples
 from fedveil.console import Terminal
 from fedveil.errors import FedveilError, HostError
 from fedveil.files import HOST_FAULTS
@@ -33,6 +33,101 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 _Misuse: Final[Any] = typer.BadParameter.__base__
 """Errors that click raises for a wrong call of a command; see :class:`_Lazy`."""
+
+
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "run": (
+        "fedveil run digits",
+        "fedveil run digits --variant uldp-avg-w --set method.noise_multiplier=2.0",
+        "fedveil run hospitals.toml --runs results",
+    ),
+    "resume": ("fedveil resume runs/hospitals",),
+    "check": ("fedveil check hospitals.toml", "fedveil check digits --quick"),
+    "check-data": ("fedveil check-data schema.toml north.csv south.csv --page look.html",),
+    "sweep": ("fedveil sweep hospitals.toml --over method.clip=0.5,1.0 --over rounds=10,20 --processes 2",),
+    "plan": (
+        "fedveil plan --users 300 --silos 3 --rounds 20 --epsilon 2",
+        "fedveil plan --users 300 --silos 3 --epsilon 2 --over rounds=10,20,50 --parameters 6",
+    ),
+    "stats": ("fedveil stats cohort.toml --plan", "fedveil stats cohort.toml"),
+    "infer": ("fedveil infer odds.toml --plan", "fedveil infer odds.toml"),
+    "show": (
+        "fedveil show runs/odds",
+        "fedveil show runs/cohort --cross sick,ward --quantile age=.1,.9",
+    ),
+    "spent": ("fedveil spent runs/cohort runs/odds runs/model",),
+    "report": ("fedveil report runs/hospitals",),
+    "compare": ("fedveil compare runs/digits", "fedveil compare runs/sweep --against method.clip"),
+    "bundle": ("fedveil bundle runs/hospitals -o hospitals.zip --about 'Tells who needs a bed.'",),
+    "predict": ("fedveil predict hospitals.zip new.csv -o predicted.csv --keep patient",),
+    "export": ("fedveil export hospitals.zip --onnx model.onnx",),
+    "sign": ("fedveil sign hospitals.zip --key identity.pem --new-key",),
+    "verify": ("fedveil verify runs/hospitals", "fedveil verify hospitals.zip"),
+    "audit": ("fedveil audit runs/hospitals",),
+    "presets": ("fedveil presets", "fedveil presets digits > mine.toml"),
+    "methods": ("fedveil methods",),
+    "stages": ("fedveil stages denoisers",),
+    "data": ("fedveil data", "fedveil data heart_disease"),
+    "schema": ("fedveil schema sample.csv --user patient --label sick -o schema.toml",),
+    "bench": ("fedveil bench accounting --quick",),
+    "reproduce": ("fedveil reproduce", "fedveil reproduce figure-6 --seeds 1"),
+    "federation": ("fedveil federation demo demo --rounds 5",),
+    "federation create": ("fedveil federation create founder --host learn.example.org --schema schema.toml",),
+    "federation admit": (
+        "fedveil federation admit founder coordinator.request north.request",
+        "fedveil federation admit founder north.request --fingerprint "
+        "'request 9f31 0d2c 55e8 7a46 11b9 e0c7 6a2f 84d3'",
+    ),
+    "federation revoke": ("fedveil federation revoke founder north --reason 'left the study'",),
+    "federation seal": ("fedveil federation seal founder",),
+    "federation demo": ("fedveil federation demo demo --rounds 5",),
+    "federation status": ("fedveil federation status coordinator --html federation.html",),
+    "federation check": ("fedveil federation check north",),
+    "federation run": (
+        "fedveil federation run hospitals.toml --home coordinator --dry-run",
+        "fedveil federation run hospitals.toml --home coordinator",
+        "fedveil federation run --home coordinator --resume coordinator/runs/hospitals",
+    ),
+    "status": ("fedveil status north",),
+    "health": ("fedveil health north",),
+    "deploy flower": ("fedveil deploy flower app --bridge /srv/fedveil/coordinator/link/run/bridge",),
+    "deploy nvflare": (
+        "fedveil deploy nvflare job --bridge /srv/fedveil/coordinator/link/run/bridge --silo site-1=north",
+    ),
+    "deploy write": ("fedveil deploy write units --memory 4G",),
+    "coordinator join": (
+        "fedveil coordinator join coordinator --charter charter.toml --listen 0.0.0.0:9443",
+    ),
+    "coordinator accept": (
+        "fedveil coordinator accept coordinator sealed/membership.toml --fingerprint "
+        "'membership b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
+    ),
+    "coordinator serve": (
+        "fedveil coordinator serve coordinator",
+        "fedveil coordinator serve coordinator --accept sealed/membership.toml",
+    ),
+    "silo join": ("fedveil silo join north --name north --charter charter.toml --table north.csv",),
+    "silo accept": (
+        "fedveil silo accept north sealed/membership.toml --fingerprint "
+        "'membership b7d4 1f60 2a9c e835 0c41 97fe d6a2 5b13'",
+    ),
+    "silo serve": ("fedveil silo serve north", "fedveil silo serve north --accept sealed/membership.toml"),
+    "silo ledger export": ("fedveil silo ledger export north --output north.json",),
+}
+"""By the words of a command behind ``fedveil``."""
+
+
+def show_examples(command: Any, words: str) -> None:
+    """Have the help of a command, and of those in its group, end with their examples.
+
+    Args:
+        command: click's object of it.
+        words: of the command, behind ``fedveil``.
+    """
+    if examples := EXAMPLES.get(words):
+        command.epilog = "\n\n".join(("Examples:", *examples))
+    for name, inner in getattr(command, "commands", {}).items():
+        show_examples(inner, f"{words} {name}")
 
 
 class Interrupted(FedveilError):
@@ -87,7 +182,7 @@ COMMANDS: Final = {
         "Run a grid over any keys; repeat the command to continue an interrupted sweep.",
     ),
     "plan": Command(
-        "planning:plan_command",
+        "training:plan_command",
         "Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds.",
     ),
     "stats": Command(
@@ -120,11 +215,11 @@ COMMANDS: Final = {
     "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
     "sign": Command("bundles:sign_command", "Sign a bundle that you made or have checked."),
     "verify": Command(
-        "verification:verify_command",
+        "results:verify_command",
         "Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked.",
     ),
     "audit": Command(
-        "verification:audit_command",
+        "results:audit_command",
         "Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one.",
     ),
     "presets": Command("lists:presets_command", "List the presets, or print one."),
@@ -161,7 +256,7 @@ COMMANDS: Final = {
         "Show the state of a party on this host: service, run and round, certificates, membership, budget.",
     ),
     "health": Command(
-        "services:health_command",
+        "operations:health_command",
         "Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause.",
     ),
     "deploy": Command(
@@ -172,7 +267,7 @@ COMMANDS: Final = {
         "Join a federation as its coordinator, accept its membership, serve.",
     ),
     "link": Command(
-        "services:link_command",
+        "operations:link_command",
         "Serve the coordinator's link under its own user account, which holds the TLS key and no other key.",
     ),
     "silo": Command(

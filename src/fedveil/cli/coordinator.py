@@ -31,7 +31,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the coordinator's f
 
 def open_party(folder: CoordinatorFolder) -> CoordinatorService:
     """Return the coordinator of a folder; its transport is imported when it serves."""
-    from fedveil.cli.services import import_late
+    from fedveil.cli.operations import import_late
 
     party: CoordinatorService = import_late(
         "fedveil.federation.hosts.coordinator_service"
@@ -75,7 +75,7 @@ class FirstAccept:
             if self.fingerprint is not None:
                 raise ConfigError("--fingerprint: of the membership that --accept names; give both")
             return
-        from fedveil.cli.services import announce
+        from fedveil.cli.operations import announce
         from fedveil.federation.enrollment.joining import accept
 
         made = accept(folder, self.sealed, typed_fingerprint(self.fingerprint), passphrase)
@@ -143,7 +143,7 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
 @expand_option_groups
 def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as the coordinator: a TLS port for the silos of the membership, and runs submitted on this host."""
-    from fedveil.cli.services import announce, end_by_terminate
+    from fedveil.cli.operations import announce, end_by_terminate
     from fedveil.federation.hosts.folders import CoordinatorFolder
 
     passphrase = PromptedPassphrase(descriptor)

@@ -63,8 +63,8 @@ def create_command(
     as_json: Json = False,
 ) -> None:
     """Make the founder's keys and the charter for all who may join; nobody else's key is made here."""
-    from fedveil.federation.charter import CHARTER
     from fedveil.federation.enrollment.founder import create_federation
+    from fedveil.federation.membership import CHARTER
 
     charter = create_federation(
         folder,
@@ -161,7 +161,7 @@ def demo_command(
 ) -> None:
     """Create a federation of four made-up hospitals, run all parties on this host, and run an experiment."""
     from fedveil.cli.coordinator import open_party
-    from fedveil.cli.services import import_late
+    from fedveil.cli.operations import import_late
     from fedveil.federation.enrollment.demonstration import write_demonstration
     from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
     from fedveil.federation.hosts.submission import create_run, read_document
@@ -187,16 +187,16 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check a silo on its own host: keys, certificates, table, budget, and the way to the coordinator."""
-    from fedveil.cli.services import import_late
+    from fedveil.cli.operations import import_late
     from fedveil.federation.hosts.folders import SiloFolder
-    from fedveil.federation.hosts.inspection import inspect_silo
 
     home = SiloFolder(silo, PromptedPassphrase(descriptor))
-    found = inspect_silo(home)
+    checks = import_late("fedveil.federation.hosts.silo_checks")
+    found = checks.inspect_silo(home)
     if offline:
         print_result(as_json, found, transposed_table([found]))
         return
-    reached = import_late("fedveil.federation.hosts.reachability").try_coordinator(home)
+    reached = checks.try_coordinator(home)
     found |= {f"coordinator: {what}": sentence for what, sentence in reached.findings.items()}
     print_result(as_json, found, transposed_table([found]))
     reached.check()

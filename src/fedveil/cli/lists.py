@@ -85,7 +85,7 @@ def data_command(
 ) -> None:
     """List the data sets with their terms; with a name, download what is missing, check it and show its digests."""
     from fedveil.data.catalogue import catalogue
-    from fedveil.data.catalogue.files import store
+    from fedveil.data.catalogue.data_set import store
 
     listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
     if not listed:
@@ -169,7 +169,7 @@ def check_data_command(
 
 def print_report(report: DataReport) -> None:
     """Print who holds what, and what was found."""
-    from fedveil.api.checking import finding_lines
+    from fedveil.api.planning import finding_lines
     from fedveil.report.data import FOR_WHOM
 
     OUT.print(FOR_WHOM, *finding_lines(report), sep="\n")

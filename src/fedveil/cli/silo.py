@@ -100,7 +100,7 @@ def accept_command(
 @expand_option_groups
 def serve_command(folder: Folder, first: FirstAccept, descriptor: Descriptor = None) -> None:
     """Serve as a silo: a process with table and keys, and one that fetches messages; no port is opened."""
-    from fedveil.cli.services import announce, end_by_terminate, import_late
+    from fedveil.cli.operations import announce, end_by_terminate, import_late
     from fedveil.federation.hosts.folders import SiloFolder
 
     passphrase = PromptedPassphrase(descriptor)

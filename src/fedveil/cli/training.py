@@ -1,11 +1,11 @@
-"""Commands that train, or check what would be trained."""
+"""Commands that train, check what would be trained, or plan a federation before there are data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -30,7 +30,7 @@ from fedveil.console import (
 )
 from fedveil.errors import BudgetError, ConfigError
 
-if TYPE_CHECKING:  # what is only named here takes seconds to import
+if TYPE_CHECKING:
     from fedveil.run.config.experiment import Experiment
     from fedveil.run.config.study import Selection, Study
     from fedveil.run.populations import PopulationCache
@@ -85,7 +85,7 @@ def run_command(
     from fedveil.report.page import write_report
     from fedveil.run.config.study import load_study
     from fedveil.run.observer import NullObserver
-    from fedveil.run.ranks import rank
+    from fedveil.run.process_group import rank
     from fedveil.run.remarks import people_warnings
     from fedveil.run.training_run import run
 
@@ -128,7 +128,7 @@ def resume_command(
     from fedveil.cli.results import kind_of, resume_release
     from fedveil.federation.audit.run_record import STATE
     from fedveil.report.page import write_report
-    from fedveil.run.ranks import rank
+    from fedveil.run.process_group import rank
     from fedveil.run.training_run import resume
 
     if (folder / STATE).exists():
@@ -151,7 +151,7 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check data, model, configuration and budget without training."""
-    from fedveil.api.checking import CheckFrame, check_row
+    from fedveil.api.planning import CheckFrame, check_row
     from fedveil.cli.lists import print_report
     from fedveil.data.data_report import data_report
     from fedveil.data.schema import read_schema
@@ -308,3 +308,94 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
     if len(outcomes) == 1 and not outcomes[0].was_complete:
         print_statement(outcomes[0].statement)
     OUT.print(f"report: {report}")
+
+
+# --- plan ---
+
+
+_MOST: Final = 10**9
+"""Of users, silos, rounds, records and parameters: as many as an experiment may have rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The options that describe what is planned."""
+
+    n_users: Annotated[
+        int, typer.Option("--users", min=1, max=_MOST, help="|U|, the public number of users")
+    ] = 100
+    n_silos: Annotated[int, typer.Option("--silos", min=1, max=_MOST, help="|S|")] = 5
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="T; 50 unless --epsilon and --sigma are given")
+    ] = None
+    noise_multipliers: Annotated[
+        list[float] | None,
+        typer.Option("--sigma", help="noise multiplier; may be repeated; 5 without --epsilon"),
+    ] = None
+    sampling_rates: Annotated[
+        list[float] | None, typer.Option("--rate", help="user sampling rate q; may be repeated")
+    ] = None
+    delta: Annotated[float, typer.Option(min=0, max=1)] = 1e-5
+    allow_large_delta: Annotated[
+        bool,
+        typer.Option(
+            "--allow-large-delta", help="plan a delta of 1 / |U| or more, which protects nobody in particular"
+        ),
+    ] = False
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="target: find the least sigma for the rounds, or the most rounds for --sigma"),
+    ] = None
+    group_sizes: Annotated[
+        list[int] | None, typer.Option("--group", min=1, max=_MOST, help="k of uldp-group; may be repeated")
+    ] = None
+    records_per_silo: Annotated[
+        int, typer.Option("--records", min=1, max=_MOST, help="records per silo (uldp-group)")
+    ] = 1000
+    batch_size: Annotated[int, typer.Option(min=1, max=_MOST, help="batch size (uldp-group)")] = 64
+    epochs: Annotated[int, typer.Option(min=1, max=_MOST, help="local epochs (uldp-group)")] = 1
+    colluding_silos: Annotated[int, typer.Option(min=0, max=_MOST)] = 0
+    client_sampling_rates: Annotated[
+        list[float] | None,
+        typer.Option("--client-rate", help="dp-fed: share of the clients; may be repeated"),
+    ] = None
+    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-2017")] = "pld"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The options that are given, as arguments of :func:`fedveil.plan`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@expand_option_groups
+def plan_command(
+    asked: PlanOptions,
+    over: Annotated[
+        str | None,
+        typer.Option(
+            "--over",
+            help="rounds=T,T,...: noise-to-travel ratio for each, at --epsilon (pairs' methods); ratio=r,r,...: what "
+            "each share under encryption leaves and sends",
+        ),
+    ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MOST,
+            help="d, the number of model parameters: adds rho, noise over movement (1000 for --over)",
+        ),
+    ] = None,
+    page: Annotated[Path, typer.Option(help="where the table and plot are written")] = Path("plan.html"),
+    as_json: Json = False,
+) -> None:
+    """Calculate what each method would guarantee, from public numbers alone: sigma, epsilon, rounds."""
+    from fedveil.api.planning import plan
+    from fedveil.run.planning import read_over
+
+    found = plan(
+        **asked.numbers, parameters=parameters, over=None if over is None else dict([read_over(over)])
+    )
+    print_frame(found, as_json)
+    if over is None and not as_json:
+        OUT.print(f"table and plot over the rounds: {found.write(page)}")

@@ -1,22 +1,153 @@
-"""Membership of a federation: public keys of silos and coordinator, and digest of the shared schema."""
+"""Members of a federation: its charter, the membership that its founder seals, and how served silos receive one.
+
+The charter has constant facts that every party pins by their digest; the founder gives it to everybody who may join. A
+membership has the public keys of silos and coordinator, and the digest of the shared schema. The coordinator delivers
+a sealed membership to silos that are served, as a message before its own:
+
+    delivery   magic (15) | signature of the founder (64) | membership without its signature, UTF-8 TOML
+    answer     magic (15) | outcome (1)
+
+Claim: a delivered text is parsed only if the founder of the silo's own charter signed it. A carrier that forges,
+replays or withholds a delivery or its answer changes no membership: at worst a silo refuses the next run, as without
+a delivery. Enforced by :func:`open_delivery` and
+:meth:`~fedveil.federation.hosts.silo_service.ServedSilo.receive`; ``tests/test_membership_delivery.py`` tries each.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import Field
+import tomlkit
+from pydantic import AfterValidator, Field, PlainSerializer
 
-from fedveil.crypto.keys import IdentityKey, PublicIdentity, format_fingerprint
+from fedveil.crypto.keys import SIGNATURE_BYTES, IdentityKey, PublicIdentity, format_fingerprint
 from fedveil.errors import ConfigError, CryptoError, IntegrityError
-from fedveil.federation.charter import IN_DIGITS, Charter, Digest, FoundingDocument, Key
-from fedveil.files import parse_toml, read_text
+from fedveil.federation.transport.interface import LARGEST_OPENING, Received, Transport
+from fedveil.files import as_text, parse_toml, read_text, read_toml
 from fedveil.protocols.protocol import Roster
-from fedveil.validation import DocumentTable
+from fedveil.validation import DocumentTable, validate_document
+
+CHARTER: Final = "charter.toml"
+
+_DIGITS: Final = Field(pattern=r"^[0-9a-f]{64}$")
+IN_DIGITS: Final = (AfterValidator(bytes.fromhex), PlainSerializer(bytes.hex))
+"""Pydantic annotations: bytes appear in a document as hexadecimal digits."""
+
+Digest = Annotated[str, _DIGITS, *IN_DIGITS]
+"""32 bytes of a document."""
+
+
+def _identity(digits: str) -> PublicIdentity:
+    try:
+        return PublicIdentity(bytes.fromhex(digits))
+    except CryptoError as error:
+        raise ValueError(str(error)) from None
+
+
+Key = Annotated[
+    str,
+    _DIGITS,
+    AfterValidator(_identity),
+    PlainSerializer(lambda key: key.raw.hex()),
+]
+"""Public identity in a document."""
+
+
+class FoundingDocument(DocumentTable):
+    """Base of a founder's TOML documents: the fields of the described object, and a version."""
+
+    @classmethod
+    def facts_of(cls, document: object, place: object) -> dict[str, Any]:
+        """Validate a document and return its fields without the version.
+
+        Raises:
+            ConfigError: the document is invalid; names the key.
+        """
+        facts = dict(validate_document(cls, document, place))
+        del facts["schema_version"]
+        return facts
+
+    @classmethod
+    def text_of(cls, version: int, facts: dict[str, Any]) -> str:
+        """Return the TOML document with these fields; :meth:`facts_of` reads it back."""
+        made = cls.model_construct(**facts | {"schema_version": version})
+        return tomlkit.dumps(made.model_dump(mode="json", exclude_defaults=True))
+
+
+class _CharterDocument(FoundingDocument):
+    schema_version: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$", max_length=60)]
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$", max_length=253)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    founder: Key
+    authority: Annotated[str, Field(max_length=10_000)]
+    data_schema: Annotated[str, Field(max_length=1 << 20)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charter:
+    """Constant facts of a federation; no field changes during its lifetime.
+
+    Attributes:
+        name: name of the federation.
+        host: host name of the coordinator, as the silos reach it.
+        port: the single port of the coordinator.
+        founder: public identity of the founder, which signs every membership.
+        authority: certificate of the one authority that the parties trust, PEM.
+        data_schema: text of the public schema file of all silos' tables.
+    """
+
+    name: str
+    host: str
+    port: int
+    founder: PublicIdentity
+    authority: str
+    data_schema: str
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the charter's document."""
+        return hashlib.sha256(self.to_toml().encode()).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """128 bits of the digest, for people to compare."""
+        return format_fingerprint("charter", self.digest)
+
+    @property
+    def schema_digest(self) -> bytes:
+        """SHA-256 of the schema file."""
+        return hashlib.sha256(self.data_schema.encode()).digest()
+
+    def to_toml(self) -> str:
+        """Return the document; :meth:`read` reads it back."""
+        return _CharterDocument.text_of(1, vars(self))
+
+    def check(self) -> None:
+        """Check that every field is valid.
+
+        Raises:
+            ConfigError: a field is invalid; names the key.
+        """
+        validate_document(_CharterDocument, tomlkit.parse(self.to_toml()).unwrap(), CHARTER)
+
+    @classmethod
+    def read(cls, path: Path) -> Charter:
+        """Read a charter file.
+
+        Raises:
+            ConfigError: the file is missing, not TOML, or not a charter; names the file and the key.
+        """
+        return cls(**_CharterDocument.facts_of(read_toml(path), path))
+
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)]
 
@@ -273,3 +404,117 @@ def _verify(digest: bytes, seal: bytes, charter: Charter) -> None:
         charter.founder.verify(_SEALED_AS + digest, seal)
     except CryptoError:
         raise IntegrityError("the membership is not sealed by the founder whom the charter names") from None
+
+
+# --- delivery to served silos ---
+
+
+_MAGIC: Final = b"FVL-MEMBERSHIP\1"
+_TEXT_STARTS: Final = len(_MAGIC) + SIGNATURE_BYTES
+_PLACE: Final = "the delivered membership"
+_log = logging.getLogger("fedveil.coordinator")
+
+
+class Outcome(IntEnum):
+    """Outcome of a delivered membership at a silo."""
+
+    ACCEPTED = 0
+    PRESENT = 1
+    BY_HAND = 2
+    REFUSED = 3
+
+
+def pack_delivery(membership: Membership) -> bytes:
+    """Return the message that delivers a sealed membership."""
+    return _MAGIC + membership.seal + replace(membership, seal=b"").to_toml().encode()
+
+
+def is_delivery(message: bytes) -> bool:
+    """Return whether a message, or its beginning, delivers a membership or answers a delivery."""
+    return message.startswith(_MAGIC)
+
+
+def open_delivery(message: bytes, charter: Charter) -> Membership:
+    """Return the membership of a delivery; its text is not parsed before the founder's signature is verified.
+
+    Args:
+        message: the delivery.
+        charter: of the reader's federation.
+
+    Raises:
+        IntegrityError: it is too long, or not sealed by the charter's founder, or of another charter.
+        ConfigError: its text is not a membership, or is not valid today.
+    """
+    if len(message) > LARGEST_OPENING:
+        raise IntegrityError(f"{_PLACE}: {len(message)} bytes are above the limit of {LARGEST_OPENING}")
+    seal, content = message[len(_MAGIC) : _TEXT_STARTS], message[_TEXT_STARTS:]
+    Membership.check_signature(content, seal, charter)
+    membership = replace(Membership.parse(as_text(content, _PLACE, IntegrityError), _PLACE), seal=seal)
+    membership.check(charter)
+    return membership
+
+
+def pack_answer(outcome: Outcome) -> bytes:
+    """Return the answer to a delivery."""
+    return _MAGIC + bytes([outcome])
+
+
+def _outcome_of(answer: bytes) -> Outcome:
+    code = answer[len(_MAGIC) :]
+    known = len(code) == 1 and code[0] in set(Outcome)
+    return Outcome(code[0]) if known else Outcome.REFUSED
+
+
+class MembershipDelivery:
+    """A transport that delivers the coordinator's membership to each silo before the silo's first message.
+
+    Args:
+        transport: carries the messages.
+        membership: sealed by the founder.
+        delivered: numbers of the silos that have the membership already; silos that turn out to have it are added.
+    """
+
+    def __init__(self, transport: Transport, membership: Membership, delivered: set[int]) -> None:
+        self._transport, self._membership, self._delivered = transport, membership, delivered
+        self._message, self._answered = pack_delivery(membership), set(delivered)
+        self._held: dict[int, bytes] = {}
+        if len(self._message) > LARGEST_OPENING:  # operators accept so long a membership by hand
+            self._answered |= set(range(len(membership.silos)))
+
+    def offer(self, messages: Mapping[int, bytes], withdrawn: Collection[int] = ()) -> None:
+        """Set the current messages; those of silos without an answer to the delivery are held back until then."""
+        for silo in withdrawn:
+            self._held.pop(silo, None)
+        held = {silo: message for silo, message in messages.items() if silo not in self._answered}
+        self._held |= held
+        self._transport.offer({**messages, **dict.fromkeys(held, self._message)}, withdrawn)
+
+    def collect(self, seconds: float) -> list[Received]:
+        """Return the answers that have arrived, without those to the delivery."""
+        received = self._transport.collect(seconds)
+        for one in received:
+            if is_delivery(one.message):
+                self._note(one.silo, _outcome_of(one.message))
+        return [one for one in received if not is_delivery(one.message)]
+
+    def close(self) -> None:
+        """Release the transport's connections."""
+        self._transport.close()
+
+    def _note(self, silo: int, outcome: Outcome) -> None:
+        """Offer a silo's own message once it has answered the delivery, whatever the answer is."""
+        if silo in self._answered or silo >= len(self._membership.silos):
+            return
+        self._answered.add(silo)
+        if outcome in (Outcome.ACCEPTED, Outcome.PRESENT):
+            self._delivered.add(silo)
+        name, serial = self._membership.silos[silo], self._membership.serial
+        match outcome:
+            case Outcome.ACCEPTED:
+                _log.info("silo %s has accepted membership %d, which was delivered to it", name, serial)
+            case Outcome.BY_HAND:
+                _log.warning("silo %s has not accepted membership %d: its operator accepts it", name, serial)
+            case Outcome.REFUSED:
+                _log.warning("silo %s refuses membership %d; its own log says why", name, serial)
+        if (message := self._held.pop(silo, None)) is not None:
+            self._transport.offer({silo: message})

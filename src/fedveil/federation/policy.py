@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from fedveil.config_keys import Count, Positive
 from fedveil.errors import ConfigError, did_you_mean
-from fedveil.federation.canonical_document import versions
 from fedveil.federation.errors import RefusalError
+from fedveil.federation.terms import versions
 from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.files import read_toml
 from fedveil.methods.guarantee import Guarantee

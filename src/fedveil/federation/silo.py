@@ -29,16 +29,15 @@ from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
 from fedveil.federation.policy import Policy
 from fedveil.federation.proposal_review import review_proposal
-from fedveil.federation.replay_guard import KEPT, ReplayMarks
-from fedveil.federation.run_rules import is_batch_independent_run, without_trainer
 from fedveil.federation.session_plan import SessionAdmission, session_run
 from fedveil.federation.signed_message import SignedMessage, session_in
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.tasks import SiloTask
-from fedveil.federation.silo_state import SiloState
+from fedveil.federation.silo_state import KEPT, ReplayMarks, SiloState
 from fedveil.federation.store import ModelStore, RecordStore
+from fedveil.federation.terms import is_batch_independent_run, without_trainer
 from fedveil.federation.transcript_binding import terms_context
 from fedveil.federation.transport.interface import LARGEST_OPENING
 from fedveil.files import read_content, replace_file, writing

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from fedveil.errors import RunFolderError
 from fedveil.report import plots
+from fedveil.report.compare import settings_of
 from fedveil.report.document import PRIVATE, Section, document, table, write_document
 from fedveil.report.drawing import Plot, show, words
 from fedveil.report.run_data import DIRECTION, RunData, load_run
-from fedveil.report.variant import settings_of
 
 _LEFT_OUT: Final = "left out"
 """Value of a swept key if the experiment leaves out the key's whole table."""

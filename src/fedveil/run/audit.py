@@ -33,8 +33,7 @@ from torch import Tensor
 
 from fedveil.data.records import Groups, Population, Records
 from fedveil.errors import ConfigError, RunFolderError
-from fedveil.methods.method import sum_noise_std
-from fedveil.methods.server_state import begin_state
+from fedveil.methods.method import begin_state, sum_noise_std
 from fedveil.privacy.audit import (
     EpsilonBound,
     Membership,
@@ -48,7 +47,7 @@ from fedveil.run.config.task_choice import check_code
 from fedveil.run.folder.diagnostics import require_same_records
 from fedveil.run.folder.documents import read_statement
 from fedveil.run.folder.run_folder import RunFolder, stored_tensors
-from fedveil.run.ranks import require_one_process
+from fedveil.run.process_group import require_one_process
 from fedveil.run.setup import Prepared, prepare, setting_with
 from fedveil.run.simulation import SimulatedParties, play_round
 from fedveil.training.record_sums import RecordSumsTrainer

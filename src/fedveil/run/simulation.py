@@ -32,9 +32,9 @@ from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt
 from fedveil.run.loop import Played, play_part
-from fedveil.run.ranks import require_one_process
-from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
+from fedveil.run.process_group import require_one_process
 from fedveil.run.releases.release import ReleasePart, noisy_sum
+from fedveil.run.releases.series import PreparedReleases, read_records
 from fedveil.run.rounds.client_inputs import RoundInputs, make_round_inputs
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
 from fedveil.run.rounds.retries import DropoutRule

@@ -30,11 +30,10 @@ from fedveil.run.folder.diagnostics import RECORDS, population_diagnostics, requ
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.loop import play_part
 from fedveil.run.observer import Observer
-from fedveil.run.ranks import agree, follow, lead, rank, share_with_ranks
+from fedveil.run.process_group import agree, follow, lead, rank, share_training, share_with_ranks
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import TRANSCRIPT, ReleaseParties, TrainingParties
 from fedveil.run.steps.experiment import ExperimentParts, Outcome
-from fedveil.run.workers import share_training
 
 # --- file of main silos ---
 

@@ -19,11 +19,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block, OneHot, Powers
+from fedveil.statistics.blocks import Block, Cells, OneHot, Powers, isotonic_regression
 from fedveil.statistics.cells import Bins, Exits, Partition, Product
 from fedveil.statistics.compose import CELLS, COMPLETE, EVENTS, EXITS, FIRSTS, MOMENTS, SECONDS
 from fedveil.statistics.correlations import Sums, correlations, display_correlations
-from fedveil.statistics.decoding import Cells, isotonic_regression
 from fedveil.statistics.intervals import (
     LEAST_RATIO,
     NORMAL_95,

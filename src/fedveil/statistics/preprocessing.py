@@ -32,9 +32,8 @@ from pydantic import ConfigDict, Field
 
 from fedveil.data.schema import Category, Number, Schema
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block, Layout, OneHot
+from fedveil.statistics.blocks import Block, Cells, Layout, OneHot, decode, isotonic_regression
 from fedveil.statistics.cells import Bins, Categories
-from fedveil.statistics.decoding import Cells, decode, isotonic_regression
 from fedveil.statistics.intervals import NORMAL_95
 from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.strategy import largest_leading

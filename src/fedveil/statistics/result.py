@@ -22,9 +22,8 @@ from pydantic import BaseModel, ValidationError
 from fedveil.data.schema import Schema
 from fedveil.errors import ConfigError, DataError, RunFolderError
 from fedveil.files import check_schema_version, read_json, reading
-from fedveil.statistics.blocks import Layout
+from fedveil.statistics.blocks import Cells, Layout, decode
 from fedveil.statistics.compose import compose
-from fedveil.statistics.decoding import Cells, decode
 from fedveil.statistics.request import Request, unit_of
 
 # --- stored sums ---

@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from fedveil.statistics.decoding import isotonic_regression
+from fedveil.statistics.blocks import isotonic_regression
 from fedveil.statistics.intervals import NORMAL_95, Interval, interval_between
 
 LEAST_AT_RISK: Final = 10.0

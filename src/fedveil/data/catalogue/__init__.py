@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.data.allocation import Allocation
-from fedveil.data.catalogue.data_set import DataSet, Request
-from fedveil.data.catalogue.files import DataFile, store
+from fedveil.data.catalogue.data_set import DataFile, DataSet, Request, store
 from fedveil.data.records import Population
 from fedveil.errors import ConfigError
 from fedveil.registry import find, members

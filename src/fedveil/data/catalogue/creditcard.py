@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow.csv as pa_csv
 from jaxtyping import Float64, Int64
 
-from fedveil.data.catalogue.data_set import LOCAL_TEST_NOTE, DataSet, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import LOCAL_TEST_NOTE, DataFile, DataSet, Request, Store
 from fedveil.data.records import Population, Records
 from fedveil.data.splits import local_tests
 from fedveil.errors import DataError

@@ -5,8 +5,7 @@ from importlib.metadata import distribution
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.catalogue.data_set import DataSet, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import DataFile, DataSet, Request, Store
 from fedveil.data.records import Affine, Population
 from fedveil.data.splits import stratified_holdout
 

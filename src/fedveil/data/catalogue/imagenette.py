@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedveil.data.catalogue.data_set import DataSet, Labelled, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import DataFile, DataSet, Labelled, Request, Store
 from fedveil.data.records import Population
 from fedveil.errors import DataError
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from fedveil.data.catalogue.data_set import CENTRED, LOCAL_TEST_NOTE, DataSet, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import CENTRED, LOCAL_TEST_NOTE, DataFile, DataSet, Request, Store
 from fedveil.data.records import Affine, Population, Records
 from fedveil.data.splits import local_tests, stratified_holdout
 from fedveil.errors import DataError

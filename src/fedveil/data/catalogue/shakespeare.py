@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import UInt8
 
-from fedveil.data.catalogue.data_set import DataSet, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import DataFile, DataSet, Request, Store
 from fedveil.data.records import Affine, Population, Records
 from fedveil.errors import ConfigError, DataError
 

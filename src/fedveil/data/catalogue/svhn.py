@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from scipy.io import loadmat
 
-from fedveil.data.catalogue.data_set import DataSet, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import DataFile, DataSet, Request, Store
 from fedveil.data.records import Population
 from fedveil.errors import DataError
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from fedveil.data.catalogue.data_set import DataSet, Request
-from fedveil.data.catalogue.files import DataFile, Store
+from fedveil.data.catalogue.data_set import DataFile, DataSet, Request, Store
 from fedveil.data.records import Population, Records
 from fedveil.errors import DataError
 

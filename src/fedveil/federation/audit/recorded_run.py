@@ -54,10 +54,15 @@ from fedveil.federation.audit.run_record import (
     read_terms,
     round_attestation,
 )
-from fedveil.federation.canonical_document import DOCUMENTS, EXPERIMENT, parse_terms, public_text
-from fedveil.federation.charter import Charter
-from fedveil.federation.membership import Membership
-from fedveil.federation.run_rules import RunRules, without_trainer
+from fedveil.federation.membership import Charter, Membership
+from fedveil.federation.terms import (
+    DOCUMENTS,
+    EXPERIMENT,
+    RunRules,
+    parse_terms,
+    public_text,
+    without_trainer,
+)
 from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.line_log import split_lines
 from fedveil.privacy.ledger import Entry, parse_lines

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedveil.crypto.keys import IdentityKey, Passphrase, is_protected, read_private_file, same_fingerprint
 from fedveil.data.schema import parse_schema
 from fedveil.errors import ConfigError, IntegrityError
-from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.enrollment.certificates import (
     certificate_key_digest,
     new_node_key,
@@ -30,11 +29,10 @@ from fedveil.federation.enrollment.certificates import (
     node_public,
     server_key_digest,
 )
-from fedveil.federation.enrollment.founder import COORDINATOR, client_certificate
-from fedveil.federation.enrollment.requests import NAME, Request
+from fedveil.federation.enrollment.founder import COORDINATOR, NAME, Request, client_certificate
 from fedveil.federation.hosts.folders import CoordinatorSettings, SiloSettings, lock_membership
 from fedveil.federation.hosts.link_folder import LinkSettings
-from fedveil.federation.membership import MEMBERSHIP, Membership
+from fedveil.federation.membership import CHARTER, MEMBERSHIP, Charter, Membership
 from fedveil.files import read_content, replace_file, sync_folder, writing
 from fedveil.sanitize import sanitize
 

@@ -19,11 +19,10 @@ from typing import Final
 
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.audit.ledger_audit import export_ledger
-from fedveil.federation.charter import CHARTER
 from fedveil.federation.enrollment.joining import CLIENT, IDENTITY, NEXT, NODE
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.sockets import RunningFolder
-from fedveil.federation.membership import MEMBERSHIP
+from fedveil.federation.membership import CHARTER, MEMBERSHIP
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.files import replace_file, sync_folder
 

@@ -20,7 +20,7 @@ from typing import Final
 import tomlkit
 
 from fedveil import __version__
-from fedveil.data.catalogue.files import digest_of
+from fedveil.data.catalogue.data_set import digest_of
 from fedveil.errors import ConfigError
 from fedveil.files import reading, writing
 from fedveil.sanitize import sanitize

@@ -21,7 +21,6 @@ from pydantic import Field, model_validator
 from fedveil.crypto.keys import IdentityKey, Passphrase
 from fedveil.data.schema import FileFormat, Schema, read_schema
 from fedveil.errors import ConfigError, DataError, FedveilError, IntegrityError
-from fedveil.federation.charter import CHARTER, Charter
 from fedveil.federation.enrollment.certificates import (
     certificate_key_digest,
     check_client_certificate,
@@ -31,7 +30,7 @@ from fedveil.federation.enrollment.certificates import (
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.settings import Settings, group_number
 from fedveil.federation.hosts.sockets import KEY_PROCESS
-from fedveil.federation.membership import MEMBERSHIP, Membership
+from fedveil.federation.membership import CHARTER, MEMBERSHIP, Charter, Membership
 from fedveil.federation.transport.https.mailbox import Members
 from fedveil.files import read_content, replace_file, writing
 

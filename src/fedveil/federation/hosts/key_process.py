@@ -63,7 +63,7 @@ def open_silo(folder: SiloFolder, after: Membership | None = None) -> SiloParty:
     def standing() -> Standing:
         now = folder.membership
         now.check_follows(membership, folder / MEMBERSHIP)
-        # The silo goes on under a membership that only lacks new silos (:class:`~.served_silo.ServedSilo`).
+        # The silo goes on under a membership that only lacks new silos (:class:`~.silo_service.ServedSilo`).
         return Standing(membership=membership if now.extends(membership) else now, policy=folder.policy)
 
     number = membership.number(settings.name)

@@ -16,16 +16,16 @@ from fedveil.data.records import empty_groups
 from fedveil.errors import BusyError, ConfigError, CoordinatorGoneError, ProtocolError, RunFolderError
 from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import RunRecord, members_at_end, signed_end
-from fedveil.federation.canonical_document import public_text
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.deployable import check_deployable
 from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
 from fedveil.federation.hosts.ipc import SOCKET, RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.sockets import address
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
+from fedveil.federation.proposal_review import check_deployable
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.federation.silo_data import load_public_test_table
 from fedveil.federation.silo_session.tasks import release_plan, training_plan
+from fedveil.federation.terms import public_text
 from fedveil.files import read_content, read_toml
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.experiment import Experiment, parse

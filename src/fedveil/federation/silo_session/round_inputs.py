@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import RoundStartState, SessionPlan
-from fedveil.methods.server_state import with_clip
+from fedveil.methods.method import with_clip
 from fedveil.protocols.field_codecs import Writer
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import (

@@ -39,7 +39,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Finalize
 from fedveil.run.folder.statement import state
-from fedveil.run.releases.prepared_releases import PreparedReleases
+from fedveil.run.releases.series import PreparedReleases
 from fedveil.run.releases.side_releases import SpentBudget
 from fedveil.run.rounds.retries import MOST_ATTEMPTS
 from fedveil.run.setup import Prepared

@@ -44,12 +44,13 @@ from fedveil.federation.silo_session.round_inputs import SiloRoundContext, as_te
 from fedveil.federation.silo_session.statement_check import SiloCharges, check_releases, check_training
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.methods.capabilities import memory_of
-from fedveil.methods.method import contribution_weights, shows_counts
-from fedveil.methods.server_state import (
+from fedveil.methods.method import (
     begin_reader_state,
     begin_state,
+    contribution_weights,
     decode_sum,
     released_model,
+    shows_counts,
     with_clip,
 )
 from fedveil.privacy.events import ComposedEvent, Event
@@ -57,10 +58,10 @@ from fedveil.protocols.refusals import Code
 from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.releases.evaluation import Evaluation, groups_of, outputs_of, with_outputs
-from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.preprocessing import Preprocessing
 from fedveil.run.releases.release import Release, ReleaseInputs
 from fedveil.run.releases.run_preprocessing import lengths_of_updates, training_rows
+from fedveil.run.releases.series import PreparedReleases
 from fedveil.run.rounds.client_inputs import ChannelInputs, RoundInputs, make_round_inputs
 from fedveil.run.rounds.round_context import SumHistory, next_model
 from fedveil.run.setup import Prepared

@@ -18,9 +18,8 @@ from fedveil.run.config.release_document import (
     read_releases,
 )
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.release import Release, design_release
-from fedveil.run.releases.series import calibrate_releases
+from fedveil.run.releases.series import PreparedReleases, calibrate_releases
 from fedveil.statistics.inference.plan import PlannedEffect, check, predict_errors
 from fedveil.statistics.inference.result import FILE, FittedRegression, read_begun
 from fedveil.statistics.request import unit_of

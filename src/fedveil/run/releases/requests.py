@@ -16,8 +16,8 @@ from fedveil.run.config.release_document import (
 )
 from fedveil.run.releases.evaluation import asked_evaluation
 from fedveil.run.releases.inference import prepare_inference, regression_without_noise
-from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.preprocessing import wanted_preprocessing
+from fedveil.run.releases.series import PreparedReleases
 from fedveil.run.releases.statistics import prepare_release
 from fedveil.statistics.compose import compose
 

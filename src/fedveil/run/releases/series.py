@@ -1,12 +1,15 @@
-"""Derive the joint guarantee of the releases of one document: one budget, one ledger, one statement."""
+"""The releases of one document: their joint guarantee (one budget, one ledger, one statement), ready to be made."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, ClassVar, Final
 
+from fedveil.data.columns import ColumnTable, read_columns
+from fedveil.data.memory_tables import TableFile
 from fedveil.privacy.accountant import Accountant, cached_epsilon
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.calibration import epsilon_of, least_noise
@@ -15,9 +18,11 @@ from fedveil.privacy.events import Event, GaussianEvent, all_of
 from fedveil.privacy.ledger import Budget, Ledger
 from fedveil.privacy.statement import Statement, StatementBuilder
 from fedveil.run.config.experiment import PrivacySection
+from fedveil.run.config.release_document import DeclaredTables, TableDocument
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import other_documents
+from fedveil.statistics.result import NoisySums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +153,70 @@ _UNCOVERED: Final = (
     "spent composes their ledgers)",
     "how long the release takes: this depends on how many records there are, and anybody who waits for it can see it",
 )
+
+
+# --- releases that are ready to be made ---
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedReleases(ABC):
+    """The releases of a document, ready to be made; public numbers only.
+
+    Attributes:
+        file: name of the releases' file in the run folder.
+        document: the request.
+        declared: declared facts about the tables.
+        series: the joint guarantee of the releases.
+        notes: further sentences for the reader of the statement.
+    """
+
+    file: ClassVar[str]
+
+    document: TableDocument
+    declared: DeclaredTables
+    series: Series
+    notes: tuple[str, ...]
+
+    @abstractmethod
+    def release(self, before: NoisySums) -> Release:
+        """Return the release after ``before``; its length and norm do not depend on ``before``."""
+
+    @abstractmethod
+    def read(self, folder: RunFolder) -> NoisySums:
+        """Return the released sums that a folder holds.
+
+        Raises:
+            RunFolderError: the file is damaged or belongs to another document.
+        """
+
+    @abstractmethod
+    def to_json(self, made: NoisySums) -> dict[str, Any]:
+        """Return the content of :attr:`file` with these releases."""
+
+    def write(self, folder: RunFolder, made: NoisySums) -> None:
+        """Write the released sums to disk; from then on, and not before, they count as released."""
+        folder.write_json(self.file, self.to_json(made))
+
+    def part(self, made: int) -> str:
+        """Return the name of the release after ``made`` others."""
+        return str(made + 1)
+
+    @property
+    def count(self) -> int:
+        """Number of releases."""
+        return len(self.series.releases)
+
+
+def read_records(prepared: PreparedReleases, files: Sequence[TableFile] | None = None) -> ColumnTable:
+    """Return the records of all silos, in the columns that the releases read.
+
+    Args:
+        prepared: the releases.
+        files: the tables; None: the files that the document names.
+
+    Raises:
+        DataError: the tables are missing or do not fit the schema.
+    """
+    table = prepared.document.data.table
+    assert table is not None, "TableDocument asks for it"
+    return read_columns(prepared.declared.schema, files or table.files, prepared.release(()).step.columns)

@@ -1,7 +1,7 @@
 """Plan one release of statistics from public numbers; find existing releases of the same request.
 
 All refusals depend on public numbers and happen before the tables are read.
-:mod:`fedveil.run.releases.prepared_releases` gives the order of the steps of a release.
+:mod:`fedveil.run.releases.series` gives the order of the steps of a release.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from fedveil.run.config.release_document import (
     read_releases,
 )
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.releases.prepared_releases import PreparedReleases
 from fedveil.run.releases.release import Release, design_release
-from fedveil.run.releases.series import calibrate_releases
-from fedveil.statistics.compose import compose
+from fedveil.run.releases.series import PreparedReleases, calibrate_releases
+from fedveil.statistics.compose import Planned, check, compose, predict_errors
 from fedveil.statistics.local_vectors import LocalStatistic
-from fedveil.statistics.plan import Planned, check, predict_errors
 from fedveil.statistics.request import SiloWeights, unit_of
 from fedveil.statistics.result import FILE, NoisySums, ReleasedStatistics, read_released
 

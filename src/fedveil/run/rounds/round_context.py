@@ -13,8 +13,16 @@ from torch import Tensor
 from fedveil.errors import ModelError
 from fedveil.methods.capabilities import ServerNoise, memory_of
 from fedveil.methods.message_encoding import Sender
-from fedveil.methods.method import Method, message_length, sum_noise_std, training_bound
-from fedveil.methods.server_state import decode_sum, next_state, reader_state, with_clip
+from fedveil.methods.method import (
+    Method,
+    decode_sum,
+    message_length,
+    next_state,
+    reader_state,
+    sum_noise_std,
+    training_bound,
+    with_clip,
+)
 from fedveil.privacy.bounds import Bound
 from fedveil.privacy.row_norms import is_finite
 from fedveil.privacy.sampling import is_due

@@ -22,8 +22,8 @@ from fedveil.run.config.release_document import TableDocument
 from fedveil.run.folder.run_folder import STATEMENT, RunFolder
 from fedveil.run.journal import Step, StepKey, Witness
 from fedveil.run.loop import RunParts
-from fedveil.run.releases.prepared_releases import PreparedReleases, read_records
 from fedveil.run.releases.release import ReleasePart, no_model, refuse_repeat
+from fedveil.run.releases.series import PreparedReleases, read_records
 from fedveil.run.steps.experiment import PartEnding
 from fedveil.statistics.result import NoisySums
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 from fedveil.data.records import empty_groups
 from fedveil.errors import RunFolderError
 from fedveil.methods.guarantee import Guarantee
-from fedveil.methods.server_state import released_model
+from fedveil.methods.method import released_model
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Entry
 from fedveil.privacy.statement import Statement, show_epsilon

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.files import read_json, reading
-from fedveil.methods.method import Method, sum_noise_std
-from fedveil.methods.server_state import begin_state, clip_of_round, released_model
+from fedveil.methods.method import Method, begin_state, clip_of_round, released_model, sum_noise_std
 from fedveil.privacy.claims import Role
 from fedveil.privacy.ledger import Ledger
 from fedveil.run.folder.documents import SCHEMA_VERSION

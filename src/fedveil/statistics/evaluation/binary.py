@@ -26,9 +26,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.statistics.blocks import Block, Layout, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot, isotonic_regression
 from fedveil.statistics.cells import UNREADABLE, Partition
-from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.counts import (
     Counts,
     accuracy,

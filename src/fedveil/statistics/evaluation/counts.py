@@ -15,9 +15,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from fedveil.statistics.blocks import Block, Layout, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot, isotonic_regression
 from fedveil.statistics.cells import Bins
-from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.evaluator import SCORE, Figure, ScoreBins
 from fedveil.statistics.intervals import LEAST_RATIO, Estimate, Interval, at_the_ends, normal, ratio
 

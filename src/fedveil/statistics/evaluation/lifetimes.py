@@ -29,9 +29,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from fedveil.data.columns import Column, ColumnTable, State
-from fedveil.statistics.blocks import Block, Layout, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot, isotonic_regression
 from fedveil.statistics.cells import UNREADABLE, Partition
-from fedveil.statistics.decoding import isotonic_regression
 from fedveil.statistics.evaluation.binary import EXTREME, MOST_TIED, STEEPEST, tilted_ties
 from fedveil.statistics.evaluation.counts import LEAST_CLASS, equal_mass_edges, first_layout
 from fedveil.statistics.evaluation.evaluator import (

@@ -19,9 +19,8 @@ from pydantic import ConfigDict
 from fedveil.data.columns import Column, ColumnTable, State
 from fedveil.data.schema import Amount, Label, Schema, Survival, refuse_late_entry
 from fedveil.errors import ConfigError
-from fedveil.statistics.blocks import Block, Layout, OneHot
+from fedveil.statistics.blocks import Block, Layout, OneHot, decode
 from fedveil.statistics.cells import UNREADABLE, Everybody, Partition, Silos, declared_groups
-from fedveil.statistics.decoding import decode
 from fedveil.statistics.evaluation.amounts import Amounts
 from fedveil.statistics.evaluation.binary import TwoClasses
 from fedveil.statistics.evaluation.counts import Counts, accuracy, against_majority, balanced_accuracy
