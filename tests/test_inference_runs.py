@@ -272,7 +272,10 @@ def test_what_is_stored_reads_back_and_what_does_not_follow_is_refused(made: Pat
         stored | {"request": {}},
         stored | {"schema_version": 9},
         stored | {"releases": [one | {"vector": [0.0]} for one in stored["releases"]]},
-        stored | {"releases": [one | {"noise_std": 0.0} for one in stored["releases"]]},
+        *(
+            stored | {"releases": [*stored["releases"][:2], stored["releases"][2] | {"noise_std": std}]}
+            for std in (0.0, 1e-160, 1e160)
+        ),
     ):
         (tmp_path / "inference.json").write_text(json.dumps(broken))
         with pytest.raises(RunFolderError):

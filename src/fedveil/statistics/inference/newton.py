@@ -40,6 +40,7 @@ LONGEST_STEP: Final = 2.0
 SOLVABLE: Final = 1.5
 """Smallest eigenvalue of a slope in standard deviations of its noise, below which it is raised to that to be solved:
 the estimate then stays finite, and has no interval."""
+_ROUNDING: Final = float(np.finfo(np.float64).eps)
 _CURVED: Final = 0.5
 _SWEEPS: Final = 4
 
@@ -95,10 +96,15 @@ def step(releases: Sequence[Sums]) -> Float64[np.ndarray, " d"]:
 
 
 def solvable(matrix: Float64[np.ndarray, "d d"], sd: float) -> tuple[Float64[np.ndarray, "d d"], float]:
-    """Return the matrix with small eigenvalues raised, and its smallest eigenvalue over ``sd`` as it was."""
+    """Return the matrix with small eigenvalues raised, and its smallest eigenvalue over ``sd`` as it was.
+
+    Eigenvalues are computed to about d eps |H|. Where that is more than ``sd``, it counts as the noise: a matrix of
+    sums that no records have is solved like any other, and has no interval.
+    """
     values, vectors = np.linalg.eigh(matrix)
-    raised = (vectors * np.maximum(values, SOLVABLE * sd)) @ vectors.T
-    return raised, float(values.min() / sd)
+    noise = max(sd, len(values) * _ROUNDING * float(np.abs(values).max()))
+    raised = (vectors * np.maximum(values, SOLVABLE * noise)) @ vectors.T
+    return raised, float(values.min() / noise)
 
 
 def bend(one: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
