@@ -356,13 +356,29 @@ class LooksAndForgets(KeepAll):
 
 
 class EndsByRaising(KeepAll):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
     def on_round_end(self, round: fv.RoundSummary) -> str | None:
-        raise StopTraining("few took part")
+        super().on_round_end(round)
+        raise self.error
 
 
-def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sees private numbers, so it cannot end the run"):
-        train(tmp_path, callbacks=[EndsByRaising()])
+@pytest.mark.parametrize("raised", [StopTraining("few took part"), ValueError("few"), SystemExit(3)])
+def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(
+    raised: BaseException, tmp_path: Path
+) -> None:
+    """The round at which a run ends is public: the error waits until the run has ended as if nobody had looked."""
+    others, ends = Keep(), EndsByRaising(raised)
+    asked = isinstance(raised, StopTraining)
+    words = "sees private numbers, so it cannot end the run" if asked else "few|3"
+    with pytest.raises(ConfigError if asked else type(raised), match=words):
+        train(tmp_path, callbacks=[ends, others], rounds=3)
+    assert ([one.number for one in ends.rounds], [one.number for one in others.rounds]) == ([1], [1, 2, 3])
+    (folder,) = (path.parent for path in tmp_path.rglob("privacy.json"))
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
+    assert not (folder / "stopped.json").exists()
 
 
 WHO = np.arange(60)

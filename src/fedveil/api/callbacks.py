@@ -2,7 +2,8 @@
 
 A private number is a function of the records that no guarantee covers: the number of participants, the duration of a
 round, norms before clipping. A callback with private numbers must not end the run, because the end of a run is public
-and would reveal them.
+and would reveal them. So the run goes on whatever such a callback returns or raises, and its error is raised after the
+run's end.
 """
 
 from __future__ import annotations
@@ -220,6 +221,7 @@ class CallbackObserver:
         # Read once: a callback that clears `sees_private` later has already seen private numbers, and must not become
         # able to end the run.
         self._see = tuple(bool(one.sees_private) for one in callbacks)
+        self._postponed: dict[int, BaseException] = {}
         self._folder: Path | None = None
         self._heard: list[RoundRow] = []
 
@@ -238,9 +240,12 @@ class CallbackObserver:
     def on_round_end(self, row: Row) -> None:
         """Pass a completed round to every callback.
 
+        A callback that sees private numbers, and asks to end the run or fails, gets no further round.
+        :meth:`until_the_end` raises its error after the run: raised now, it would end the run at a round that private
+        numbers chose.
+
         Raises:
             StopTraining: a callback gives a reason to end the run.
-            ConfigError: a callback that sees private numbers gives a reason to end the run.
         """
         # After a resumption, advice must follow from all rounds, not only from those of this process.
         if not self._heard and self._folder is not None:
@@ -248,16 +253,25 @@ class CallbackObserver:
         self._heard.append(RoundRow.model_validate(row))
         # Every callback receives the round, even if an earlier one ends the run.
         reasons = []
-        for one, sees_private in zip(self._callbacks, self._see, strict=True):
+        for place, (one, sees_private) in enumerate(zip(self._callbacks, self._see, strict=True)):
+            if place in self._postponed:
+                continue
             try:
                 reason = one.on_round_end(self._summary(row, sees_private))
             except StopTraining as error:
                 reason = str(error)
+            except (Exception, SystemExit) as error:
+                if not sees_private:
+                    raise
+                self._postponed[place] = error
+                continue
             if reason is not None and sees_private:
-                raise ConfigError(
+                self._postponed[place] = ConfigError(
                     f"callbacks: {type(one).__name__} sees private numbers, so it cannot end the run: when a run ends "
-                    "is public; let another callback end it by public numbers"
+                    f"is public, and the run went on to its end in {self._folder}; let another callback end it by "
+                    "public numbers"
                 )
+                continue
             reasons += [reason] if reason is not None else []
         if reasons:
             raise StopTraining("; ".join(reasons))
@@ -265,12 +279,15 @@ class CallbackObserver:
     def until_the_end(self, play: Callable[[], Outcome]) -> Outcome:
         """Execute a run; pass its end to every callback that received its start, even after an error.
 
-        An exception of user code is raised unchanged, with a note about how to resume the run.
+        An exception of user code is raised unchanged, with a note about how to resume the run. That of a callback that
+        sees private numbers is raised after a complete run.
         """
         statement = None
         try:
             outcome = play()
             statement = outcome.statement
+            if self._postponed:
+                raise next(iter(self._postponed.values()))
             return outcome
         except Exception as error:
             if self._folder is not None and not isinstance(error, FedveilError):
