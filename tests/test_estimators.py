@@ -150,7 +150,7 @@ def test_bounds_scale_columns_and_are_checked() -> None:
     with pytest.raises(DataError, match="with the feature names"):
         found.predict(table.rename(columns={"age": "AGE"}))
     for wrong, told in (
-        ({"height": (0, 1)}, "there is no column 'height'; there are: age, b"),
+        ({"height": (0, 1)}, "there is no column 'height'; there are: 2 columns, none of them wanted"),
         ({"age": (1, 0)}, "bounds of 'age' must be"),
         ((0,), "bounds must be"),
     ):

@@ -130,7 +130,7 @@ def test_a_round_shows_no_private_number(trained: fv.Result, seen: Seen) -> None
 
 
 def test_predictions_for_a_table_take_text_and_path_alike(bundle: fv.Bundle, table: Path) -> None:
-    with pytest.warns(UserWarning, match="columns are taken by their places: a, b, c") as warned:
+    with pytest.warns(UserWarning, match="columns of these records are taken by their places") as warned:
         by_path, by_text = bundle.predict_table(table), bundle.predict_table(str(table), ["a"])
     assert {one.filename for one in warned} == {__file__}  # the caller's line, not one of fedveil
     assert by_text.column_names[0] == "a"

@@ -7,7 +7,7 @@ import pyarrow.parquet as pa_parquet
 import pytest
 
 from fedveil.data.draft import draft_schema
-from fedveil.data.schema import Category, Number, Schema, read_schema
+from fedveil.data.schema import Category, Number, Schema, parse_schema, read_schema
 from fedveil.errors import DataError
 
 SCHEMA = """
@@ -294,6 +294,18 @@ def test_a_draft_names_what_it_lacks(tmp_path: Path) -> None:
         draft_schema(path)
     with pytest.raises(DataError, match=r"cannot be read: no such file"):
         draft_schema(tmp_path / "x.xlsx")
+
+
+@pytest.mark.parametrize("name", ["*", "lab_*", "dose*"])
+def test_a_draft_leaves_out_a_column_whose_name_would_be_a_pattern(name: str, tmp_path: Path) -> None:
+    """Such a draft could not be read back, or declared other columns by that one."""
+    path = tmp_path / "sample.csv"
+    header = f"patient,lab_1,lab_2,lab_3,lab_4,{name},sick"
+    lines = [f"p{row},{row},{row},{row},{row},{row}.5,{row % 2}" for row in range(10)]
+    path.write_text("\n".join([header, *lines]) + "\n")
+    text = draft_schema(path)
+    assert f"# {name}: left out, the * in its name stands for several columns" in text
+    assert set(parse_schema(text.encode(), "draft").features) == {"lab_1", "lab_2", "lab_3", "lab_4"}
 
 
 def test_a_draft_leaves_out_a_column_that_is_named_as_the_silos(tmp_path: Path) -> None:

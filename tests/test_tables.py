@@ -412,8 +412,23 @@ def test_more_users_than_declared_are_refused(tmp_path: Path) -> None:
 def test_declared_silos_are_there_without_records_too_and_no_others(tmp_path: Path) -> None:
     held = read(tmp_path, ROWS, schema(silos=["west", "north", "south"]))
     assert held.records_per_silo().tolist() == [0, 2, 2]
-    assert "silo 'south' is not among the silos" in problem(tmp_path, ROWS, schema(silos=["north"]))
+    told = problem(tmp_path, ROWS, schema(silos=["north"]))
+    assert "record 3 of all files together (headers not counted), column 'hospital': its silo is not" in told
+    assert "south" not in told
     assert read(tmp_path, ROWS, schema(silos=["south", "north"])).train.silo.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "xlsx"])
+def test_a_first_record_in_place_of_a_header_is_not_repeated(suffix: str, tmp_path: Path) -> None:
+    """Errors that listed the columns of a file printed a record where the header was missing."""
+    path = tabulated(tmp_path / f"t.{suffix}", [SECRET, "51", "HIV"], [["p2", "35", "none"]])
+    with pytest.raises(DataError, match="3 columns, none of them wanted; write a header") as told:
+        open_table(path, ["patient", "age", "sick"])
+    assert SECRET not in str(told.value)
+    assert "HIV" not in str(told.value)
+    with pytest.raises(DataError, match="it has: 3 columns, none of them wanted") as told:
+        open_table(path, ["HI"])
+    assert "HIV" not in str(told.value)
 
 
 def test_files_that_are_no_such_table_are_refused(tmp_path: Path) -> None:
@@ -605,7 +620,7 @@ def test_an_excel_file_gives_the_same_population_as_csv(tmp_path: Path) -> None:
     assert ours.train.user.tolist() == theirs.train.user.tolist()
     with pytest.raises(DataError, match=r"t\.xlsx has no sheet '2025'; it has: notes, 2024"):
         read_tables(schema(format={"sheet": "2025"}), [path])
-    with pytest.raises(DataError, match=r"has no columns 'patient', .*; it has: x$"):
+    with pytest.raises(DataError, match=r"has no columns 'patient', .*; it has: 1 columns, none"):
         read_tables(schema(), [path])
     path.write_bytes(SECRET.encode())
     with pytest.raises(DataError, match=r"t\.xlsx is damaged or no \.xlsx file$"):

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
+
+from fedveil.errors import did_you_mean
 
 LONGEST: Final = 200
 """Most characters of a foreign text that are shown."""
@@ -44,6 +46,23 @@ def as_spreadsheet_text(text: str) -> str:
     """Return a text as one line that a spreadsheet does not run as a formula: an apostrophe comes first if needed."""
     text = one_line(text)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def describe_columns(present: Sequence[str], wanted: Iterable[str], lacking: str = "") -> str:
+    """Return the names of a table's columns for an error about columns that it lacks.
+
+    A file without a header has its first record there. So names are shown only if one of them is a wanted name,
+    whatever its case; otherwise their number is.
+
+    Args:
+        present: the names.
+        wanted: names of all columns that are read.
+        lacking: the one that is lacking, for a suggestion; empty: none is made.
+    """
+    known = {one.strip().lower() for one in wanted}
+    if not any(one.strip().lower() in known for one in present):
+        return f"{len(present)} columns, none of them wanted; write a header if the first line is a record"
+    return sanitize(", ".join(present)) + (sanitize(did_you_mean(lacking, present)) if lacking else "")
 
 
 def strip_control_characters(text: str) -> str:

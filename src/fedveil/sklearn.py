@@ -33,6 +33,7 @@ from fedveil.data.records import Population, Task
 from fedveil.errors import ConfigError, DataError
 from fedveil.files import as_path
 from fedveil.run.setup import Prepared
+from fedveil.sanitize import describe_columns
 from fedveil.training.metrics import c_index
 
 __all__ = ["Classifier", "CoxRegressor", "MultiLabelClassifier", "Regressor"]
@@ -528,7 +529,8 @@ def _bounds(given: Any, width: int, names: Sequence[str]) -> dict[int, tuple[flo
     for column, pair in given.items():
         place = names.index(column) if column in names else plain(column)
         if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < width:
-            known = ", ".join(names) if names else f"0 to {width - 1}"
+            asked = [one for one in given if isinstance(one, str)]
+            known = describe_columns(names, asked) if names else f"0 to {width - 1}"
             raise ConfigError(f"bounds: there is no column {column!r}; there are: {known}")
         found[place] = _pair(pair, f"bounds of {column!r}")
     return found

@@ -55,9 +55,10 @@ def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None
             stacklevel=_level_of_caller(),
         )
     if _is_named(given) and not _is_named(trained):
-        told = ", ".join(given or ())
+        # The names are not repeated: those of a file without a header are its first record.
         warnings.warn(
-            f"features: the model was trained without column names; columns are taken by their places: {told}",
+            "features: the model was trained without column names; the columns of these records are taken by their "
+            "places",
             stacklevel=_level_of_caller(),
         )
 

@@ -183,7 +183,7 @@ def read_columns(schema: Schema, files: Sequence[TableFile], wanted: Sequence[st
             f"n_users is {schema.n_users} in the schema, but more people have records; it is the public number "
             "of all people and must not be below the number present"
         )
-    silo_names, silo = silo_numbers(schema, files, silos)
+    silo_names, silo = silo_numbers(schema, files, silos, silos.index)
     return ColumnTable(columns=columns, silo=silo, user=user, n_users=schema.n_users, silo_names=silo_names)
 
 

@@ -67,6 +67,7 @@ LEAST_IN_PATTERN: Final = 4
 
 _DATES: Final = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
 _NUMBERED: Final = ("", "id", "nr", "no", "number")
+_PATTERN_NAME: Final = "the * in its name stands for several columns in a schema; rename it"
 _NO_FEATURE: Final = "being neither a number, a date, nor one of few categories"
 
 _WARNING = """\
@@ -114,20 +115,24 @@ def draft_schema(
     user = _chosen(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
     if user is None:
         raise DataError(
-            f"{path}: no column looks like a user's; name it (--user COLUMN). The columns are: {', '.join(names)}"
+            f"{path}: no column looks like a user's; name it (--user COLUMN). The columns are: "
+            f"{sanitize(', '.join(names))}"
         )
     silo = _chosen(path, names, silo, SILO_NAMES)
     guessed = label is None
     label = _chosen(path, names, label, LABEL_NAMES)
     if lacked & {user, silo, label}:
-        raise DataError(f"{path}: a sample lacks column '{min(lacked & {user, silo, label}, key=str)}'")
+        raise DataError(
+            f"{path}: a sample lacks column '{sanitize(min(lacked & {user, silo, label}, key=str))}'"
+        )
     others = {name: cells[name] for name in names if name not in (user, silo)}
     survival = None if label else guess_survival(others, _DATES)
     usable = survival if survival is not None and survival.usable else None
     label = label or guess_label(others) if usable is None else usable.event
     if label is None or label in (user, silo):
         raise DataError(
-            f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: {', '.join(names)}"
+            f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: "
+            f"{sanitize(', '.join(names))}"
         )
     declared, left_out = _sorted_out(
         [one for one in names if one not in {user, silo, label, *(usable.columns if usable else ())}],
@@ -147,7 +152,7 @@ def draft_schema(
     if silo is not None:
         document.add("silo", tomlkit.item(silo))
     if patterns:
-        document.add("listed_columns", tomlkit.item(names).multiline(True))
+        document.add("listed_columns", tomlkit.item([one for one in names if "*" not in one]).multiline(True))
     _add_formats(document, formats)
     if usable is not None:
         target = survival_target(usable)
@@ -230,6 +235,7 @@ def _sorted_out(
     declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
     for name in names:
         kept = "its name is kept for the silos" if name == SILO else ""
+        kept = _PATTERN_NAME if "*" in name else kept
         feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
         if feature is None or reason:
             left_out[name] = reason or _nothing(cells[name])
@@ -383,7 +389,8 @@ def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, .
     """Return the requested column, else the first column with a usual name, else None."""
     if asked is not None and asked not in names:
         raise DataError(
-            f"{path} has no column '{asked}'; it has: {', '.join(names)}{did_you_mean(asked, names)}"
+            f"{path} has no column '{sanitize(asked)}'; it has: {sanitize(', '.join(names))}"
+            f"{sanitize(did_you_mean(asked, names))}"
         )
     return asked or next((name for name in names if re.sub(r"[\W_]", "", name).lower() in usual), None)
 

@@ -27,8 +27,8 @@ from fedveil.data.cells import refuse_rows, unwrap
 from fedveil.data.memory_tables import MemoryTable
 from fedveil.data.schema import Format
 from fedveil.data.table_file import cells_of_objects
-from fedveil.errors import ConfigError, DataError, did_you_mean
-from fedveil.sanitize import sanitize
+from fedveil.errors import ConfigError, DataError
+from fedveil.sanitize import describe_columns, sanitize
 from fedveil.user_code import name_user_code
 
 _REQUIRED: Final = {
@@ -188,7 +188,10 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
             f"Face), but {type(data).__name__}"
         )
     if not isinstance(features, list | tuple) or not features:
-        raise ConfigError(f"population: features must be a list of columns of the frame: {', '.join(known)}")
+        given = [one for one in named.values() if isinstance(one, str)]
+        raise ConfigError(
+            f"population: features must be a list of columns of the frame: {describe_columns(known, given)}"
+        )
     columns = [("features", name) for name in features]
     columns += [(key, given) for key, given in named.items() if isinstance(given, str)]
     targets = named["targets"]
@@ -245,10 +248,10 @@ def _check_names(columns: Sequence[tuple[str, Any]], known: Sequence[str], place
     names = [name for _, name in columns]
     for key, name in columns:
         if not isinstance(name, str) or name not in known:
-            hint = did_you_mean(name, known) if isinstance(name, str) else ""
+            asked = [one for one in names if isinstance(one, str)]
             raise ConfigError(
                 f"population: {place}{key}: no column {sanitize(repr(name))}; there are: "
-                f"{sanitize(', '.join(known))}{hint}"
+                f"{describe_columns(known, asked, name if isinstance(name, str) else '')}"
             )
         if names.count(name) > 1:
             raise ConfigError(

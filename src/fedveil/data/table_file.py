@@ -24,9 +24,9 @@ import pyarrow.parquet as pa_parquet
 from jaxtyping import Bool, Int64, UInt8
 
 from fedveil.data.schema import Format
-from fedveil.errors import ConfigError, DataError, did_you_mean
+from fedveil.errors import ConfigError, DataError
 from fedveil.files import LARGEST_FILE, check_file, read_content, with_host_code
-from fedveil.sanitize import sanitize
+from fedveil.sanitize import describe_columns, sanitize
 
 # --- lines of a CSV text ---
 
@@ -660,7 +660,10 @@ def _required_columns(
     cases = {one.lower() for one in present}
     lacking = [one for one in columns if one not in present]
     _refuse_lacking(
-        path, present, [one for one in lacking if one not in may_lack or one.strip().lower() in cases]
+        path,
+        present,
+        columns,
+        [one for one in lacking if one not in may_lack or one.strip().lower() in cases],
     )
     for column in columns:
         if present.count(column) > 1 and column:
@@ -669,22 +672,18 @@ def _required_columns(
                 f"{sanitize(', '.join(present))}"
             )
     if columns and len(lacking) == len(columns):  # not a single requested column: probably another table
-        _refuse_lacking(path, present, lacking)
+        _refuse_lacking(path, present, columns, lacking)
     return [one for one in columns if one in present]
 
 
-def _refuse_lacking(path: object, present: list[str], lacking: Sequence[str]) -> None:
+def _refuse_lacking(path: object, present: list[str], columns: Sequence[str], lacking: Sequence[str]) -> None:
     if lacking:
         several, names = "s" * (len(lacking) > 1), "', '".join(map(sanitize, lacking))
-        near = did_you_mean(lacking[0], present) if len(lacking) == 1 else ""
+        there = describe_columns(present, columns, lacking[0] if len(lacking) == 1 else "")
         if any(REPLACED in name for name in present):
-            near += (
-                f"; the header is written in another encoding; declare it {_declared_where(Path(str(path)))}"
-            )
-        told = (
-            f"{path} has no column{several} '{names}'; it has: {sanitize(', '.join(present))}{sanitize(near)}"
-        )
-        raise LackingColumnsError(told, lacking)
+            where = sanitize(_declared_where(Path(str(path))))
+            there += f"; the header is written in another encoding; declare it {where}"
+        raise LackingColumnsError(f"{path} has no column{several} '{names}'; it has: {there}", lacking)
 
 
 def _without_values(error: Exception) -> str:

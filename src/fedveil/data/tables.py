@@ -6,7 +6,7 @@ records from 1, without the header, and repeat no value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
@@ -205,7 +205,12 @@ def read_tables(
             f"n_users is {schema.n_users} in the schema, but more users have records; it is the public number of "
             "all users and must not be below the number present"
         )
-    silo_names, numbers = silo_numbers(schema, files, found.silos)
+    silo_names, numbers = silo_numbers(
+        schema,
+        files,
+        found.silos,
+        lambda name: int(found.rows[np.argmax(found.silo == found.silos.index(name))]),
+    )
     silo = take_values(numbers, found.silo, folder)
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
@@ -537,17 +542,18 @@ def _read_rows(
 
 
 def silo_numbers(
-    schema: Schema, files: Sequence[TableFile], names: list[str]
-) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
-    """Return the names of all silos, and the silo number of every record.
+    schema: Schema, files: Sequence[TableFile], names: list[str], first: Callable[[str], int]
+) -> tuple[tuple[str, ...], Int32[np.ndarray, "k"]]:
+    """Return the names of all silos, and the number of each of these silo ids.
 
     Args:
         schema: schema that may list the silos.
         files: the tables; without a silo column, each file is a silo even if it has no record.
-        names: (n,) silo id of every record.
+        names: (k,) silo ids.
+        first: returns the row of a record with this silo id, among all records of all files.
 
     Raises:
-        DataError: the schema lists a silo twice, or does not list a silo that occurs.
+        DataError: the schema lists a silo twice, or does not list a silo that occurs. The error repeats no cell.
     """
     known = sorted({path.stem for path in files} if schema.silo is None else set(names))
     silos = tuple(known) if schema.silos is None else schema.silos
@@ -558,5 +564,12 @@ def silo_numbers(
         raise DataError("silos: the schema lists a silo twice")
     for silo in known:
         if silo not in number:
-            raise DataError(f"silo '{silo}' is not among the silos of the schema: {', '.join(silos)}")
+            # A name of a file is no secret; a cell of the column may be one, where the columns are not as declared.
+            where = (
+                f"silo '{silo}' (by its file)"
+                if schema.silo is None
+                else f"record {first(silo) + 1} of all files together (headers not counted), column '{schema.silo}': "
+                "its silo"
+            )
+            raise DataError(f"{where} is not among the silos of the schema: {', '.join(silos)}")
     return silos, np.array([number[name] for name in names], dtype=np.int32)

@@ -69,7 +69,9 @@ class NoisySum:
         if not found.fits(length):
             raise RunFolderError(f"{origin} is damaged: its numbers do not fit what was asked for")
         if not 1 / _MOST <= found.std <= _MOST:
-            raise RunFolderError(f"{origin} is damaged: its noise has a standard deviation that no release has")
+            raise RunFolderError(
+                f"{origin} is damaged: its noise has a standard deviation that no release has"
+            )
         return found
 
 
