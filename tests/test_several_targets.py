@@ -158,7 +158,8 @@ def test_labels_train_predict_report_and_bundle(tmp_path: Path) -> None:
     np.testing.assert_array_equal(bundle.predict(X), predicted)
     pd.DataFrame(X).to_csv(tmp_path / "new.csv", index=False, header=["a", "b", "c"])
     with pytest.warns(
-        UserWarning, match="trained without column names; columns of these records are taken by their places"
+        UserWarning,
+        match="trained without column names; the columns of these records are taken by their places",
     ):
         table = bundle.predict_table(tmp_path / "new.csv")
     assert table.column_names == [
