@@ -212,13 +212,14 @@ main()
 
 def test_a_service_that_is_stopped_has_not_failed(made: Demonstration) -> None:
     link = CoordinatorFolder(made.provisioned.coordinator).link
-    with subprocess.Popen(
-        [sys.executable, "-m", "fedveil", "link", str(link.path)], stderr=subprocess.PIPE
-    ) as served:
-        until = time.monotonic() + 120
-        while not (link / "run" / "link").exists():
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        served.terminate()
-        _, told = served.communicate(timeout=60)
-    assert (served.returncode, told) == (0, b"")
+    for _ in range(3):  # stopped as soon as it says that it listens, while asyncio's loop begins
+        command = [sys.executable, "-u", "-m", "fedveil", "link", str(link.path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as served:
+            assert served.stdout is not None
+            first = served.stdout.readline()
+            opened = (link / "run" / "link").exists()
+            served.terminate()
+            _, told = served.communicate(timeout=60)
+        assert (served.returncode, told) == (0, b"")
+        assert opened
+        assert first.startswith(b"listening on "), first

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import threading
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -132,9 +133,13 @@ def link_command(
 
     found = LinkFolder(folder)
     serve_link = import_late("fedveil.federation.hosts.link").serve_link
-    end_by_terminate()
-    announce(f"listening on {found.settings.address}; Ctrl-C ends it")
-    serve_link(found, lambda: False)
+    over = threading.Event()  # an exception out of a signal handler would leave asyncio's loop half open
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    serve_link(
+        found,
+        over.is_set,
+        listening=lambda: announce(f"listening on {found.settings.address}; Ctrl-C ends it"),
+    )
 
 
 def announce(text: str) -> None:

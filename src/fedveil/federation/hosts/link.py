@@ -128,6 +128,7 @@ def serve_link(
     folder: LinkFolder,
     is_ending: Callable[[], bool],
     limits: Limits = Limits(),  # noqa: B008 (frozen)
+    listening: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve a link.
 
@@ -135,6 +136,7 @@ def serve_link(
         folder: the link's.
         is_ending: whether the link is to end; asked twice a second.
         limits: bounds on what the network may ask for.
+        listening: called once, when the sockets are open.
 
     Raises:
         BusyError: the link is served already, its address is taken or not there yet, or its certificate begins later
@@ -147,6 +149,7 @@ def serve_link(
     running = RunningFolder(folder.path, folder.group)
     try:
         link = Link(folder, running, limits)
+        listening()
 
         async def serve() -> None:
             serving = asyncio.ensure_future(link.serve())
