@@ -665,7 +665,7 @@ def test_a_key_of_small_order_is_refused_by_its_place(parties: Parties) -> None:
     text, known = parties.sealed.read_text(), Membership.read(parties.sealed)
     for key, raw in (("silos.1.identity", known.roster[1].raw), ("coordinator", known.coordinator.raw)):
         with pytest.raises(
-            ConfigError, match=f"membership: {key}: .* has small order: anybody can sign under it"
+            ConfigError, match=f"membership: {key}: .* has small order: any party can forge its signatures"
         ):
             Membership.parse(text.replace(raw.hex(), small), "membership")
     charter.write_text(charter.read_text().replace(Charter.read(charter).founder.raw.hex(), small))

@@ -117,7 +117,7 @@ def test_a_message_that_does_not_say_what_a_field_tells_cannot_be_declared() -> 
     class Silent:
         values: bytes
 
-    with pytest.raises(TypeError, match=r"Silent\.values does not say what it tells"):
+    with pytest.raises(TypeError, match=r"Silent\.values does not declare what it reveals"):
         check_reveals(Silent)
 
 
@@ -378,7 +378,7 @@ def test_a_channel_without_claims_is_refused_and_one_that_claims_nothing_guarant
     for event in (guarantee.event, *(view.event for view in guarantee.views)):
         assert isinstance(event, NoGuarantee)
     with pytest.raises(
-        CompositionError, match="Unheard does not say how a silo's sum travels; nothing was sent"
+        CompositionError, match="Unheard does not define how a silo's sum is sent; nothing was sent"
     ):
         method.channel.send(
             np.ones(3),

@@ -116,7 +116,7 @@ def test_what_does_not_belong_into_an_open_sum_is_refused_and_leaves_it_alone() 
     server.receive(0, envelope(0, given[0]))
     later = RoundId(run=RUN, round=2, attempt=0)
     for sender, data, reason in (
-        (1, envelope(0, given[1]), "as somebody else"),
+        (1, envelope(0, given[1]), "under another party's name"),
         (2, envelope(2, given[1]), "outside its cohort"),
         (0, envelope(0, given[1]), "twice"),
         (1, envelope(1, given[1], later), "another run, or to round 2"),

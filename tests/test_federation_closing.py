@@ -170,7 +170,7 @@ def test_an_absurd_end_is_refused_before_anything_is_computed(recovering: World)
         replace(honest, round=2**32 - 1, charges=2**32 - 1),
         replace(honest, statement=" " * (LARGEST_STATEMENT + 1)),
     ):
-        with pytest.raises(RefusalError, match="not the one that this silo computes"):
+        with pytest.raises(RefusalError, match="differs from the one that this silo computes"):
             session.sign_statement(absurd)
 
 

@@ -368,7 +368,7 @@ def test_a_next_round_needs_the_last_sum() -> None:
     kept = RoundRecord(
         round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros}, refused=True
     )
-    with pytest.raises(RefusalError, match="has not ended here"):
+    with pytest.raises(RefusalError, match="is not complete at this silo"):
         work.state_after(kept)
     first = work.state_after(None)
     following = {**first, "model": after, "state.mean": first["state.mean"] + 1}
@@ -376,7 +376,7 @@ def test_a_next_round_needs_the_last_sum() -> None:
     again = work.state_after(ended)
     assert (again["model"].tolist(), again["state.mean"].tolist()) == ([0, 1, 2, 3], [1] * 4)
     for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
-        with pytest.raises(RefusalError, match="state of another server"):
+        with pytest.raises(RefusalError, match="belongs to another server"):
             work.state_after(replace(ended, after=lost))
     assert (ended.round, ended.request, ended.given, ended.refused) == (3, bytes(32), b"given", True)
     assert ended.before["model"].tolist() == [0, 0, 0, 0]
@@ -522,7 +522,7 @@ def test_a_model_from_elsewhere_is_refused(tmp_path: Path) -> None:
     asked_for = experiment.model_copy(
         update={"model": experiment.model.model_copy(update={"sha256": "ab" * 32})}
     )
-    with pytest.raises(CompositionError, match="gives no model"):
+    with pytest.raises(CompositionError, match="sends no model"):
         check_deployable(replace(prepared, experiment=asked_for))
 
 

@@ -321,7 +321,7 @@ def test_a_silo_that_says_of_a_ledger_that_lines_are_missing_is_named(world: Wor
     world.lie = alter
     said = stopped(world)
     assert said is not None
-    assert "silo silo2 has signed that it heard" in said
+    assert "silo silo2 has signed that it knows" in said
     sentence = Refusal(Code.LATER_HEAD, (2.0,)).describe(["silo0", "silo1", "silo2"])
     assert f"silo0 refuses (integrity): {sentence}" == said.removeprefix("silo ")
     assert len(read_entries(world.folder / STATE / LEDGER)) == 2
@@ -384,7 +384,7 @@ def test_a_coordinator_stops_when_a_ledger_goes_back(tmp_path: Path) -> None:
     again = SeenHeads(tmp_path / HEADS, bytes(32))
     assert (again.last("north"), again.last("south"), again.last("west")) == (second, first, NONE)
     again.hear({"north": second})
-    with pytest.raises(IntegrityError, match="silo north: its ledger has gone back"):
+    with pytest.raises(IntegrityError, match="silo north: its ledger was restored to an earlier state"):
         again.hear({"north": first})
     assert SeenHeads(tmp_path / HEADS, bytes(32)).last("north") == second
     (tmp_path / HEADS).write_text('["00", "north", "x"]\n')
@@ -448,7 +448,7 @@ def test_heads_of_many_rounds_take_bounded_room(tmp_path: Path, monkeypatch: pyt
     again = SeenHeads(path, bytes(32))
     assert [again.last(name) for name in names] == [every[-1]] * 2
     for name, head in itertools.product(names, every[-5:-1]):
-        with pytest.raises(IntegrityError, match="gone back"):
+        with pytest.raises(IntegrityError, match="restored to an earlier state"):
             again.hear({name: head})
 
 
@@ -489,7 +489,7 @@ def test_a_coordinator_gives_the_runs_ledger_back_though_heads_cannot_be_kept(
 
 def test_heads_of_an_earlier_release_are_not_forgotten_in_silence(tmp_path: Path) -> None:
     (tmp_path / "heads.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"heads\.json: heads that an earlier release has heard"):
+    with pytest.raises(RunFolderError, match=r"heads\.json: ledger heads stored by an earlier release"):
         SeenHeads(tmp_path / HEADS, bytes(32))
 
 
@@ -499,7 +499,7 @@ def test_a_ledger_that_was_carried_into_a_state_and_not_in_its_place_is_refused(
     world.close()
     state = world.folder / STATE
     shutil.copytree(state, state / "state")
-    with pytest.raises(IntegrityError, match=r"another state of a silo lies in this one"):
+    with pytest.raises(IntegrityError, match=r"another state folder of a silo is inside this one"):
         world.silo(0)
     shutil.rmtree(state / "state")
     world.silo(0).close()

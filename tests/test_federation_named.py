@@ -120,7 +120,7 @@ def test_a_silo_shows_its_peers_the_end_of_its_ledger_that_it_shows_the_coordina
         return part
 
     said = stopped(tmp_path, "masked", lie)
-    assert said == "silo silo0: shows the other silos another end of its ledger than the coordinator"
+    assert said == "silo silo0: shows the other silos another ledger head than the coordinator"
     assert parties[0]._heads.last("silo0") == seen[-1]  # a ledger that goes back to before it is noticed
 
 

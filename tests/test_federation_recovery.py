@@ -239,7 +239,7 @@ def test_an_attempt_that_was_charged_twice_ends_the_run_where_the_budget_ends(tm
     while not coordinator.is_finished:
         exchange(world, coordinator)
     assert coordinator.outcome is not None
-    assert "refuses (budget): the round would bring" in (coordinator.outcome.stopped or "")
+    assert "refuses (budget): the round would exceed" in (coordinator.outcome.stopped or "")
     assert summed(world) == [5, 4, 5]
     assert world.charged(0) == [1, 1, 2, 3]
     world.close()
@@ -275,7 +275,7 @@ def test_an_earlier_round_is_not_answered_again(tmp_path: Path) -> None:
     assert share._session is not None
     last = share._store.read(coordinator.run)
     assert last is not None
-    with pytest.raises(RefusalError, match="round 1 is over"):
+    with pytest.raises(RefusalError, match="round 1 has ended"):
         share._session._check_follows(last, 1)
     share._session._check_follows(last, 4)
     world.close()
@@ -343,7 +343,7 @@ def test_no_noisy_vector_is_in_two_sums_whatever_goes_wrong(
     ("protection", "reason"),
     [
         ({"on_dropout": "retry"}, 'goes on without silos by on_dropout = "recover"'),
-        ({"dropout_rate": 0.1}, "lets silos vanish in a simulation"),
+        ({"dropout_rate": 0.1}, "drops silos in a simulation"),
     ],
 )
 def test_what_does_not_travel_is_refused(protection: dict[str, Any], reason: str, tmp_path: Path) -> None:

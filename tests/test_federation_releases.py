@@ -242,18 +242,22 @@ def test_a_release_that_was_begun_is_not_begun_again_where_that_is_another_relea
 @pytest.mark.parametrize(
     ("limits", "changes", "words"),
     [
-        ({"releases": ("count", "missing", "quantiles", "mean", "cross")}, {}, "one of the releases"),
+        (
+            {"releases": ("count", "missing", "quantiles", "mean", "cross")},
+            {},
+            "one of the requested releases",
+        ),
         ({"max_release_length": 10}, {}, "this silo allows at most 10"),
         ({"columns": ("age", "days", "died", "sick")}, {}, "one of the columns"),
         ({"columns": ()}, {}, "one of the columns"),
-        ({"min_standard_error": 50.0}, {}, "pays for no less than 50"),
+        ({"min_standard_error": 50.0}, {}, "requires at least 50"),
         ({"protections": ("private-weighting",)}, {}, "protection.name"),
         ({"without_guarantee": False}, {}, "insecure_seed"),
-        ({"without_guarantee": False, "epsilon": 2.0}, {"privacy": "epsilon = 3.0"}, "1 rounds would bring"),
+        ({"without_guarantee": False, "epsilon": 2.0}, {"privacy": "epsilon = 3.0"}, "1 rounds would exceed"),
         (
             {},
             {"statistics": 'silos = "uniform"\nmax_standard_error = 1e6\nby = ["silo"]'},
-            "no figures silo by silo",
+            "does not allow figures by silo",
         ),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -357,14 +361,14 @@ def moved(phase: RunPart, std: float = 1.0, number: float = 0.0, length: int = 0
 
 
 LIES: tuple[tuple[Callable[[RunPart], RunPart], str], ...] = (
-    (lambda phase: replace(phase, name="3"), "does not fit"),
-    (lambda phase: replace(phase, name="eval/1"), "does not fit"),
-    (lambda phase: replace(phase, released=()), "does not fit"),
-    (lambda phase: replace(phase, released=phase.released * 4), "does not fit"),
-    (lambda phase: moved(phase, std=0.5), "does not fit"),
-    (lambda phase: moved(phase, length=1), "does not fit"),
-    (lambda phase: moved(phase, number=np.nan), "does not fit"),
-    (lambda phase: moved(phase, number=1e308), "does not fit"),
+    (lambda phase: replace(phase, name="3"), "do not fit"),
+    (lambda phase: replace(phase, name="eval/1"), "do not fit"),
+    (lambda phase: replace(phase, released=()), "do not fit"),
+    (lambda phase: replace(phase, released=phase.released * 4), "do not fit"),
+    (lambda phase: moved(phase, std=0.5), "do not fit"),
+    (lambda phase: moved(phase, length=1), "do not fit"),
+    (lambda phase: moved(phase, number=np.nan), "do not fit"),
+    (lambda phase: moved(phase, number=1e308), "do not fit"),
     (lambda phase: moved(phase, number=1.0), "belongs to another run"),
 )
 

@@ -75,7 +75,7 @@ def test_a_silo_whose_answers_went_back_draws_no_second_sum(
     assert charged(world) == [1, 2]
     if not lost:
         assert "lacks the last answer" in caplog.text
-        assert "put back the folder as it was last" in caplog.text
+        assert "restore the folder as it was last" in caplog.text
 
 
 def test_a_ledger_that_went_back_with_the_answers_draws_no_second_sum(world: World) -> None:

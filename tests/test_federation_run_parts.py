@@ -188,7 +188,7 @@ def test_a_run_of_all_parts_is_the_simulations_and_survives_restarts(tmp_path: P
 
 @pytest.mark.parametrize(
     ("allowed", "words"),
-    [('"evaluation"', "one of the releases"), ('"preprocessing"', "one of the releases")],
+    [('"evaluation"', "one of the requested releases"), ('"preprocessing"', "one of the requested releases")],
 )
 def test_parts_that_a_policy_does_not_name_stop_the_run_before_its_first_charge(
     tmp_path: Path, allowed: str, words: str
@@ -229,7 +229,7 @@ def test_the_whole_run_is_held_against_the_budget_before_its_first_release(tmp_p
         policy = (path / "policy.toml").read_text().replace("without_guarantee = true\n", "")
         (path / "policy.toml").write_text(re.sub(r"(?m)^epsilon = .*$", "epsilon = 15.0", policy))
     (stopped,) = study.play()
-    assert "5 rounds would bring" in (stopped or "")
+    assert "5 rounds would exceed" in (stopped or "")
     assert RunFolder(study.run.path).read_checkpoint() is None
     assert not any(study.charges(silo) for silo in range(3))
 

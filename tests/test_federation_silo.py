@@ -822,7 +822,7 @@ def test_all_silos_of_a_sum_play_the_same_round(
     outcome = world.outcome
     assert outcome.rounds == 1
     if "recover" in str(changes):  # what was asked is compared before anybody contributes
-        assert outcome.stopped == "silo silo0: was asked something else than this coordinator asked"
+        assert outcome.stopped == "silo silo0: signed another request than this coordinator sent"
     else:
         assert Code.PROTOCOL.template in (outcome.stopped or "")
         assert "silo 0: round 1, attempt 0 has not begun" in caplog.text

@@ -173,7 +173,7 @@ def test_a_coordinator_that_lies_to_one_silo_opens_no_sum(
         assert Code.PROTOCOL.template in stopped or "belongs to another run" in stopped
         assert not any(world.charged(silo) for silo in range(3))
     elif "NaN" not in lie or "silo silo1" not in stopped:
-        assert "was asked something else in this round than this silo" in stopped
+        assert "received another request in this round than this silo" in stopped
         given = [] if name == "recovering" else [1]  # there it is seen before anything is given
         assert all(world.charged(silo) == given for silo in range(3))
     world.close()
@@ -192,7 +192,7 @@ def test_an_honest_coordinator_names_the_silo_that_is_out_of_step(
     lying(world, kind, lie, silos=(2,))
     world.play()
     stopped = world.outcome.stopped or ""
-    assert stopped == "silo silo2: was asked something else than this coordinator asked"
+    assert stopped == "silo silo2: signed another request than this coordinator sent"
     assert not [one for one in left.kinds if one in OPENING]
     world.close()
 
@@ -305,9 +305,9 @@ def test_signatures_cannot_be_held_back(change: str, tmp_path: Path) -> None:
     stopped = world.outcome.stopped or ""
     expected = {
         "left out": Code.SHAPE.template,
-        "of two": "2 silos signed what was asked in this round; 3 are needed",
+        "of two": "2 silos signed the request of this round; 3 are needed",
         "none": "0 silos signed",
-        "of another round": "was asked something else",
+        "of another round": "received another request",
     }
     assert expected[change] in stopped
     rounds = 1 if change == "of another round" else 0
@@ -353,9 +353,9 @@ def test_no_sum_opens_before_all_have_shown_where_their_ledgers_ended_after_thei
         assert len(heads) == 2  # ahead of its charge and after it
     else:
         told = {
-            "left out": "silo silo1 counts as one that gave" if name == "recovering" else "2 silos signed"
+            "left out": "silo silo1 counts as a contributor" if name == "recovering" else "2 silos signed"
         }
-        assert told.get(shown, "silo silo1 was asked something else") in (stopped or "")
+        assert told.get(shown, "silo silo1 received another request") in (stopped or "")
         assert not [kind for kind in left.kinds if kind in OPENING]
         assert world.charged(1) == [1]
     world.close()
@@ -372,9 +372,9 @@ def test_a_signature_is_of_what_was_asked() -> None:
     check_request_signatures(roster, bytes(32), signatures, 3)
     assert inconsistent_silos(roster, b"x" * 32, signatures) == [0, 1, 2]
     swapped = ((0, signatures[1][1]), *signatures[1:])
-    with pytest.raises(RefusalError, match="silo 0 was asked something else"):
+    with pytest.raises(RefusalError, match="silo 0 received another request"):
         check_request_signatures(roster, bytes(32), swapped, 3)
-    with pytest.raises(RefusalError, match="silo 7 was"):
+    with pytest.raises(RefusalError, match="silo 7 received"):
         check_request_signatures(roster, bytes(32), (*signatures, (7, signatures[0][1])), 3)
     with pytest.raises(RefusalError, match="2 silos signed"):
         check_request_signatures(roster, bytes(32), signatures[:2], 3)

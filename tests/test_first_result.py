@@ -129,7 +129,7 @@ def test_the_commands_of_the_short_path_suffice(tables: Path, monkeypatch: pytes
         said = " ".join(refused.err.split())
         assert refused.code == 3
         for silo in ("north", "south"):
-            assert said.count(f"silo {silo} refuses (policy): rounds = 2: this silo plays at most 1") == 1
+            assert said.count(f"silo {silo} refuses (policy): rounds = 2: this silo allows at most 1") == 1
             assert not read_entries(tables / silo / "state" / "ledger.jsonl")
         assert not (tables / "coordinator" / "runs").exists()
         assert not list((tables / "coordinator" / "run").glob("question-*"))

@@ -364,7 +364,7 @@ def test_a_link_that_every_user_of_the_host_reaches_is_not_used(
     attached = AttachedLink(home)
     assert attached.listens
     (home.link / loose).chmod((home.link / loose).stat().st_mode | 0o001)
-    with pytest.raises(ConfigError, match="lets every user of this host in"):
+    with pytest.raises(ConfigError, match="gives every user of this host access"):
         AttachedLink(home)
     listening.close()
     assert not attached.listens
@@ -435,7 +435,7 @@ def test_releases_that_the_policies_allow_are_exchanged(made: Demonstration) -> 
                 if ended[-1] is not None:
                     break
     refusal, released = ended
-    assert "its policy does not allow one of the releases" in (refusal or "")
+    assert "its policy does not allow one of the requested releases" in (refusal or "")
     assert released is None
     assert "person-silo pairs" in {row.figure for row in rows(read_released(folder.path))}
     for party in due_parts(home, folder.path):  # a lost signature of the end at most

@@ -116,7 +116,7 @@ def test_a_release_that_the_record_leaves_out_is_missed(study: Study, copied: Pa
     lines = json_lines(copied / ROUNDS)
     resigned_lines(study.home.identity, copied, [line for line in lines if line["part"] != part])
     failed = [one.detail for one in verify_run(copied).checks if one.outcome == "fails"]
-    assert "silos were told other releases than those before it" in failed[0]
+    assert "the silos received other releases than the lines before it have" in failed[0]
 
 
 def test_the_last_release_that_the_record_leaves_out_is_missed(study: Study, copied: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_evaluation_that_was_not_whole_yet_says_nothing_else_than_the_whole_o
     resigned_file(study, copied, "checkpoint/evaluation.json", change)
     (found,) = [one for one in verify_run(copied).checks if one.name == "releases"]
     assert found.outcome == "fails"
-    assert found.detail.startswith("checkpoint/evaluation.json: not what follows")
+    assert found.detail.startswith("checkpoint/evaluation.json: does not follow")
 
 
 @pytest.mark.parametrize(
@@ -307,12 +307,12 @@ def test_an_evaluation_is_of_the_model_that_training_ended_with(study: Study, co
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        ((1, 0, 2, 3, 4), "told other releases"),
+        ((1, 0, 2, 3, 4), "received other releases"),
         ((0, 1, 3, 2, 4), "evaluates another model"),
         ((0, 3, 1, 2, 4), "no round of training stands before it"),
-        ((0, 1, 2, 4), "told other releases"),
-        ((1, 2, 3, 4, 0), "told other releases"),
-        ((0, 1, 2, 4, 3), "told other releases"),
+        ((0, 1, 2, 4), "received other releases"),
+        ((1, 2, 3, 4, 0), "received other releases"),
+        ((0, 1, 2, 4, 3), "received other releases"),
     ],
 )
 def test_the_parts_of_a_run_stand_in_their_order(
@@ -420,7 +420,7 @@ def test_an_end_that_states_less_than_all_parts_is_signed_by_no_silo(
         return replace(closing, statement=json.dumps(one.to_json()))
 
     work.check_statement(saying(stated), own)
-    with pytest.raises(RefusalError, match="not the one that this silo computes"):
+    with pytest.raises(RefusalError, match="differs from the one that this silo computes"):
         work.check_statement(saying(change(stated)), own)
 
 
@@ -432,7 +432,7 @@ def test_an_end_is_held_against_a_silos_own_charges_of_every_part(
     wrong = [times - Counter([place]) for place in times]
     wrong += [times + Counter([("eval/1", 1)]), times + Counter([("eval/3", 1)]), times + Counter([("", 4)])]
     for one in wrong:
-        with pytest.raises(RefusalError, match="not the one that this silo computes"):
+        with pytest.raises(RefusalError, match="differs from the one that this silo computes"):
             work.check_statement(closing, SiloCharges(times=one, whole=True))
     absent = times - Counter([("eval/1", 1)])
     work.check_statement(closing, SiloCharges(times=absent, whole=False))  # a part that does not need all

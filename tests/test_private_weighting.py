@@ -586,8 +586,8 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
         ({"round_id": dataclasses.replace(round_id, run=bytes(16))}, "another run"),
         ({"round_id": dataclasses.replace(round_id, round=1)}, "round 1"),
         ({"round_id": dataclasses.replace(round_id, attempt=1)}, "attempt 1"),
-        ({"sender": 0}, "somebody else"),
-        ({"recipient": 2}, "somebody else"),
+        ({"sender": 0}, "another party's name"),
+        ({"recipient": 2}, "addressed to another party"),
         ({"message": RevealRequest()}, "did not expect"),
         ({}, "a replay"),
     ):

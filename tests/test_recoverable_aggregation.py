@@ -474,7 +474,7 @@ def test_a_server_that_hides_shares_from_one_silo_gets_no_share_for_a_list_it_is
     liar.to_vectors(lambda silo, shares: shares[2:] if silo == 0 else shares)  # silo 0: masks with 3 and 4
     signed = liar.signatures(dict.fromkeys(range(5), (0, 1, 2)))
     assert set(signed) == {1, 2}  # silo 0 holds no shares of 1 and 2; 3 and 4 are not among the survivors
-    with pytest.raises(ProtocolError, match="2 silos were told of these survivors; 3 are needed"):
+    with pytest.raises(ProtocolError, match="2 silos signed these survivors; 3 are needed"):
         liar.told(1, AgreedSurvivors(signatures=tuple(signed.items())))
 
 
@@ -510,7 +510,7 @@ def test_a_signature_is_of_one_silo_and_one_attempt():
     for silo, bad in enumerate((signed[1], old[2])):
         agreed = AgreedSurvivors(signatures=((0, signed[0]), (1, signed[1]), (2, bad)))
         told = Envelope(round_id=run.server._round_id, sender=SERVER, recipient=silo, message=agreed)
-        with pytest.raises(ProtocolError, match="silo 2: was told of other survivors"):
+        with pytest.raises(ProtocolError, match="silo 2: signed other survivors"):
             run.silos[silo].receive(told.encode())
 
 

@@ -197,7 +197,7 @@ def test_messages_of_other_runs_rounds_senders_and_replays_are_refused():
     with pytest.raises(ProtocolError, match="silo 1: a message belongs to another run"):
         run.server.receive(1, foreign)
     data = run.silos[1].mask_vector(np.zeros(8, dtype=np.int64))
-    with pytest.raises(ProtocolError, match="silo 0: sent a message as somebody else"):
+    with pytest.raises(ProtocolError, match="silo 0: sent a message under another party's name"):
         run.server.receive(0, data)
     run.server.receive(1, data)
     with pytest.raises(ProtocolError, match="replay"):
@@ -253,7 +253,7 @@ def test_a_silo_reads_messages_of_the_server_alone():
     run.silos[0].mask_vector(np.zeros(8, dtype=np.int64))
     for sender in (0, 1):
         request = Envelope(round_id=round_id, sender=sender, recipient=0, message=RevealRequest()).encode()
-        with pytest.raises(ProtocolError, match="somebody else than the server"):
+        with pytest.raises(ProtocolError, match="another sender than the server"):
             run.silos[0].receive(request)
     request = Envelope(round_id=round_id, sender=SERVER, recipient=0, message=RevealRequest()).encode()
     assert len(run.silos[0].receive(request)) == 1
@@ -378,5 +378,5 @@ def test_an_announcement_goes_to_the_server_alone():
     announcement = Envelope.decode(run.silos[0].announce())
     assert isinstance(announcement.message, Announcement)
     assert announcement.recipient == SERVER
-    with pytest.raises(ProtocolError, match="somebody else"):
+    with pytest.raises(ProtocolError, match="another sender"):
         run.silos[1].receive(run.silos[0].announce())

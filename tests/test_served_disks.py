@@ -81,7 +81,7 @@ def test_a_disk_that_fills_up_under_served_parties_stops_the_run_and_loses_nothi
         assert (
             asked.returncode == {"coordinator": 2, "silo": 0}[whose]
         )  # the coordinator has the model so far
-        assert {"coordinator": "No space left", "silo": "cannot read or keep its own state"}[whose] in said
+        assert {"coordinator": "No space left", "silo": "cannot read or write its state"}[whose] in said
         ballast.unlink()
         subprocess.run([*ask, "--resume", str(run)], check=True, timeout=600)
         assert all(one.poll() is None for one in processes)

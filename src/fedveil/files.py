@@ -258,7 +258,8 @@ def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -
         found = dict(pairs)
         if len(found) != len(pairs):
             raise error(
-                f"{place} is damaged: a key stands twice in one object, and readers differ in which holds"
+                f"{place} is damaged: a key occurs twice in one object, and JSON readers differ in "
+                "which value they take"
             )
         return found
 

@@ -151,7 +151,9 @@ def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
     if missing:
         raise BundleError(f"not signed by the trusted key {missing[0][:16]}...")
     if not signers:
-        raise Unchecked("nobody has signed: whoever could write the bundle could write another")
+        raise Unchecked(
+            "the bundle has no signature: any party that could write the bundle could write another"
+        )
     unknown = [one for one in signers if one not in trusted]
     said = f"{len(signers)} valid"
     if unknown:

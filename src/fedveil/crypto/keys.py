@@ -159,8 +159,8 @@ class PublicIdentity:
             raise CryptoError(f"a public identity has 32 bytes, this one has {len(self.raw)}")
         if _small_order(self.raw):
             raise CryptoError(
-                f"the public identity {self.raw.hex()} has small order: anybody can sign under it; its party needs a "
-                "key that was generated"
+                f"the public identity {self.raw.hex()} has small order: "
+                "any party can forge its signatures; generate a new key"
             )
 
     @property

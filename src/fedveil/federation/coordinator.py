@@ -513,7 +513,7 @@ class CoordinatorParty(Generic[EndingT]):
             ProtocolError: a silo received another request.
         """
         if apart := inconsistent_silos(self._membership.roster, context, signatures):
-            raise ProtocolError("was asked something else than this coordinator asked", silo=apart[0])
+            raise ProtocolError("signed another request than this coordinator sent", silo=apart[0])
 
     def _collect(self, answers: Answers) -> None:
         """Check the signatures over E and route the protocol messages; finish the round if none follow."""

@@ -98,7 +98,7 @@ def opening_messages(answers: Answers, silos: int, users: int | None) -> dict[in
     said = {silo: single_message(parts, Join, silo).heads for silo, parts in answers.items()}
     for silo, heads in said.items():
         if len(heads) != silos:
-            raise ProtocolError(f"speaks of the ledgers of {len(heads)} silos instead of {silos}", silo=silo)
+            raise ProtocolError(f"sent ledger heads of {len(heads)} silos instead of {silos}", silo=silo)
     totals = () if users is None else (UserTotals(counts=_totals(answers, users)),)
     return {silo: [heads_for(silo, said), *totals] for silo in said}
 
@@ -206,7 +206,7 @@ class Exchange:
         shown += [head for heads in joined for head, _ in heads[message.sender : message.sender + 1]]
         if any(head != message.head for head in shown):
             raise IntegrityError(
-                f"silo {silo}: shows the other silos another end of its ledger than the coordinator"
+                f"silo {silo}: shows the other silos another ledger head than the coordinator"
             )
 
 

@@ -147,8 +147,9 @@ class SeenHeads:
         self._path, self._charter, self._kept = path, charter.hex(), kept
         if (older := path.with_suffix(".json")).exists():
             raise RunFolderError(
-                f"{older}: heads that an earlier release has heard, which this one does not read; once the file is "
-                "deleted, ledgers that go back to before it are not noticed by this party"
+                f"{older}: ledger heads stored by an earlier release, which this one does not read; if the file is "
+                f"deleted, "
+                "this party no longer notices ledgers that were restored to a state before it"
             )
         self._all: dict[tuple[str, str], list[str]] = {}
         self._durable = True
@@ -178,8 +179,8 @@ class SeenHeads:
         for silo, head in new:
             if head in self._all.get((self._charter, silo), ()):
                 raise IntegrityError(
-                    f"silo {silo}: its ledger has gone back to where it was before: it ends with {head} again; "
-                    "the silo must put back the ledger as it was last"
+                    f"silo {silo}: its ledger was restored to an earlier state: it ends with {head} again; "
+                    "the silo must restore the ledger as it was last"
                 )
         if new:
             self._write(new)

@@ -515,6 +515,6 @@ class MembershipDelivery:
             case Outcome.BY_HAND:
                 _log.warning("silo %s has not accepted membership %d: its operator accepts it", name, serial)
             case Outcome.REFUSED:
-                _log.warning("silo %s refuses membership %d; its own log says why", name, serial)
+                _log.warning("silo %s refuses membership %d; its log gives the reason", name, serial)
         if (message := self._held.pop(silo, None)) is not None:
             self._transport.offer({silo: message})

@@ -161,8 +161,9 @@ def check_deployable(prepared: Prepared) -> None:
         _check_clients(prepared)
     elif method.contribution.per == "record":
         raise CompositionError(
-            f"{method.name}: DP-SGD keeps a number of records of each user over all silos, and between institutions "
-            "nobody knows whose: use fedavg, uldp-naive, uldp-sgd, uldp-sgd-w, uldp-avg or uldp-avg-w"
+            f"{method.name}: DP-SGD keeps a number of records of each user over all silos, "
+            "and between institutions no party knows these numbers: use fedavg, uldp-naive, uldp-sgd, "
+            "uldp-sgd-w, uldp-avg or uldp-avg-w"
         )
     if method.weights.by_records and not method.weights.supports_user_totals:
         raise CompositionError(
@@ -175,8 +176,9 @@ def check_deployable(prepared: Prepared) -> None:
         )
     if redefined(method.sampler, "draw") and not method.draws:
         raise CompositionError(
-            f"{method.name}: {type(method.sampler).__name__} defines draw(), and between institutions nobody is drawn "
-            "where the sampler says that everyone takes part: set samples = True and a rate below 1"
+            f"{method.name}: {type(method.sampler).__name__} defines draw(), "
+            "and between institutions no user is sampled if the sampler declares that everyone takes part: set "
+            "samples = True and a rate below 1"
         )
     if method.sampler.adjacency is Adjacency.REPLACE_ONE:
         unit = method.contribution.unit
@@ -191,13 +193,14 @@ def check_deployable(prepared: Prepared) -> None:
         )
     if method.protection.dropout_rate:
         raise CompositionError(
-            f"{method.name}: protection.dropout_rate lets silos vanish in a simulation; institutions do so by "
-            "themselves: remove it"
+            f"{method.name}: protection.dropout_rate drops silos in a simulation; between institutions real "
+            "silos drop out: remove it"
         )
     if method.protection.divides and prepared.experiment.model.sha256 is not None:
         raise CompositionError(
-            f"{method.name}: model.initial, model.sha256: under partial encryption the coordinator gives no model; "
-            "silos begin with the one that the terms describe"
+            f"{method.name}: model.initial, model.sha256: "
+            "under partial encryption the coordinator sends no model; silos begin with the model that the terms "
+            "describe"
         )
 
 

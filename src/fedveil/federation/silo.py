@@ -432,7 +432,9 @@ class SiloParty:
             if without_trainer(text) != without_trainer(now) or (batched and is_batch_independent_run(now)):
                 raise RefusalError(Code.OTHER_EXPERIMENT)
             if not self._has_same_silos(before.membership):
-                raise RefusalError(Code.OTHER_EXPERIMENT, detail="it was charged among other silos")
+                raise RefusalError(
+                    Code.OTHER_EXPERIMENT, detail="it was charged in a federation with other silos"
+                )
 
     def _charged_terms(self, digest: str) -> Terms:
         """Return the stored terms with this digest."""

@@ -69,8 +69,9 @@ class SiloLedger:
         self._state = state
         if (inner := next(state.glob(f"*/{LEDGER}"), None)) is not None:
             raise IntegrityError(
-                f"{inner.parent}: another state of a silo lies in this one, and its charges do not count here; put it "
-                "in this one's place, or, if this one has charges too, take it away and lower the policy's epsilon by "
+                f"{inner.parent}: another state folder of a silo is inside this one, and its charges do not count "
+                f"here; move it to "
+                "this one's place, or, if this one has charges too, remove it and lower the policy's epsilon by "
                 "what it has spent"
             )
         self._ledger = _open(state)

@@ -149,8 +149,8 @@ def _last(log: LineLog, lines: Sequence[bytes]) -> ReplayMark | None:
     found = _LINE.fullmatch(lines[-1])
     if found is None:
         raise IntegrityError(
-            f"{log.path}, line {len(lines)}: damaged; what was answered is unknown, so this run cannot go on here; "
-            "restore the file as it was last"
+            f"{log.path}, line {len(lines)}: damaged; the stored answer is unknown, so this silo cannot continue the "
+            "run; restore the file as it was last"
         )
     return ReplayMark(found[1].decode(), int(found[2]))
 
@@ -218,9 +218,9 @@ class SiloState:
         if mark is not None and not mark.fits(last, self.ledger.ledger):
             raise RefusalError(
                 Code.REPLACED,
-                detail=f"{self.records.folder}: lacks the last answer that this silo had kept of run {self.name}, "
-                "and may have sent: it was lost, or put back from an old copy. Drawn again, the round would show the "
-                "other silos' vectors in two sums: put back the folder as it was last, or begin another run",
+                detail=f"{self.records.folder}: lacks the last answer that this silo stored for run {self.name}, and "
+                "may have sent: it was lost, or restored from an old copy. A second answer would put the other silos' "
+                "vectors into two sums: restore the folder as it was last, or begin another run",
             )
         return last
 

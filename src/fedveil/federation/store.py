@@ -115,14 +115,16 @@ class RoundRecord:
         """
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if len(body) < len(_MAGIC) or hashlib.sha256(body).digest() != digest:
-            raise RunFolderError("damaged; what was answered is unknown, so this run cannot go on here")
+            raise RunFolderError(
+                "damaged; the stored answer is unknown, so this silo cannot continue the run"
+            )
         if body[: len(_MAGIC)] != _MAGIC:
-            raise RunFolderError("written by another version; this run cannot go on here")
+            raise RunFolderError("written by another version; this silo cannot continue the run")
         try:
             reader = Reader(body[len(_MAGIC) :])
             head, number, refused = reader.fixed_bytes(_DIGEST_BYTES), reader.number(4), reader.number(1)
             if refused > 1:
-                raise ValueError("neither refused nor not")
+                raise ValueError("the flag `refused` is neither 0 nor 1")
             request, binding = (reader.fixed_bytes(_DIGEST_BYTES) for _ in range(2))
             given = reader.block()
             before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
@@ -194,7 +196,7 @@ class RecordStore:
                 content = os.urandom(_DIGEST_BYTES)
                 self._replace(path, content)
         if len(content) != _DIGEST_BYTES:
-            raise RunFolderError(f"{path}: damaged; this run cannot go on here")
+            raise RunFolderError(f"{path}: damaged; this silo cannot continue the run")
         return content
 
     def _replace(self, path: Path, content: bytes) -> None:

@@ -39,7 +39,7 @@ class Channel(Source):
         """
         if self.content is not Reveals.EXACT:
             raise CompositionError(
-                f"{type(self).__name__} does not say how a silo's sum travels; nothing was sent"
+                f"{type(self).__name__} does not define how a silo's sum is sent; nothing was sent"
             )
         return EncodedMessage(values=total)
 

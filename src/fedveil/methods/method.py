@@ -204,7 +204,7 @@ class Method:
             raise CompositionError(f"{self.name}: {error}") from None
         if self.channel.content not in _CONTENTS:
             raise CompositionError(
-                f"{self.name}: {type(self.channel).__name__}, given as channel, says that a message tells "
+                f"{self.name}: {type(self.channel).__name__}, given as channel, declares that a message reveals "
                 f"{self.channel.content.value}; content is one of {', '.join(one.name for one in _CONTENTS)}"
             )
         for field in _REFUSING:

@@ -129,8 +129,8 @@ class _Curve:
             high, low = low, low / 2
             if low < _LEAST_NOISE:
                 raise BudgetError(
-                    f"epsilon {self._budget.epsilon:g} is met by almost no noise (multiplier {high:g}), which "
-                    "protects nobody; give the noise multiplier itself, or a smaller epsilon"
+                    f"epsilon {self._budget.epsilon:g} is met by almost no noise (multiplier {high:g}), "
+                    "which gives no privacy; give the noise multiplier itself, or a smaller epsilon"
                 )
         return low, high
 

@@ -96,7 +96,7 @@ def check_reveals(kind: type[_T]) -> type[_T]:
     for one in dataclasses.fields(fields):
         if "tells" not in one.metadata:
             raise TypeError(
-                f"{kind.__name__}.{one.name} does not say what it tells: declare it with its layout"
+                f"{kind.__name__}.{one.name} does not declare what it reveals: declare it with its encoding"
             )
     return kind
 

@@ -163,7 +163,7 @@ class Envelope:
         """
         envelope = cls.decode(data)
         if envelope.sender != SERVER:
-            raise ProtocolError("a message comes from somebody else than the server")
+            raise ProtocolError("a message comes from another sender than the server")
         return envelope
 
     @classmethod
@@ -185,7 +185,9 @@ class Envelope:
             raise ProtocolError(error.reason, silo=sender) from error
         # The sender in the envelope is not authenticated; only the transport knows the silo at the other end.
         if envelope.sender != sender or sender not in cohort:
-            raise ProtocolError("sent a message as somebody else or outside its cohort", silo=sender)
+            raise ProtocolError(
+                "sent a message under another party's name or outside its cohort", silo=sender
+            )
         return envelope
 
 
@@ -226,7 +228,7 @@ class Inbox:
         """
         sender = None if envelope.sender == SERVER else envelope.sender
         if envelope.recipient != self._owner:
-            raise ProtocolError("a message is addressed to somebody else", silo=sender)
+            raise ProtocolError("a message is addressed to another party", silo=sender)
         if envelope.round_id != self._round_id:
             raise ProtocolError(
                 f"a message belongs to another run, or to round {envelope.round_id.round}, attempt "

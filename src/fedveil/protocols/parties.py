@@ -114,7 +114,7 @@ def check_cohort(cohort: tuple[int, ...], silos: int, *, index: int | None = Non
     if cohort[-1] >= silos:
         raise ProtocolError(f"there are {silos} silos in this run", silo=cohort[-1])
     if index is not None and index not in cohort:
-        raise ProtocolError("was asked to take part in a round that it is not in", silo=index)
+        raise ProtocolError("was asked to take part in a round that does not include it", silo=index)
 
 
 # --- parties ---

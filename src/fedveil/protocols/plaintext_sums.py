@@ -41,7 +41,7 @@ class PlaintextVector(Message):
     @classmethod
     def decode(cls, data: bytes) -> PlaintextVector:
         if len(data) % 8:
-            raise ProtocolError(f"a vector in the open has numbers of 8 bytes, this one {len(data)} bytes")
+            raise ProtocolError(f"a plaintext vector has numbers of 8 bytes, this one {len(data)} bytes")
         return cls(values=np.frombuffer(data, dtype="<f8"))
 
 
@@ -181,7 +181,7 @@ class PlaintextServer:
 
     def proceed(self) -> Outgoing:
         """Refuse to proceed without the missing clients: the sum is over the whole cohort."""
-        raise ProtocolError(f"a sum in the open is over everybody; {list(self.missing)} are missing")
+        raise ProtocolError(f"a plaintext sum needs every client; {list(self.missing)} are missing")
 
     def result(self) -> Vector:
         """Return the (d,) sum over the cohort.
@@ -228,7 +228,7 @@ class SingleMessageClient(ClientProtocol[GivenIn, ResultOut]):
 
     def receive(self, data: bytes) -> list[bytes]:
         """Refuse every message: this client awaits none."""
-        raise ProtocolError("a client in the open awaits no message", silo=self._place.number)
+        raise ProtocolError("a client of plaintext sums awaits no message", silo=self._place.number)
 
     def _message(self, round_id: RoundId, content: Message) -> bytes:
         number = self._place.number

@@ -43,26 +43,36 @@ class Code(Enum):
     PACKAGE = (
         5,
         "policy",
-        "its policy names no package there that brings what the experiment names, or several do",
+        "no package in the silo's policy provides a component that the experiment names, or several do",
     )
     VERSION = (
         68,
         "policy",
-        "it has another version of a package that brings what the experiment names; its own log says which",
+        "the silo has another version of a package that provides a component of the experiment; the "
+        "silo's log names both",
     )
-    KNOWN_SEED = 6, "policy", "privacy.insecure_seed: noise from a known seed protects nobody; remove the key"
+    KNOWN_SEED = (
+        6,
+        "policy",
+        "privacy.insecure_seed: noise from a known seed gives no privacy; remove the key",
+    )
     CLIP = (
         7,
         "policy",
-        "method.clip: this silo allows at most {clip:g}, and that for method.clip.most if it moves",
+        "method.clip: this silo allows at most {clip:g}, for an adaptive clip as the value of "
+        "method.clip.most",
     )
-    UNBOUNDED = 8, "policy", "the method does not bound what one user changes"
+    UNBOUNDED = (
+        8,
+        "policy",
+        "the method does not bound one user's contribution",
+    )
     DISCLOSES_COUNTS = (
         9,
         "policy",
-        "the coordinator would learn how many records each user has there, and every silo how many in all, and "
-        "no noise covers either; use uldp-avg or private weighting, or allow it by disclose_counts with "
-        "trust_coordinator and trust_silos",
+        "the coordinator would learn the number of records of each user at each silo, and every silo the "
+        "total of each user, without noise; use uldp-avg or private weighting, or allow it by "
+        "disclose_counts with trust_coordinator and trust_silos",
     )
     NOT_AGAINST_READERS = (
         10,
@@ -78,139 +88,220 @@ class Code(Enum):
     RUN_BUDGET = (
         13,
         "budget",
-        "{rounds:.0f} rounds would bring this silo's users above epsilon {epsilon:g} at delta {delta:g} over all runs; "
-        "fewer rounds, or more noise",
+        "{rounds:.0f} rounds would exceed the privacy budget of this silo's users, epsilon {epsilon:g} at "
+        "delta {delta:g} over all runs; use fewer rounds, or more noise",
     )
     ROUND_BUDGET = (
         14,
         "budget",
-        "the round would bring this silo's users above what they may spend over all runs",
+        "the round would exceed the privacy budget of this silo's users over all runs",
     )
     MEMBERSHIP = 15, "schema", "the coordinator has another membership or schema; compare membership.toml"
-    EXCHANGE_OVER = 17, "replay", "exchange {number:.0f} is over, the last was {last:.0f}"
-    OTHER_MESSAGE = 18, "replay", "this exchange had another message before"
+    EXCHANGE_OVER = (
+        17,
+        "replay",
+        "exchange {number:.0f} has ended; the last exchange was {last:.0f}",
+    )
+    OTHER_MESSAGE = (
+        18,
+        "replay",
+        "the silo has already received another message in this exchange",
+    )
     NO_SUCH_ROUND = 19, "replay", "the run has rounds 1 to {rounds:.0f}"
-    ROUND_OVER = 20, "replay", "round {round:.0f} is over, the last answered is {last:.0f}"
-    ROUND_AHEAD = 21, "replay", "round {round:.0f} does not follow round {last:.0f}, the last answered"
+    ROUND_OVER = (
+        20,
+        "replay",
+        "round {round:.0f} has ended; the last answered round is {last:.0f}",
+    )
+    ROUND_AHEAD = (
+        21,
+        "replay",
+        "round {round:.0f} does not follow round {last:.0f}, the last answered round",
+    )
     REPEATED = (
         73,
         "replay",
-        "round {round:.0f} was given {times:.0f} times and is given no more, for all that messages show is counted for "
-        "so many; begin another run",
+        "the answer to round {round:.0f} was sent {times:.0f} times, the most that the guarantee covers; "
+        "begin another run",
     )
     ASKED_OTHERWISE = (
         22,
         "replay",
-        "round {round:.0f} was answered for another experiment, model, clip or draw of users",
+        "round {round:.0f} was answered for another experiment, model, clip or sample of users",
     )
     OTHER_BINDING = (
         23,
         "replay",
-        "round {round:.0f} was answered for other records of its users, or silo 0 lost the secret of the orders that "
-        "it was answered in",
+        "round {round:.0f} was answered for other records of its users, or silo 0 lost the secret that "
+        "orders the votes",
     )
     OTHER_LENGTH = (
         24,
         "replay",
-        "round {round:.0f} ended with a model of {found:.0f} parameters, not {asked:.0f}",
+        "the stored model of round {round:.0f} has {found:.0f} parameters instead of {asked:.0f}",
     )
-    OTHER_SERVER = 25, "replay", "round {round:.0f} ended with the state of another server"
-    UNENDED = 26, "state", "round {round:.0f} has not ended here; it must be asked for again"
+    OTHER_SERVER = (
+        25,
+        "replay",
+        "the stored state of round {round:.0f} belongs to another server optimiser",
+    )
+    UNENDED = (
+        26,
+        "state",
+        "round {round:.0f} is not complete at this silo and must be repeated",
+    )
     OTHER_SUM = (
         27,
         "state",
-        "round {round:.0f} came here to a sum that cannot be its silos', or to two; this silo gives nothing more to "
-        "the run, and its own log says more",
+        "in round {round:.0f} the silo decrypted a value that cannot be the silos' sum, or two different "
+        "sums; it contributes nothing more to the run, and its log gives the reason",
     )
-    REPLACED = 28, "state", "ledger and answers of this run do not fit: one of them was replaced"
-    WEIGHTS = 29, "state", "the weights are not those that the guarantee was computed for"
-    RECORDS = 69, "state", "its records, or whose they are, are not those that the stream of noise began with"
-    STORAGE = 30, "storage", "the silo cannot read or keep its own state; its own log says more"
+    REPLACED = (
+        28,
+        "state",
+        "the ledger and the stored answers of this run disagree: one of them was replaced",
+    )
+    WEIGHTS = (
+        29,
+        "state",
+        "the weights differ from those that the guarantee was computed for",
+    )
+    RECORDS = (
+        69,
+        "state",
+        "the records, or their users, differ from those at the beginning of the correlated noise",
+    )
+    STORAGE = (
+        30,
+        "storage",
+        "the silo cannot read or write its state; its log gives the reason",
+    )
     SHAPE = (
         31,
         "request",
-        "a message of another shape than this state of the session has: its sender runs another version, or is "
-        "out of step; nothing was changed",
+        "a message of another shape than the state of the session allows: its sender runs another "
+        "version, or is in another state; nothing was changed",
     )
     USERS = 32, "request", "{found:.0f} users instead of {expected:.0f}"
     PARAMETERS = 33, "request", "the model has {found:.0f} parameters instead of {expected:.0f}"
     EXPERIMENT_LENGTH = (
         34,
         "request",
-        "the experiment is longer, deeper or of more values than a silo reads ({bytes:.0f} bytes)",
+        "the experiment exceeds a silo's limits on length, depth or number of values ({bytes:.0f} bytes)",
     )
     EXPERIMENT = (
         35,
         "request",
-        "no experiment that this silo's release reads and runs between institutions; its own log says more",
+        "this silo's version cannot read the experiment, or cannot run it between institutions; its log "
+        "gives the reason",
     )
     PROTOCOL = (
         36,
         "request",
-        "a message of the protocol that must not be accepted; the silo's own log says more",
+        "a message of the protocol is invalid; the silo's log gives the reason",
     )
     OF_SILO = (
         74,
         "request",
-        "a message of silo {silo:.0f}, or what was passed on as one, must not be accepted; its own log says more",
+        "a message that was relayed from silo {silo:.0f} is invalid; the log of the refusing silo gives "
+        "the reason",
     )
     OWN_RECORDS = (
         37,
         "request",
-        "the silo's own records do not allow what is asked; its own log says more",
+        "the silo's records do not fit the request; its log gives the reason",
     )
-    ASKED_APART = 38, "request", "silo {silo:.0f} was asked something else in this round than this silo"
+    ASKED_APART = (
+        38,
+        "request",
+        "silo {silo:.0f} received another request in this round than this silo",
+    )
     ASKED_FEW = (
         39,
         "request",
-        "{silos:.0f} silos signed what was asked in this round; {least:.0f} are needed",
+        "{silos:.0f} silos signed the request of this round; {least:.0f} are needed",
     )
     UNSHOWN = (
         71,
         "request",
-        "silo {silo:.0f} counts as one that gave to the round, and does not show where its ledger ends since",
+        "silo {silo:.0f} counts as a contributor to the round, but its ledger head after its contribution "
+        "was not relayed",
     )
-    HEADS = 40, "request", "silo {silo:.0f} did not sign what is said here of the heads of ledgers"
+    HEADS = (
+        40,
+        "request",
+        "silo {silo:.0f} did not sign the ledger heads that were relayed as its own",
+    )
     HEADS_FEW = (
         46,
         "request",
-        "{silos:.0f} other silos say what they have heard of this silo's ledger; {least:.0f} are needed",
+        "{silos:.0f} other silos sent the last ledger head that they know of this silo; {least:.0f} are "
+        "needed",
     )
-    RELEASE = 60, "policy", "its policy does not allow one of the releases that are asked for"
+    RELEASE = (
+        60,
+        "policy",
+        "its policy does not allow one of the requested releases",
+    )
     COLUMN = 70, "policy", "its policy does not allow one of the columns that a release reads"
     CLIP_MOVED = (
         65,
         "request",
-        "method.clip cannot be {clip:g} in round {round:.0f}; 0 stands for what is no finite number",
+        "method.clip cannot be {clip:g} in round {round:.0f} (0 replaces a number that is not finite)",
     )
     DIMENSION = 61, "policy", "a release has {numbers:.0f} numbers; this silo allows at most {most:.0f}"
     PRECISION = (
         62,
         "policy",
-        "the noise on a release has a standard deviation of {std:g} people; this silo pays for no less than {least:g}",
+        "the noise on a release has a standard deviation of {std:g} people; this silo requires at least "
+        "{least:g}",
     )
-    BY_SILO = 63, "policy", "its policy allows no figures silo by silo"
-    RELEASED = 64, "request", "what was released before does not fit what is asked for now"
-    ROUNDS = 41, "policy", "rounds = {asked:.0f}: this silo plays at most {most:.0f}"
+    BY_SILO = (
+        63,
+        "policy",
+        "its policy does not allow figures by silo",
+    )
+    RELEASED = (
+        64,
+        "request",
+        "the earlier releases do not fit the request",
+    )
+    ROUNDS = (
+        41,
+        "policy",
+        "rounds = {asked:.0f}: this silo allows at most {most:.0f}",
+    )
     EPOCHS = 42, "policy", "local.epochs = {asked:.0f}: this silo allows at most {most:.0f}"
-    LARGE_MODEL = 43, "policy", "the model has {found:.0f} parameters; this silo trains at most {most:.0f}"
-    OTHER_EXPERIMENT = 66, "replay", "something of this run was charged under another experiment"
-    OVERTIME = 44, "policy", "the round took longer than the {seconds:.0f} s that this silo trains for one"
+    LARGE_MODEL = (
+        43,
+        "policy",
+        "the model has {found:.0f} parameters; this silo allows at most {most:.0f}",
+    )
+    OTHER_EXPERIMENT = (
+        66,
+        "replay",
+        "the run was charged under another experiment",
+    )
+    OVERTIME = (
+        44,
+        "policy",
+        "the round took longer than this silo's limit of {seconds:.0f} s",
+    )
     STATEMENT = (
         49,
         "request",
-        "the statement of the run is not the one that this silo computes from its terms",
+        "the statement of the run differs from the one that this silo computes from its terms",
     )
     RUN_OVER = (
         50,
         "replay",
-        "this silo has signed the end of the run, gives nothing to a round of it any more, and signs no other end",
+        "this silo has signed the end of the run: it contributes to no further round, and signs no other end",
     )
     STANDING = (
         45,
         "schema",
-        "its own membership or policy cannot be read, is over, or is another than it was served under; its own log "
-        "says more",
+        "the silo's membership or policy cannot be read, has expired, or was replaced since the silo "
+        "opened it; its log gives the reason",
     )
     MAIN_SILOS = (
         67,
@@ -220,10 +311,14 @@ class Code(Enum):
     LATER_HEAD = (
         72,
         "integrity",
-        "silo {silo:.0f} has signed that it heard of an end of this silo's ledger that is not in it: lines are missing "
-        "here, or that silo is wrong",
+        "silo {silo:.0f} has signed that it knows a ledger head of this silo that is not in its ledger: "
+        "lines are missing here, or that silo is wrong",
     )
-    INTEGRITY = 16, "integrity", "lines are missing from the silo's ledger; its own log says more"
+    INTEGRITY = (
+        16,
+        "integrity",
+        "lines are missing from the silo's ledger; its log gives the reason",
+    )
 
     def __init__(self, number: int, cause: Cause, template: str) -> None:
         self.number, self.cause, self.template = number, cause, template

@@ -122,7 +122,7 @@ class SealedServer(PlaintextServer):
         try:
             envelope = Envelope.decode(data)
             if envelope.sender != sender or not 0 <= sender < self._agreed.clients:
-                raise ProtocolError("sent a message as somebody else")
+                raise ProtocolError("sent a message under another party's name")
             self._shared[sender] = self._own.agree(self._inbox.accept(envelope, SealingKey).public)
         except (ProtocolError, CryptoError) as error:
             raise ProtocolError(getattr(error, "reason", str(error)), silo=sender) from error

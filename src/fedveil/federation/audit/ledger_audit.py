@@ -224,7 +224,7 @@ def _whose(document: dict[str, Any], trusted: Sequence[str]) -> str:
         raise IntegrityError(f"signed by {public}, which is no trusted key")
     if not trusted:
         raise Unchecked(
-            f"signed by {public}; whose key that is was not asked: --trust names the keys you know"
+            f"signed by {public}; the owner of that key was not checked: --trust names the keys you know"
         )
     return f"of the trusted key {public}"
 
@@ -290,7 +290,9 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
         if origin is None or origin.terms in asked:
             continue
         if origin.coordinator not in named:
-            raise Unchecked(f"line {entry.index + 1} was asked for by a coordinator before the present one")
+            raise Unchecked(
+                f"line {entry.index + 1} was charged for an earlier coordinator of the federation"
+            )
         message = SignedMessage.open(
             bytes.fromhex(document["terms"][origin.terms]),
             sender=SERVER,
@@ -310,7 +312,7 @@ def _adopted(lines: Sequence[Line]) -> str:
     adopted = [line for line in lines if isinstance(line, Note) and line.kind == "adopted"]
     if adopted:
         raise Unchecked(
-            f"lines are missing, and more was spent than is told: adopted on {adopted[0].time} "
+            f"lines are missing, and more was spent than the file states: adopted on {adopted[0].time} "
             f"({sanitize(adopted[0].text)})"
         )
     return "no line is known to be missing"

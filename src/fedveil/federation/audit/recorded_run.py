@@ -196,12 +196,12 @@ class RecordedRun:
                 self.read_statement, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed
             )
         if not self.is_federated:
-            raise Unchecked(f"{document.name}: nobody else holds a copy of it")
+            raise Unchecked(f"{document.name}: no other party holds a copy of it")
         for membership, asked in read_terms(self._file(TERMS)).values():
             if without_trainer(
                 public_text(document, membership.silos, parse_terms(asked)[1])
             ) != without_trainer(asked):
-                raise IntegrityError(f"{place}: another one than the silos were asked for")
+                raise IntegrityError(f"{place}: not the document that the silos received")
         return f"{document.name}: the one that the silos were asked for"
 
     def _rounds(self) -> str:
@@ -233,7 +233,9 @@ class RecordedRun:
                 if fault := attendance.position_error(data["part"], parts, data["model"], model):
                     raise IntegrityError(f"{place}: {fault}")
                 if data["released"] != (released.digest() if releases else NOTHING).hex():
-                    raise IntegrityError(f"{place}: silos were told other releases than those before it")
+                    raise IntegrityError(
+                        f"{place}: the silos received other releases than the lines before it have"
+                    )
                 at = data["part"], due
                 if charged.pop(at, None) != data["ledger"]:
                     raise IntegrityError(f"{place}: {LEDGER} does not charge {_named(at)} as the line says")
@@ -284,7 +286,7 @@ class RecordedRun:
     def _end(self, whole: bool) -> str:
         """Check the signed end of the run: record, statement, files and tensors, and the silos' signatures."""
         if AGREED not in self._files:
-            raise Unchecked("nobody has signed a statement: the run has not ended, and can go on")
+            raise Unchecked("no silo has signed a statement: the run has not ended, and can be resumed")
         content = self._files[AGREED]
         with reading(AGREED, IntegrityError):
             data = parse_json(content, AGREED, IntegrityError)
@@ -362,7 +364,7 @@ class RecordedRun:
             raise Unchecked("no round was signed")
         said = self._trained[-1]["next"]
         if said == NOTHING.hex():
-            raise Unchecked("the silos alone have the model")
+            raise Unchecked("only the silos have the model")
         model = arrays_of(self._file(CHECKPOINT), CHECKPOINT).get("model")
         if model is None or hashlib.sha256(model.astype("<f4").tobytes()).hexdigest() != said:
             raise IntegrityError(f"{CHECKPOINT}: not the model that round {len(self._trained)} ended with")
@@ -391,8 +393,8 @@ class RecordedRun:
             # contribution.
             if more := owed - Counter(self._place(entry) for entry in self.charges):
                 raise IntegrityError(
-                    f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: the run went on, or "
-                    "hides what this silo gave"
+                    f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: "
+                    "the run continued, or hides contributions of this silo"
                 )
         if export.terms_of(self._run()) - self._terms.keys():
             raise IntegrityError(f"{path}: has charges of this run under terms that {TERMS} does not have")

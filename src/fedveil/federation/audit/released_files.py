@@ -164,7 +164,7 @@ def _check_meaning(
     for name in sorted(said.keys() | meant.keys() - {EVALUATING}):
         if not equal_up_to_rounding(said.get(name), meant.get(name)):
             raise IntegrityError(
-                f"{name}: not what follows from its released numbers and what the silos were asked for"
+                f"{name}: does not follow from its released numbers and the request to the silos"
             )
 
 
@@ -219,7 +219,7 @@ _T = TypeVar("_T")
 
 def _asked_for(name: str, planned: _T | None) -> _T:
     if planned is None:
-        raise IntegrityError(f"{name}: the silos were asked for no such release")
+        raise IntegrityError(f"{name}: no such release was requested from the silos")
     return planned
 
 
@@ -231,7 +231,7 @@ def _sums(
         return earlier_sums(numbers.get(name, ()), release)
     except RefusalError:
         raise IntegrityError(
-            f"{name}: numbers of another length, or with other noise, than was asked for"
+            f"{name}: numbers of another length, or with other noise, than requested"
         ) from None
 
 

@@ -357,8 +357,8 @@ def _settle(folder: Path, pinned: Charter) -> None:
     with writing(folder, ConfigError):
         if folder.exists():
             raise ConfigError(
-                f"{folder}: exists already, and keys are never overwritten; a folder without a request was half made "
-                "and is known to nobody: remove it"
+                f"{folder}: exists already, and keys are never overwritten; "
+                "a folder without a request is incomplete and known to no other party: remove it"
             )
         folder.mkdir(parents=True, mode=0o700)
         (folder / CHARTER).write_text(pinned.to_toml(), encoding="utf-8")

@@ -298,7 +298,7 @@ class CoordinatorService:
         with self._monitoring:
             self._connection.set_silos(silos)
             self._monitor.set_members(self._members)
-        _log.info("goes on under membership %d", self._membership.serial)
+        _log.info("continues under membership %d", self._membership.serial)
 
     def _figures(self) -> str:
         status = party_status(self._home.path, served=True) | {"connection": self._connection.facts()}
@@ -315,7 +315,7 @@ class CoordinatorService:
                 send_frame(connection, json.dumps({"before": self._waiting.unfinished_tasks}).encode())
                 connection.settimeout(None)
             except (OSError, ProtocolError, ValueError, KeyError, TypeError, RecursionError) as error:
-                _log.warning("what was submitted is no run (%s)", type(error).__name__)
+                _log.warning("the submitted folder is not a run (%s)", type(error).__name__)
                 connection.close()
                 continue
             self._waiting.put(_Submitted(path, is_document, connection))

@@ -308,7 +308,7 @@ class MetricsServer:
                 try:
                     self._told = self._figures()
                 except Exception as error:  # whatever it is: the next question may find it well again
-                    _log.warning("figures cannot be told: %s", type(error).__name__)
+                    _log.warning("the metrics cannot be computed: %s", type(error).__name__)
                     self._told = None
                 self._until = time.monotonic() + self.fresh_seconds
             return self._told

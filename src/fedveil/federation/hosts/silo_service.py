@@ -119,7 +119,9 @@ class ServedSilo:
 
     def _open_party(self) -> SiloParty:
         if self._party is None:
-            raise ProtocolError("the silo cannot be opened under its newest membership; its own log says why")
+            raise ProtocolError(
+                "the silo cannot be opened under its newest membership; its log gives the reason"
+            )
         return self._party
 
     def _read_membership(self) -> None:
@@ -149,7 +151,7 @@ class ServedSilo:
         except FedveilError as error:
             _log.error("the silo cannot be opened under membership %d: %s", self._newest.serial, error)
             return None
-        _log.info("goes on under membership %d", opened.membership.serial)
+        _log.info("continues under membership %d", opened.membership.serial)
         return opened
 
 

@@ -147,7 +147,7 @@ def check_closed(path: Path) -> None:
     except OSError as error:
         raise with_host_code(error, ConfigError(f"{path}: {error.strerror}")) from None
     if mode & 0o007:
-        raise ConfigError(f"{path}: mode {mode:04o} lets every user of this host in; chmod o= {path}")
+        raise ConfigError(f"{path}: mode {mode:04o} gives every user of this host access; chmod o= {path}")
 
 
 def _locked(descriptor: int) -> bool:
@@ -185,7 +185,7 @@ class RunningFolder:
         try:
             with writing(self.path, ConfigError):
                 if not _locked(self._lock):
-                    raise BusyError(f"{party}: is served already by another process of this host")
+                    raise BusyError(f"{party}: is already served by another process of this host")
                 self._empty()
         except BaseException:
             os.close(self._lock)

@@ -214,7 +214,7 @@ class LinkConnection:
     def trouble(self) -> str:
         """Return why nothing can be exchanged; empty if it can. Absent silos are no trouble of the coordinator."""
         with self._lock:
-            return "link: the link does not answer; its own log says why" if self._seen is None else ""
+            return "link: the link does not answer; its log gives the reason" if self._seen is None else ""
 
     def facts(self) -> dict[str, Any]:
         """Return the state of the connections for ``status`` and the metrics."""

@@ -74,8 +74,9 @@ def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) ->
     _check_schema(experiment, path, home)
     if table.test_file is None and experiment.evaluation is None:
         raise ConfigError(
-            f"{path}: data.table.test_file: nobody can hold records out of tables that nobody may pool; "
-            "give a public test table, or [evaluation], for which every silo holds records of its own out"
+            f"{path}: data.table.test_file: no party has all tables, so none can hold records out of them; give a "
+            f"public test table, or "
+            "[evaluation], for which every silo holds records of its own out"
         )
     if experiment.model.name is None or experiment.model.loss is None:
         raise ConfigError(
@@ -286,7 +287,7 @@ def wait(again: str, path: Path, submission: Submission, look: Callable[[], None
     look()
     if end is None:
         raise CoordinatorGoneError(
-            f"{path}: the coordinator's process is gone; start it again and go on by "
+            f"{path}: the coordinator's process has ended; start it again and continue with "
             f"`{again} {shlex.quote(str(path))}`"
         )
     if end.error is not None:

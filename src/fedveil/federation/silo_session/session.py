@@ -343,13 +343,13 @@ class SiloSession:
         try:
             after, model = self.work.step(record, self.client.result())
         except Exception as error:  # any error: its kind would reveal something of the sum
-            raise self._other_sum(f"no step is made from the sum: {error}") from error
+            raise self._other_sum(f"the server step failed on the sum: {error}") from error
         if not record.after:
             self._record = replace(record, after=after)
             self._books.records.write(self._books.place, self._record)
         # One round decrypted to two sums: the coordinator has sent other ciphertexts than before (see _other_sum).
         elif save(dict(record.after)) != save(dict(after)):
-            raise self._other_sum(f"round {record.round} ended here with another sum before")
+            raise self._other_sum(f"round {record.round} was decrypted to another sum before")
         self._books.models.put(model)
         self._ended = True
         content = struct.pack(">I", record.round) + save(dict(after))

@@ -169,7 +169,9 @@ def exchange_messages(
             else:
                 offers.ask_again(received.silo, ASK_AGAIN_SECONDS)
         if dropped := party.drop_missing(silence.silent_for(drop_after)):
-            _log.warning("silo %s: silent for %g s; the others go on", ", ".join(dropped), drop_after)
+            _log.warning(
+                "silo %s: silent for %g s; the round continues without it", ", ".join(dropped), drop_after
+            )
         elif silent := silence.silent_for(patience.give_up_after):
             missing = tuple(silos[silo] for silo in silent)
             party.stop(f"silo {', '.join(missing)} has not answered for {patience.give_up_after:g} s")

@@ -336,10 +336,10 @@ class RecoverableSilo(SiloParty[Units, Units]):
             try:
                 self._place.roster[silo].verify(list_of(self._round_id, self._survivors), signature)
             except CryptoError as error:
-                raise ProtocolError(f"was told of other survivors: {error}", silo=silo) from error
+                raise ProtocolError(f"signed other survivors: {error}", silo=silo) from error
         if len(agreed.signatures) < self._threshold:
             raise ProtocolError(
-                f"{len(agreed.signatures)} silos were told of these survivors; {self._threshold} are needed"
+                f"{len(agreed.signatures)} silos signed these survivors; {self._threshold} are needed"
             )
         alive = self._survivors
         # Never both shares of one silo: seed and mask key together would open its vector.
@@ -439,7 +439,9 @@ class RecoverableServer(Party):
                 Phase.REVEAL: RevealedShares,
             }
             if envelope.sender != sender or sender not in self._asked or self._phase not in awaited:
-                raise ProtocolError("sent a message as somebody else, too late, or when none was awaited")
+                raise ProtocolError(
+                    "sent a message under another party's name, too late, or when none was awaited"
+                )
             self._inbox.accept(envelope, awaited[self._phase])
             self._check(envelope.message)
         except ProtocolError as error:

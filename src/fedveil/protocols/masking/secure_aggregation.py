@@ -188,7 +188,7 @@ class AggregationSilo(KeyedSilo[Units, Units]):
         # A seed that is revealed before its mask is used would leave the vector under pairwise masks only. Checked
         # before the inbox marks the request as seen: a premature request must not block the right one.
         if isinstance(envelope.message, RevealRequest) and self._phase in (_Phase.IDLE, _Phase.INPUTS):
-            raise ProtocolError("the server asks for an own mask before it was used")
+            raise ProtocolError("the server asks for a self-mask before it was used")
         self._inbox.accept(envelope, RevealRequest)
         self._phase = _Phase.DONE
         return [self._envelope(OwnMask(seed=self._seed))]

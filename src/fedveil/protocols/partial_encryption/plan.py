@@ -192,7 +192,7 @@ class PartialPlan:
                 "and of 2^53 at most, beyond which float64 rounds a sum with its noise, and sums below 2^63 are needed"
             )
         if self.ballot_limit and self.ballots != "secagg":
-            raise ProtocolError(f"noise on ballots = {self.ballots!r} protects nobody; take 'secagg'")
+            raise ProtocolError(f"noise on ballots = {self.ballots!r} gives no privacy; take 'secagg'")
         if self.silos * (self.ballot_limit + 1) >= 2**31:
             raise ProtocolError(f"counts with noise up to {self.ballot_limit} do not fit 32 bits")
         try:

@@ -139,7 +139,7 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
         envelope = Envelope.decode(data)
         content = envelope.message
         if envelope.sender != (0 if isinstance(content, SealedKeys) else SERVER):
-            raise ProtocolError("a message comes from somebody who does not send such messages")
+            raise ProtocolError("a message comes from a party that does not send this kind")
         if isinstance(content, RoundStart):
             return self._start(envelope, content)
         awaited: dict[Phase, tuple[type[Message], ...]] = {

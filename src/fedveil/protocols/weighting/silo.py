@@ -111,7 +111,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
         }
         expected_sender = 0 if isinstance(content, SealedSeed) else SERVER
         if envelope.sender != expected_sender:
-            raise ProtocolError("a message comes from somebody who does not send such messages")
+            raise ProtocolError("a message comes from a party that does not send this kind")
         self._inbox.accept(envelope, *awaited.get(self._phase, ()))
         if isinstance(content, WeightingKey):
             self._evaluator = self._make(self._plan, content.key)
@@ -241,7 +241,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
         if self._phase in (Phase.SETUP, Phase.HISTOGRAM):
             raise ProtocolError("a round begins before the setup is complete")
         if envelope.sender != SERVER or isinstance(content, TransferOffer) != (self._plan.places > 0):
-            raise ProtocolError("a round begins in a way that the plan does not have")
+            raise ProtocolError("a round begins with a message that the plan does not allow")
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, type(content))
         self._round_id = self._bound(envelope.round_id, tuple(range(self._plan.silos)))

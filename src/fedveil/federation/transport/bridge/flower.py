@@ -101,7 +101,7 @@ class _Nodes:
         """
         nodes = [node for node, name in self._silos.items() if name == silo]
         if not nodes:
-            raise OSError(f"no SuperNode says that it is of silo {silo}")
+            raise OSError(f"no SuperNode belongs to silo {silo}")
         reply = self._exchange(nodes[-1], _content(_MESSAGE, message))
         return bytes(reply[_MESSAGE])  # type: ignore[arg-type]
 

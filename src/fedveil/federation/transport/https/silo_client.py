@@ -291,7 +291,7 @@ class SiloClient:
                 continue
             if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 self._faults.warn(
-                    "answer-too-long", f"the coordinator takes no answer of {len(answer)} bytes"
+                    "answer-too-long", f"the coordinator accepts no answer of {len(answer)} bytes"
                 )
             return  # taken, or another message is current: that one is asked for next
 
