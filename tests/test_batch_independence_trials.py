@@ -281,9 +281,10 @@ def test_without_the_reproducible_mode_contributions_are_trained_one_by_one(
     monkeypatch.setattr(trainer_choice, "rounds_by_place", lambda: True)
     local, clip, cohort = LocalSgd(learning_rate=0.1), Clip(norm=1.0), cohort_of([3, 2])
     for model in ("mlp", "linear"):
-        with pytest.warns(UserWarning, match="import fedveil first"):
+        with pytest.warns(UserWarning, match="import fedveil first") as said:
             trainer = choose_trainer(task_of(model), local, cohort=cohort, bound=clip)
         assert isinstance(trainer, LoopTrainer)
+        assert {one.filename for one in said} == {__file__}  # the caller's line, not one of fedveil
     with pytest.warns(UserWarning, match="MKL_CBWR=AUTO"):
         assert not can_vectorise_records(task_of("mlp"), cohort)
     for name in ("vmap", "gram"):

@@ -173,8 +173,9 @@ def test_a_fit_that_could_claim_too_much_is_refused(changes: Any, more: Any, tol
 
 
 def test_a_scaler_that_was_fitted_on_these_records_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="a scaler was fitted on these records"):
+    with pytest.warns(UserWarning, match="a scaler was fitted on these records") as said:
         Classifier(**LABELLED, epsilon=1.0).fit(StandardScaler().fit_transform(X), Y, user=USER)
+    assert {one.filename for one in said} == {__file__}  # the caller's line, not one of fedveil
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Classifier(**LABELLED, epsilon=1.0).fit(X, Y, user=USER + 100)
@@ -288,8 +289,9 @@ def test_noise_from_a_known_seed_is_within_no_budget(tmp_path: Path) -> None:
 def test_fits_under_a_known_seed_cost_without_bound_together() -> None:
     known = {"epsilon": 1.0, "settings": {"privacy": {"insecure_seed": 7}}}
     fitted(**known)
-    with pytest.warns(UserWarning, match="together they cost epsilon infinite"):
+    with pytest.warns(UserWarning, match="together they cost epsilon infinite") as said:
         fitted(**known)
+    assert {one.filename for one in said} == {__file__}  # the caller's line, not one of fedveil
 
 
 SECRET = "secret"  # a cell that no error may repeat

@@ -471,7 +471,7 @@ def test_silent_silos_are_left_behind_where_the_protocol_recovers(
     exchange(home, party, Loop(dict(enumerate(guards[:3]))), drop_after=2.0)
     assert party.outcome is not None
     assert (party.outcome.rounds, party.outcome.stopped) == (2, None)
-    assert "silo va: silent for 2 s; the others go on" in caplog.text
+    assert "silo va: silent for 2 s; the round continues without it" in caplog.text
     rows = json_lines(folder / "metrics.jsonl")
     assert [row["summed"] for row in rows[1:]] == [3, 3]
 

@@ -67,9 +67,9 @@ def test_a_silo_goes_on_elsewhere_and_a_copy_that_stayed_is_seen(study: Study, t
 def test_a_silo_that_is_served_moves_nowhere(study: Study, tmp_path: Path) -> None:
     home, before = SiloFolder(study.paths[0]), files(study.paths[0])
     with closing(RunningFolder(home.path)):
-        with pytest.raises(BusyError, match="is served already"):
+        with pytest.raises(BusyError, match="is already served"):
             migrate(home, tmp_path / "new")
-        with pytest.raises(BusyError, match="is served already"):
+        with pytest.raises(BusyError, match="is already served"):
             leave_federation(home, tmp_path / "left.json")
     (tmp_path / "there").mkdir()
     with pytest.raises(ConfigError, match="exists already"):

@@ -454,6 +454,7 @@ def test_a_feature_that_is_the_target_or_an_id_is_warned_of(
     with pytest.warns(UserWarning, match=told) as said:
         fv.population(np.insert(harmless, 1, column, axis=1), targets, **given)
     assert len(said) == 1
+    assert {one.filename for one in said} == {__file__}  # the caller's line, not one of fedveil
     frame = pa.table({"age": WHO % 7, "number": WHO + 100})
     with pytest.warns(UserWarning, match="column 'number' has one whole number"):
         fv.population(frame, targets, **given | {"user": WHO + 100})

@@ -257,8 +257,9 @@ def test_training_needs_an_epsilon_and_nothing_else(tmp_path: Path) -> None:
     document = tomllib.loads(result.settings)
     assert document["local"]["learning_rate"] == pytest.approx(1 / (0.25 * 4))
     assert document["protection"]["name"] == "secure-aggregation"
-    with pytest.warns(TooFewPeopleWarning, match="40 people"):
+    with pytest.warns(TooFewPeopleWarning, match="40 people") as said:
         fv.train("linear", people(), epsilon=0.5, rounds=2, folder=tmp_path)
+    assert {one.filename for one in said} == {__file__}  # the caller's line, not one of fedveil
 
 
 @pytest.mark.parametrize(

@@ -358,9 +358,9 @@ def test_what_is_submitted_and_is_no_run_ends_and_harms_nobody(
 
 
 def test_a_party_is_served_once(served: Served) -> None:
-    with pytest.raises(ConfigError, match="served already"):
+    with pytest.raises(ConfigError, match="already served"):
         CoordinatorService(CoordinatorFolder(served.made.provisioned.coordinator))
-    with pytest.raises(ConfigError, match="served already"):
+    with pytest.raises(ConfigError, match="already served"):
         SiloService(SiloFolder(served.made.provisioned.silos[0]))
 
 
@@ -439,7 +439,7 @@ def test_a_link_whose_port_is_taken_says_so_with_a_code_that_is_tried_again(tmp_
         )
     assert done.returncode == 75
     told = [json.loads(line)["message"] for line in done.stderr.splitlines()]  # every line is one of the log
-    assert told[0] == f"listening on {home.link.settings.address}; Ctrl-C ends it"
+    assert not any(one.startswith("listening on") for one in told)
     assert "cannot listen there: Address already in use" in told[-1]
     assert done.stdout == ""
 

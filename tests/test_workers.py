@@ -1,13 +1,25 @@
-"""Records on their way to worker processes: the same values, and no copy of them in the process that sends."""
+"""Worker processes: no more than a machine can run, and records on their way to them.
 
+Records arrive with the same values, and without a copy of them in the process that sends.
+"""
+
+import os
 import threading
 import tracemalloc
-from multiprocessing import Pipe
+from multiprocessing import Pipe, active_children
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from fedveil.errors import ConfigError
+from fedveil.run.config.experiment import parse
+from fedveil.run.executors import check_processes, local_workers
+from fedveil.run.observer import NullObserver
 from fedveil.run.process_group import pickle_for_workers, receive_parts, send_parts
+from fedveil.run.setup import prepare
+from fedveil.run.training_run import run
 
 MEGABYTES = 24
 
@@ -41,3 +53,23 @@ def test_records_are_sent_from_where_they_lie_and_held_once() -> None:
         np.testing.assert_array_equal(found[name], value)
     found["features"][0, 0] = 7.0  # a copy of the worker's own, which may be written
     assert features[0, 0] == 0.0
+
+
+def test_more_processes_than_a_machine_can_run_are_refused_before_one_starts(tmp_path: Path) -> None:
+    most = 4 * len(os.sched_getaffinity(0))
+    check_processes("--processes", most)
+    with pytest.raises(ConfigError, match=rf"--processes = {most + 1}: .* at most {most} processes"):
+        local_workers(most + 1).__enter__()
+    document = {
+        "name": "many",
+        "rounds": 1,
+        "data": {"name": "digits", "n_users": 6, "n_silos": 2},
+        "model": {"name": "linear"},
+        "local": {"learning_rate": 0.1, "epochs": 1},
+        "trainer": {"processes": most + 1},
+        "method": {"name": "uldp-avg", "clip": 1.0, "noise_multiplier": 1.0},
+    }
+    with pytest.raises(ConfigError, match=rf"trainer.processes = {most + 1}: .* at most {most} processes"):
+        run(prepare(parse(document, "test")), tmp_path, NullObserver())
+    assert not active_children()
+    assert not list(tmp_path.rglob("ledger.jsonl"))

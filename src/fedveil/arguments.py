@@ -1,16 +1,19 @@
-"""Explain a call of a public function or class whose arguments do not fit its signature, or have a wrong type."""
+"""Explain a call of a public function or class whose arguments do not fit, and find the line of the caller."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from fedveil.errors import ConfigError, did_you_mean
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_PACKAGE: Final = f"{Path(__file__).parent}{os.sep}"
 _OPEN: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -161,3 +164,18 @@ def list_argument(where: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | set | frozenset) or not is_collection:
         raise ConfigError(f"{where} must be a list, not a value of {type(value).__name__}")
     return tuple(value)
+
+
+def stacklevel_of_caller() -> int:
+    """Return the ``stacklevel`` by which a warning of the calling function names the first line outside this package.
+
+    A warning is given in functions that others of this package call, some of which check their arguments first.
+    """
+    level, frame = 1, inspect.currentframe()
+    while (
+        frame is not None
+        and (frame := frame.f_back) is not None
+        and frame.f_code.co_filename.startswith(_PACKAGE)
+    ):
+        level += 1
+    return level

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 from fedveil.api.budget import Budget, Charge, note_fit
 from fedveil.api.result import Result
 from fedveil.api.training import TrainingArguments, play
-from fedveil.arguments import explain_arguments_as
+from fedveil.arguments import explain_arguments_as, stacklevel_of_caller
 from fedveil.config_keys import is_number, plain
 from fedveil.data.arrays import Counted, population
 from fedveil.data.input_arrays import read_features, read_numbers
@@ -562,5 +562,5 @@ def _warn_of_scaler(X: np.ndarray) -> None:
         warnings.warn(
             "every column has mean 0 and standard deviation 1: a scaler was fitted on these records, and no guarantee "
             "covers its means and deviations. Declare bounds= instead",
-            stacklevel=3,
+            stacklevel=stacklevel_of_caller(),
         )

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 from scipy.optimize import brentq
 
-from fedveil.arguments import explain_arguments
+from fedveil.arguments import explain_arguments, stacklevel_of_caller
 from fedveil.config_keys import is_finite, is_number, plain, whole_argument
 from fedveil.errors import BudgetError, ConfigError, FedveilError, RunFolderError, show_argument
 from fedveil.files import as_path, check_schema_version, parse_json, reading, writing
@@ -382,5 +382,5 @@ def note_fit(prepared: Prepared, charge: Charge, budget: Budget | None = None) -
     warnings.warn(
         f"user ids of this fit were in {len(others)} earlier fits of this process: {cost}. fedveil.Budget(epsilon, "
         "fits=) bounds what all fits spend",
-        stacklevel=4,
+        stacklevel=stacklevel_of_caller(),
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,28 +12,13 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import nn
 
+from fedveil.arguments import stacklevel_of_caller
 from fedveil.data.input_arrays import read_features
 from fedveil.data.record_columns import as_arrow_table
 from fedveil.data.records import Affine, Label, Task
 from fedveil.errors import ConfigError, DataError
 
 _BATCH: Final = 1024
-_PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel`` by which a warning of the calling function names the first line outside this package.
-
-    Predictions are asked for through several functions, some of which check their arguments first.
-    """
-    level, frame = 1, inspect.currentframe()
-    while (
-        frame is not None
-        and (frame := frame.f_back) is not None
-        and frame.f_code.co_filename.startswith(_PACKAGE)
-    ):
-        level += 1
-    return level
 
 
 def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None) -> None:
@@ -52,14 +34,14 @@ def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None
         told = ", ".join(trained or ())
         warnings.warn(
             f"features: the records have no column names; their columns are taken, in this order, for: {told}",
-            stacklevel=_level_of_caller(),
+            stacklevel=stacklevel_of_caller(),
         )
     if _is_named(given) and not _is_named(trained):
         # The names are not repeated: those of a file without a header are its first record.
         warnings.warn(
             "features: the model was trained without column names; the columns of these records are taken by their "
             "places",
-            stacklevel=_level_of_caller(),
+            stacklevel=stacklevel_of_caller(),
         )
 
 

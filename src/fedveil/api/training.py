@@ -27,7 +27,7 @@ from fedveil.api.experiment_tables import (
 from fedveil.api.methods import MethodChoice
 from fedveil.api.objective import Beginning, LossLike, MetricLike, Objective, objective
 from fedveil.api.result import Result
-from fedveil.arguments import explain_arguments
+from fedveil.arguments import explain_arguments, stacklevel_of_caller
 from fedveil.config_keys import whole_argument
 from fedveil.data.records import Label, Population
 from fedveil.errors import ConfigError, RunFolderError, did_you_mean
@@ -192,7 +192,7 @@ def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequen
     """
     people = prepared.population
     for warning in people_warnings(prepared):
-        warnings.warn(warning, stacklevel=4)  # play, train, its check of arguments, the caller
+        warnings.warn(warning, stacklevel=stacklevel_of_caller())
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
     again = partial(_prepared, people=people, learned=learned)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch, prepare_again=again))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Shaped
 
-from fedveil.arguments import explain_arguments, list_argument, text_argument
+from fedveil.arguments import explain_arguments, list_argument, stacklevel_of_caller, text_argument
 from fedveil.config_keys import is_number, plain, whole, whole_argument
 from fedveil.data.cells import refuse_rows
 from fedveil.data.column_checks import SEVERAL_TARGETS, check_bounds, check_task
@@ -231,7 +231,7 @@ def population(
     doubts += find_leaking_features(table, labels, (users, place))
     doubts += times_like_events(task, labels)
     for doubt in doubts:
-        warnings.warn(doubt, stacklevel=3)
+        warnings.warn(doubt, stacklevel=stacklevel_of_caller())
     return Population(
         name=name,
         train=Records(

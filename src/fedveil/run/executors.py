@@ -10,6 +10,7 @@ for a dead one.
 
 from __future__ import annotations
 
+import os
 import pickle
 import runpy
 import signal
@@ -45,6 +46,7 @@ from fedveil.user_code import import_object
 # --- executors ---
 
 _CONNECT_SECONDS: Final = 20
+_PROCESSES_A_CPU: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +62,34 @@ class Workers:
     lost: tuple[type[BaseException], ...] = (BrokenExecutor, CancelledError)
 
 
+def check_processes(key: str, asked: int) -> None:
+    """Check that this machine can run so many processes: at most four for each CPU that this process may use.
+
+    More take memory and gain nothing, and thousands end the machine's other programs.
+
+    Args:
+        key: option or key that asks for them.
+        asked: number of processes.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if asked > (most := _PROCESSES_A_CPU * usable):
+        raise ConfigError(
+            f"{key} = {asked}: this machine has {usable} usable CPUs, for which at most {most} processes start; "
+            f"{usable} are fastest"
+        )
+
+
 @contextmanager
 def local_workers(processes: int) -> Iterator[Workers]:
-    """Start worker processes on this machine."""
+    """Start worker processes on this machine.
+
+    Raises:
+        ConfigError: as :func:`check_processes`.
+    """
+    check_processes("--processes", processes)
     # "fork" would copy the threads' locks of torch into the workers, which can deadlock there.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin_worker) as pool:

@@ -44,6 +44,7 @@ from fedveil.privacy.bounds import Unbounded
 from fedveil.privacy.statement import Statement
 from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import Experiment
+from fedveil.run.executors import check_processes
 from fedveil.run.folder.run_folder import STARTED_BY, RunFolder
 from fedveil.run.setup import Prepared, check_dealt_out
 from fedveil.run.steps.experiment import Outcome
@@ -349,9 +350,10 @@ def split_trainer(prepared: Prepared) -> PartitionedTrainer:
     """Return the run's trainer if its contributions can be split between processes.
 
     Raises:
-        ConfigError: as :func:`check_dealt_out`.
+        ConfigError: as :func:`check_dealt_out`, or :func:`~fedveil.run.executors.check_processes`.
     """
     check_dealt_out(prepared.method)
+    check_processes("trainer.processes", prepared.experiment.trainer.processes)
     trainer = prepared.setting.trainer
     assert isinstance(trainer, PartitionedTrainer), "all but DP-SGD in silos"
     return trainer

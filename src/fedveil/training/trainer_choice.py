@@ -18,6 +18,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from fedveil.arguments import stacklevel_of_caller
 from fedveil.errors import ConfigError, ModelError
 from fedveil.privacy.bounds import Bound
 from fedveil.training.batch_independence import (
@@ -307,7 +308,8 @@ def _placed_anywhere(cohort: Cohort) -> bool:
     """
     if cohort.device.type == "cpu" and rounds_by_place():
         warnings.warn(
-            f"{HOW_TO_ASK}. Until then contributions are trained one by one, which is slower", stacklevel=2
+            f"{HOW_TO_ASK}. Until then contributions are trained one by one, which is slower",
+            stacklevel=stacklevel_of_caller(),
         )
         return False
     return True
