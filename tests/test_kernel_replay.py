@@ -356,6 +356,49 @@ def test_numbers_that_somebody_could_write_to_are_computed_in_every_call(functio
             one.add_(5.0)
 
 
+def test_a_kernel_that_is_called_twice_with_the_same_tensors_is_called_once():
+    def function(numbers):
+        return (
+            numbers.exp().sum(0) + numbers.exp().sum(1) + torch.rand_like(numbers) + torch.rand_like(numbers)
+        )
+
+    kernels = short(function, torch.randn(3, 3))
+    assert calls(kernels).count("exp") == 1
+    assert sum("rand_like" in call for call in calls(kernels)) == 2
+
+
+def written_between(numbers):
+    doubled = numbers * 2
+    first = doubled.exp()
+    return first * 1, doubled.add_(1.0).exp() * first
+
+
+def returned_twice(numbers):
+    return numbers.exp(), numbers.exp()
+
+
+def returned_twice_as_views(numbers):
+    return numbers.exp().view(-1), numbers.exp().t()
+
+
+def returned_in_parts(numbers):
+    return numbers.exp().split(1)[0], numbers.exp().split(1)[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [written_between, returned_twice, returned_twice_as_views, returned_in_parts],
+    ids=lambda one: one.__name__,
+)
+def test_results_that_somebody_could_write_to_are_not_shared(function):
+    numbers = torch.randn(3, 3)
+    kernels = short(function, numbers)
+    (one, other), expected = kernels(numbers), function(numbers)
+    one.add_(5.0)
+    assert torch.equal(other, expected[1])
+    assert torch.equal(one, expected[0] + 5.0)
+
+
 def test_what_would_fill_memory_is_computed_in_every_call():
     def function(numbers):
         return numbers * torch.arange(1 << 15)

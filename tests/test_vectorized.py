@@ -137,3 +137,21 @@ def test_memory_does_not_grow_with_the_number_of_contributions():
         for cohort in (few, many)
     ]
     assert largest[0] == largest[1] < 500
+
+
+class Sum(torch.nn.Module):
+    """An affine layer whose weight is the sum of two parameters: autograd hands both one tensor as their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Parameter(torch.zeros(3, 6))
+        self.change = torch.nn.Parameter(torch.zeros(3, 6))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features @ (self.base + self.change).T
+
+
+def test_parameters_with_one_gradient_have_a_momentum_each():
+    task = Task(model=Sum(), loss=load_loss("cross_entropy"))
+    local = LocalSgd(learning_rate=0.3, epochs=3, batch_size=2, momentum=0.9)
+    assert_same_sums(task, local, cohort_of(MIXED), Clip(norm=50.0), None, 7)

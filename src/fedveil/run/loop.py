@@ -25,6 +25,7 @@ from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt, Journal, Step, Witness
 from fedveil.run.rounds.diagnostics import RoundDiagnostics
 from fedveil.statistics.result import NoisySums
+from fedveil.training.heap import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,6 +89,7 @@ class Parties(Protocol):
         """
 
 
+@keep_freed_memory(release=True)
 def play_part(part: Part, parties: Parties) -> str | None:
     """Play all steps that a part lacks; return why steps are left, or None if none is."""
     while (step := part.step) is not None:

@@ -41,6 +41,7 @@ from fedveil.run.rounds.retries import DropoutRule
 from fedveil.run.rounds.round_context import RoundContext, SumHistory, TrainingSetup, next_model
 from fedveil.run.steps.document import DocumentParts
 from fedveil.run.steps.training import TrainingPart
+from fedveil.training.heap import keep_freed_memory
 from fedveil.training.server.optimizers import State
 
 TRANSCRIPT: Final = "transcript.jsonl"
@@ -126,6 +127,7 @@ def play_attempt(
     )
 
 
+@keep_freed_memory()
 def play_round(
     context: RoundContext, parties: SimulatedParties | None = None
 ) -> tuple[Float32[Tensor, " d"], State, RoundDiagnostics]:

@@ -41,6 +41,7 @@ from fedveil.privacy.bounds import Bound
 from fedveil.privacy.row_norms import contribution_norms
 from fedveil.randomness import BitSource, PrivacyRandomness
 from fedveil.training.counters import seed_names
+from fedveil.training.heap import keep_freed_memory
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import round_up_slots, single_threaded, slot_multiple
 from fedveil.training.state_leak_check import check_unchanged
@@ -110,6 +111,7 @@ class DpSgdTrainer:
         """Return this trainer, which is the same in every round."""
         return self
 
+    @keep_freed_memory()
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return each silo's weighted DP-SGD update; the job's bound clips single records.
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import getitem
 from types import MethodDescriptorType
 from typing import Any, Final, TypeAlias
 
@@ -39,10 +40,12 @@ from fedveil.training.shapes import equal_with_nan, single_threaded
 # --- optimised lists ----------------------------------------------------------------------------------------
 # Optimise a traced list of kernels: the same numbers from fewer and cheaper calls.
 #
-# For small arrays, the call of a kernel takes longer than its computation. Four changes to a list keep every number;
+# For small arrays, the call of a kernel takes longer than its computation. Five changes to a list keep every number;
 # :mod:`fedveil.training.kernel_replay` compares results before it uses a list:
 #
 # * Results that nothing reads are not computed.
+# * A kernel that is called twice with the same arguments is called once: the slopes of a layer lay out the same arrays
+#   as its outputs did.
 # * Results that depend on no argument, such as the hashed positions of a dropout mask, are computed once.
 # * A kernel that is a method of tensors is called as a method: this takes a third of the time of a view.
 # * Max-pooling reads a copy with its channels innermost, where the same kernel computes many channels by one
@@ -61,6 +64,7 @@ _NAMES: Final = {"aten::_unsafe_view": "view"}
 def optimise_graph(kernels: GraphModule) -> None:
     """Shorten a list of kernels, in place."""
     kernels.graph.eliminate_dead_code()
+    _share_results(kernels.graph)
     _compute_once(kernels)
     _pool_channels_last(kernels.graph)
     _call_methods(kernels.graph)
@@ -86,6 +90,37 @@ def _pool_channels_last(graph: Graph) -> None:
     for node in graph.nodes:
         if node.target is _POOL and not node.kwargs:
             node.target = max_pool_channels_last
+
+
+def _share_results(graph: Graph) -> None:
+    """Replace a kernel by an earlier call with the same arguments, unless a kernel of the list writes to its inputs.
+
+    Kernels that draw random numbers are not shared. Results that the list returns are not shared either: the caller
+    may write to one of them.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in calls):
+        return
+    returned = _returned(graph)
+    seen: dict[tuple[Any, ...], Node] = {}
+    for node in calls:
+        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if draws or node in returned:
+            continue
+        same = (node.target, repr(node.args), repr(node.kwargs))
+        earlier = seen.setdefault(same, node)
+        if earlier is not node:
+            node.replace_all_uses_with(earlier)
+            graph.erase_node(node)
+
+
+def _returned(graph: Graph) -> set[Node]:
+    """Return the results whose memory the caller may receive: those that are returned, or of which a view is."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or (node in found and (node.op != "call_function" or _hands_on(node))):
+            found.update(node.all_input_nodes)
+    return found
 
 
 def _compute_once(kernels: GraphModule) -> None:
@@ -125,7 +160,7 @@ def _settled(kernels: GraphModule) -> dict[Node, Tensor]:
 def _hands_on(node: Node) -> bool:
     """Return whether a kernel writes to the memory of its inputs, or returns a view of it."""
     if not isinstance(node.target, OpOverload):
-        return False
+        return node.target is getitem
     return any(argument.alias_info is not None for argument in node.target._schema.arguments)
 
 

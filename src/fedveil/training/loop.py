@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedveil.errors import ModelError
 from fedveil.training.counters import batch_order, derive, seed_names, step_seeds
+from fedveil.training.heap import keep_freed_memory
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.state_leak_check import check_unchanged
 from fedveil.training.steps import LocalStep, as_sgd, project_
@@ -51,6 +52,7 @@ class LoopTrainer(PartitionedTrainer):
     def configured(self, *, memory: int | None = None, compile: bool = False) -> LoopTrainer:
         return self if memory is None else replace(self, memory=memory)
 
+    @keep_freed_memory()
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         job = job.on_device()
         cohort, members, seeds = job.cohort, job.members, job.seeds

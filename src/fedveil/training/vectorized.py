@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedveil.training.counters import batch_order, seed_names, step_seeds
+from fedveil.training.heap import keep_freed_memory
 from fedveil.training.kernel_replay import (
     CALLS,
     CALLS_OF_POOLING,
@@ -105,6 +106,7 @@ class VmapTrainer(PartitionedTrainer):
     def configured(self, *, memory: int | None = None, compile: bool = False) -> VmapTrainer:
         return replace(self, memory=memory, compile=compile)
 
+    @keep_freed_memory()
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         job = job.on_device()
         cohort, weights = job.cohort, job.weights
@@ -417,7 +419,8 @@ def train(
                 if step > 0:
                     slope = velocity[name][:rows].mul_(sgd.momentum).add_(slope)
                 else:
-                    velocity[name] = slope
+                    # Two parameters that are added in the model may receive one tensor as their gradient.
+                    velocity[name] = slope.clone()
             # A single step yields the update itself: start + update - start would round it.
             if batches.steps == 1:
                 torch.mul(slope, -sgd.learning_rate, out=named[name])

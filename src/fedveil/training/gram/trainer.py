@@ -50,6 +50,7 @@ from fedveil.training.gram.steps import (
     train_batches,
     train_full_batch,
 )
+from fedveil.training.heap import keep_freed_memory
 from fedveil.training.losses import Loss
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded
@@ -219,6 +220,7 @@ class GramTrainer(PartitionedTrainer):
         return partition_by_key(job, rank, world)
 
     @torch.no_grad()
+    @keep_freed_memory()
     def sums(self, job: TrainJob, progress: Progress | None = None) -> Sums:
         """Return the bounded sums; see :meth:`fedveil.training.trainer.Trainer.sums`.
 
