@@ -49,7 +49,6 @@ with keep_freed_memory(release=True):
     found["after an inner one"] = taken(4)
     found["held"] = resident() - started
 found["released"] = resident() - started
-found["afterwards"] = taken(4)
 
 layers = [torch.nn.Linear(6, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, 3000), torch.nn.Linear(3000, 3)]
 task = Task(model=torch.nn.Sequential(*layers), loss=load_loss("cross_entropy"))
@@ -71,7 +70,6 @@ def test_training_takes_its_memory_from_the_system_once_and_a_run_gives_it_back(
     assert found["after an inner one"] < 0.1
     assert found["held"] > 0.9
     assert found["released"] < 0.1
-    assert found["afterwards"] > 3.9
     assert found["models taken by 8 steps"] < 10  # 18 without the context
 
 
