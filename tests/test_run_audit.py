@@ -555,6 +555,7 @@ def test_a_run_in_one_process_is_checked_without_signatures(tmp_path: Path) -> N
         "ledger": "holds",
         "statement": "holds",
         "epsilon": "",
+        "charges": "holds",
         "signatures": "unchecked",
         "model": "unchecked",
     }
@@ -565,6 +566,29 @@ def test_a_run_in_one_process_is_checked_without_signatures(tmp_path: Path) -> N
         .replace('"noise_multiplier": 5', '"noise_multiplier": 6')
     )
     assert not verify_run(made).holds
+
+
+def test_a_round_that_ledger_and_statement_both_lack_is_noticed(tmp_path: Path) -> None:
+    """Two rounds made the model; a ledger of one, sealed again, and its statement agree with each other."""
+    made = run(prepare(asked(rounds=2), FixedPopulation(population())), tmp_path / "2", Silent()).folder
+    less = run(prepare(asked(rounds=1), FixedPopulation(population())), tmp_path / "1", Silent()).folder
+    assert outcomes(verify_run(made))["charges"] == "holds"
+    for name in ("ledger.jsonl", "privacy.json"):
+        (made / name).write_bytes((less / name).read_bytes())
+    assert outcomes(verify_run(made))["statement"] == "holds"
+    for name in ("metrics.jsonl", "checkpoint/state.safetensors"):
+        (check,) = [one for one in verify_run(made).checks if one.name == "charges"]
+        assert check.detail == "ledger.jsonl: does not charge round or release 2, whose result is there"
+        (made / name).unlink()
+
+
+def test_a_statement_for_other_users_than_declared_is_noticed(tmp_path: Path) -> None:
+    made = run(prepare(asked(rounds=1), FixedPopulation(population())), tmp_path, Silent()).folder
+    path = made / "privacy.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"units": said["units"] + 1}))
+    (check,) = [one for one in verify_run(made).checks if one.name == "experiment"]
+    assert (check.outcome, "users, and" in check.detail) == ("fails", True)
 
 
 def test_a_bundle_carries_the_signatures_of_its_run(world: World, copied: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,11 +69,16 @@ from fedveil.line_log import split_lines
 from fedveil.privacy.ledger import Entry, parse_lines
 from fedveil.privacy.statement import Statement, check_epsilons, same_events, same_privacy
 from fedveil.protocols.session_messages import Finalize
+from fedveil.run.config.experiment import Experiment
+from fedveil.run.config.release_document import TableDocument
+from fedveil.run.folder.documents import RoundRow, read_line
 from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA
+from fedveil.run.releases.side_releases import BESIDE
 from fedveil.sanitize import sanitize
 
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINT: Final = "checkpoint/state.safetensors"
+METRICS: Final = "metrics.jsonl"
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -135,6 +141,43 @@ class RecordedRun:
             raise Unchecked("the run has not ended: it has no statement")
         return same_events(self.read_statement, self.charges)
 
+    def released(self) -> str:
+        """Check that the ledger charges every round and release whose result is in the folder of an unsigned run.
+
+        A ledger and a statement that both lack a charge agree with each other.
+        """
+        document = self._document
+        made = [(document.name, number) for number in range(1, self._last_round() + 1)]
+        for name, prefix in FILES.items():
+            if name in self._files:
+                with reading(name, IntegrityError):
+                    count = len(parse_json(self._files[name], name, IntegrityError)["releases"])
+                numbers = range(1, count + 1)
+                made += (
+                    [(f"{document.name}/{prefix}{number}", BESIDE) for number in numbers]
+                    if prefix
+                    else [(document.name, number) for number in numbers]
+                )
+        charged = {(entry.run, entry.round) for entry in self.charges}
+        if lost := [one for one in made if one not in charged]:
+            run, number = lost[0]
+            what = f"round or release {number}" if number else f"release {sanitize(run)}"
+            raise IntegrityError(f"{LEDGER}: does not charge {what}, whose result is there")
+        return f"{len(made)} rounds and releases, each charged"
+
+    def _last_round(self) -> int:
+        """Return the last training round that left metrics or a checkpoint; 0 without one."""
+        rounds = [0]
+        if METRICS in self._files:
+            lines, _ = split_lines(self._files[METRICS])
+            rounds += [read_line(line, METRICS, RoundRow)[0].round for line in lines]
+        if CHECKPOINT in self._files:
+            content = self._files[CHECKPOINT]
+            with reading(CHECKPOINT, IntegrityError):  # 8 bytes of length, then the header
+                header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+                rounds.append(int(parse_json(header, CHECKPOINT, IntegrityError)["__metadata__"]["round"]))
+        return max(rounds)
+
     # --- what the parties of a federation signed -----------------------------------------------------------------
 
     @property
@@ -187,14 +230,12 @@ class RecordedRun:
 
     def same_document(self) -> str:
         """Check that the document is the one that the statement describes and that the silos received."""
-        place = next((name for name in DOCUMENTS if name in self._files), EXPERIMENT)
-        text = as_text(self._file(place), place, IntegrityError)
-        document = DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
+        place, document = self._place_of_document, self._document
         if STATEMENT in self._files:
-            wish = document.privacy
-            same_privacy(
-                self.read_statement, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed
-            )
+            wish, said, users = document.privacy, self.read_statement, document.data.n_users
+            same_privacy(said, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed)
+            if document.data.table is None and said.units != users:
+                raise IntegrityError(f"the statement counts {said.units} users, and {users} are declared")
         if not self.is_federated:
             raise Unchecked(f"{document.name}: no other party holds a copy of it")
         for membership, asked in read_terms(self._file(TERMS)).values():
@@ -417,6 +458,16 @@ class RecordedRun:
 
     # --- what is there ------------------------------------------------------------------------------------------
 
+    @property
+    def _place_of_document(self) -> str:
+        return next((name for name in DOCUMENTS if name in self._files), EXPERIMENT)
+
+    @cached_property
+    def _document(self) -> Experiment | TableDocument:
+        place = self._place_of_document
+        text = as_text(self._file(place), place, IntegrityError)
+        return DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
+
     def _file(self, name: str) -> bytes:
         if name not in self._files:
             raise IntegrityError(f"{name}: is missing")
@@ -489,6 +540,8 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         found.append(run_check("ledger", run.ledger))
         found.append(run_check("statement", run.statement))
         found.extend(epsilons(run))
+        if not run.is_federated:  # between institutions the signed rounds name their charges
+            found.append(run_check("charges", run.released))
         found.extend(run.check_signatures(charter, whole=True))
         if EXPERIMENT in files:
             found.append(run_check("model", run.model))
