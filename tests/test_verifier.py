@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import math
 import random
 import shutil
 import subprocess
 import sys
+import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -451,6 +454,80 @@ def test_fedveil_verify_computes_every_line_of_a_statement_again(ran: Path) -> N
     )
     failed = [one.name for one in check_epsilons(replace(statement, trust=lower)) if one.outcome == "fails"]
     assert failed == ["epsilon against server"]
+
+
+def test_no_file_in_a_folder_of_an_archive_is_read_in_place_of_the_bundles(ran: Path, tmp_path: Path) -> None:
+    """The last file named privacy.json was taken, also that of a folder which fedveil does not read."""
+    path = bundle_run(ran, tmp_path / "it.zip")
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    honest = files["privacy.json"]
+    lowered = json.loads(honest)
+    files["privacy.json"] = json.dumps(lowered | {"epsilon": lowered["epsilon"] / 2}).encode()
+    for name in ("signatures/privacy.json", "z/privacy.json", "privacy.json"):
+        with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "forged.zip", "w") as archive:
+            warnings.simplefilter("ignore")  # of a name that is there twice
+            for each, content in (*files.items(), (name, honest)):
+                archive.writestr(each, content)
+        code, text = verify(tmp_path / "forged.zip")
+        assert (code, "DISAGREES" in text) == ((2, False) if name in files else (1, True))
+
+
+def _nested(depth: int) -> str:
+    return '{"type": "self_composed", "count": 1000, "event": ' * depth + "0" + "}" * depth
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "an epsilon that is a text": lambda one: json.dumps(one | {"epsilon": "0.1"}),
+    "an epsilon that is a list": lambda one: json.dumps(one | {"epsilon": [0.1]}),
+    "an event nested without end": lambda one: (
+        json.dumps(one | {"event": 0})[:-1] + f', "event": {_nested(5000)}}}'
+    ),
+    "a count beyond every number": lambda one: json.dumps(
+        one
+        | {
+            "trust": [
+                one["trust"][0]
+                | {"event": json.loads(_nested(150).replace("0}", '{"type": "grid", "loss": 1}}', 1))}
+            ]
+        }
+    ),
+    "no statement": lambda one: "[]",
+}
+
+
+@pytest.mark.parametrize("made", HOSTILE)
+def test_hostile_statements_have_no_bound_and_no_traceback(made: str, ran: Path, tmp_path: Path) -> None:
+    shutil.copy(ran / "ledger.jsonl", tmp_path)
+    (tmp_path / "privacy.json").write_text(HOSTILE[made](json.loads((ran / "privacy.json").read_text())))
+    code, text = verify(tmp_path)
+    assert (code, text.count("\n")) == (2, 1)
+    assert text.startswith("no bound: ")
+
+
+def test_a_party_of_several_lines_prints_one(ran: Path, tmp_path: Path) -> None:
+    shutil.copy(ran / "ledger.jsonl", tmp_path)
+    statement = json.loads((ran / "privacy.json").read_text())
+    statement["trust"][0]["role"] += " stated 0 bound 0 agrees\n\x1b[2Kserver"
+    (tmp_path / "privacy.json").write_text(json.dumps(statement))
+    code, text = verify(tmp_path)
+    assert (code, text.count("\n"), "\x1b" in text) == (0, 1 + len(statement["trust"]), False)
+
+
+def test_what_is_no_archive_and_what_is_no_charge_has_no_bound(ran: Path, tmp_path: Path) -> None:
+    (tmp_path / "it.zip").write_bytes(b"PK")
+    assert verify(tmp_path / "it.zip")[0] == 2
+    first = json.loads((ran / "ledger.jsonl").read_text().splitlines()[0])
+    body = json.dumps({key: value for key, value in first.items() if key != "digest"} | {"kind": "refund"})
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    (tmp_path / "l.jsonl").write_text(f'{body[:-1]}, "digest": "{digest}"}}\n')
+    code, text = verify(tmp_path / "l.jsonl", "--delta", "1e-5")
+    assert (code, "unknown kind" in text) == (2, True)
+
+
+def test_nothing_agrees_at_another_delta(ran: Path) -> None:
+    code, text = verify(ran, "--delta", "1e-9")
+    assert (code, "agrees" in text, text.count("not compared")) == (0, False, text.count("\n"))
 
 
 def test_a_damaged_ledger_disagrees(ran: Path, tmp_path: Path) -> None:
