@@ -95,6 +95,15 @@ def test_a_problem_is_told_by_its_path_and_the_keys_that_are_known_there(
     assert explain_errors(found.value, Document) == told
 
 
+def test_of_many_problems_the_first_are_told() -> None:
+    """A hostile file with a million wrong entries was answered by a million sentences."""
+    with pytest.raises(ValidationError) as wrong:
+        Document.model_validate({"columns": {}, "levels": ["x"] * 1000})
+    told = explain_errors(wrong.value, Document)
+    assert told.startswith("levels.0: must be a number")
+    assert (told.count("; "), told.endswith("; and more like these")) == (40, True)
+
+
 def test_a_dataclass_is_a_document_too() -> None:
     with pytest.raises(ValidationError) as found:
         TypeAdapter(Line).validate_python({"round": 1, "sum": 2})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -34,6 +35,8 @@ _WANTED: Final = {
     "date": "a date",
 }
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+_MOST_TOLD: Final = 40
+"""Largest number of problems that an error about a document tells."""
 _LIMITS: Final = {
     "greater_than_equal": ("ge", ">="),
     "greater_than": ("gt", ">"),
@@ -142,14 +145,16 @@ def validate_document(
 
 
 def explain_errors(error: ValidationError | WrongSectionError, document: Any) -> str:
-    """Describe all errors of a document, key by key, with the paths that its author knows.
+    """Describe the errors of a document, key by key, with the paths that its author knows; of many, the first 40.
 
     Args:
         error: the error that validation raised.
         document: the type as which the document was read: a pydantic model or a dataclass.
     """
     problems = error.problems if isinstance(error, WrongSectionError) else error.errors(include_url=False)
-    found = list(_told(problems, document, (), {}))
+    found = list(islice(_told(problems, document, (), {}), _MOST_TOLD + 1))
+    more = ["and more like these"] if len(found) > _MOST_TOLD else []
+    found = found[:_MOST_TOLD]
     ranged = {place for place, kind, _ in found if kind in _LIMITS}
     inside = {place.rpartition(".")[0] for place, _, _ in found}
     told = (
@@ -161,7 +166,7 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
         if not ((kind.endswith("_type") or kind == "literal_error") and place in ranged)
         and not (kind == "too_short" and place in inside)
     )
-    return "; ".join(dict.fromkeys(told))
+    return "; ".join((*dict.fromkeys(told), *more))
 
 
 def _told(
