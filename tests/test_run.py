@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,26 @@ def test_an_average_is_not_chosen_after_a_look_at_the_metrics(
     with pytest.raises(RunFolderError, match=f"{reason}.*{instead}, with a ledger and an epsilon of its own"):
         resume(outcome.folder, Silent())
     assert kept == {name: (outcome.folder / name).read_bytes() for name in kept}
+
+
+def test_a_checkpoint_of_another_run_of_the_experiment_is_refused(tmp_path: Path) -> None:
+    """Both ledgers are equal, and the rounds of the other run are charged in the other folder alone."""
+    wanted = parse(experiment(rounds=3).model_dump(mode="json", exclude_none=True) | {"privacy": {}}, "test")
+    folders = []
+    for place in ("one", "other"):
+        with pytest.raises(KeyboardInterrupt):
+            run(prepare(wanted), tmp_path / place, Silent(interrupt_after=2))
+        folders.append(tmp_path / place / "try")
+    one, other = folders
+    assert (one / "ledger.jsonl").read_bytes() == (other / "ledger.jsonl").read_bytes()
+    charged = (one / "ledger.jsonl").read_bytes()
+    own = (one / "checkpoint" / "state.safetensors").read_bytes()
+    shutil.copy(other / "checkpoint" / "state.safetensors", one / "checkpoint" / "state.safetensors")
+    with pytest.raises(RunFolderError, match=r"written in another run folder.*another line for round 2"):
+        resume(one, Silent())
+    assert (one / "ledger.jsonl").read_bytes() == charged
+    (one / "checkpoint" / "state.safetensors").write_bytes(own)
+    assert resume(one, Silent()).rounds == 3
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:

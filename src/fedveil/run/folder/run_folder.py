@@ -299,6 +299,24 @@ class RunFolder:
         """Return the rounds after round 0 that have a complete line in metrics.jsonl."""
         return {number for number, _ in self._metrics_lines()} - {0}
 
+    def check_own_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Check that a checkpoint was written in this folder: its round has the same line in metrics.jsonl, if any.
+
+        The ledgers of two runs of one experiment may be equal, byte for byte. The line differs, in its seconds alone
+        if in nothing else. Rounds of the other run are charged in the other folder, so a run that went on from them
+        would state less than its models cost.
+
+        Raises:
+            RunFolderError: the line is another one.
+        """
+        lines = [line for number, line in self._metrics_lines() if number == checkpoint.round]
+        if lines and json.loads(lines[0]) != checkpoint.row:
+            raise RunFolderError(
+                f"{self / _CHECKPOINT}: was written in another run folder, or before this run went on from an older "
+                f"checkpoint: metrics.jsonl has another line for round {checkpoint.round}; put back the checkpoint of "
+                "this run, or remove it, so that its rounds are played and charged again"
+            )
+
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
         """Make metrics.jsonl end with the checkpoint's line.
 

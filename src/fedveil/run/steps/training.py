@@ -204,8 +204,8 @@ def _last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> C
     """Return the last complete round of a folder; write and return round 0 if none is complete.
 
     Raises:
-        RunFolderError: a damaged checkpoint, an optimiser state of another optimiser, or a ledger that ends before
-            the ledger head in the checkpoint.
+        RunFolderError: a damaged checkpoint, one of another folder, an optimiser state of another optimiser, or a
+            ledger that ends before the ledger head in the checkpoint.
         IntegrityError: the folder has the metrics of a round for which the ledger has no charge.
     """
     found = folder.read_checkpoint()
@@ -221,6 +221,7 @@ def _last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> C
         return _initial_checkpoint(prepared, folder, ledger)
     # A ledger that is shorter than the checkpoint's has lost charges: the statement would be too small.
     ledger.require_extends(found.ledger)
+    folder.check_own_checkpoint(found)
     method = prepared.method
     if not matching(begin_state(method, found.model), found.state):
         raise RunFolderError(
