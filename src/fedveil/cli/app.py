@@ -1,6 +1,7 @@
-"""The commands: each prints for a person, or one JSON object with ``--json``; a mistake has the exit code of its kind.
+"""All commands, imported when they are used, and the exit codes of their errors.
 
-A command's module is imported when the command is used: most of them load PyTorch, and ``--help`` need not wait for it.
+A command prints text for a person, or one JSON object with ``--json``. Each class of error has its own exit code. Most
+command modules import PyTorch; they are imported late so that ``--help`` does not wait for it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from fedveil.sanitize import LogFormat, LogLevel, log_choice, show_log
 from fedveil.user_code import name_user_code
 
 _BUG: Final = 70
-"""Exit code of what nobody foresaw."""
+"""Exit code of an unexpected exception, which is a bug of fedveil."""
 
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a disk that nothing more can be written to."""
+_UNWRITABLE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Error numbers of a full disk, an exhausted quota and a read-only file system."""
 
 _Misuse: Final[Any] = typer.BadParameter.__base__
-"""Errors that click raises for a wrong call of a command; see :class:`_Lazy`."""
+"""Base class of click's errors for a wrong command line; click is not imported by name (:class:`_LazyGroup`)."""
 
 
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -114,15 +115,15 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "silo serve": ("fedveil silo serve north", "fedveil silo serve north --accept sealed/membership.toml"),
     "silo ledger export": ("fedveil silo ledger export north --output north.json",),
 }
-"""By the words of a command behind ``fedveil``."""
+"""Examples for the help of each command, by the words of the command that follow ``fedveil``."""
 
 
 def show_examples(command: Any, words: str) -> None:
-    """Have the help of a command, and of those in its group, end with their examples.
+    """Append the examples to the help of a command, and of the commands in its group.
 
     Args:
-        command: click's object of it.
-        words: of the command, behind ``fedveil``.
+        command: click's object for the command; changed in place.
+        words: words of the command that follow ``fedveil``, a key of :data:`EXAMPLES`.
     """
     if examples := EXAMPLES.get(words):
         command.epilog = "\n\n".join(("Examples:", *examples))
@@ -131,7 +132,7 @@ def show_examples(command: Any, words: str) -> None:
 
 
 class Interrupted(FedveilError):
-    """Ctrl-C, with what goes on where it was."""
+    """Interruption by Ctrl-C; the message has the command that resumes the interrupted work, if there is one."""
 
     exit_code = 130
 
@@ -141,15 +142,15 @@ class Command:
     """A command that is imported when it is used.
 
     Attributes:
-        place: module and name of its function, or of a group of commands.
-        summary: what ``fedveil --help`` says of it: the first line of its documentation.
+        place: ``module:name`` of its function, or of its group of commands, below ``fedveil.cli``.
+        summary: its line in ``fedveil --help``, equal to the first line of its docstring.
     """
 
     place: str
     summary: str
 
     def load(self, name: str) -> Any:
-        """Import the command; return typer's object of it."""
+        """Import the command; return click's object for it, whose help has the examples."""
         module, attribute = self.place.split(":")
         found = getattr(import_module(f"fedveil.cli.{module}"), attribute)
         if not isinstance(found, typer.Typer):
@@ -277,10 +278,11 @@ COMMANDS: Final = {
 }
 
 
-class _Lazy(TyperGroup):
-    """The group of all commands; it lists them by their summaries.
+class _LazyGroup(TyperGroup):
+    """The group of all commands; it lists them by their summaries, without importing them.
 
-    Contexts and formatters are click's, which typer depends on or, lately, contains: they are not named here.
+    Contexts and formatters are click's. Older versions of typer depend on click and newer ones contain it, so this
+    module does not import click and annotates them as ``Any``.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -289,20 +291,20 @@ class _Lazy(TyperGroup):
         self._listing = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, imported unless it is only listed."""
+        """Return a command; import it, unless the help only lists it."""
         if self._listing or cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         return COMMANDS[cmd_name].load(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an interruption keeps the notes that say how to go on, which typer would drop."""
+        """Run a command; turn Ctrl-C into an error that keeps the notes on how to resume, which typer would drop."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             raise Interrupted("; ".join(("interrupted", *getattr(stop, "__notes__", ())))) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the commands."""
+        """Write the help, which lists the commands without importing them."""
         self._listing = True
         super().format_help(ctx, formatter)
         self._listing = False
@@ -310,7 +312,7 @@ class _Lazy(TyperGroup):
 
 app = typer.Typer(
     name="fedveil",
-    cls=_Lazy,
+    cls=_LazyGroup,
     help="Federated learning over data that nobody may pool, with one honest privacy statement per run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -336,40 +338,45 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, and a bug ends with exit code 70."""
-    atexit.register(gc.freeze)  # no last collection of what ends anyway: with torch it takes a second
+    # Skip the garbage collection at the end of the process: with PyTorch it takes a second.
+    atexit.register(gc.freeze)
     try:
         with name_user_code(_Misuse, typer.Abort):
             code = app(prog_name="fedveil", standalone_mode=False)
     except FedveilError as error:
-        _say(str(error))
+        _print_error(str(error))
         code = error.exit_code
     except _Misuse as error:
-        if said := " ".join(error.format_message().split()):  # nothing where the help of a group stands
-            asked = error.ctx.command_path if error.ctx else "fedveil"
-            _say(f"{said.rstrip('.')}; `{asked} --help` says what it takes")
+        # A group without a command prints its help; its error then has no message.
+        if message := " ".join(error.format_message().split()):
+            command = error.ctx.command_path if error.ctx else "fedveil"
+            _print_error(f"{message.rstrip('.')}; `{command} --help` says what it takes")
         code = error.exit_code
     except typer.Abort:
-        _say("an answer was asked for, and the input ended")
+        _print_error("an answer was asked for, and the input ended")
         code = 1
-    except MemoryError:  # what it says of shapes may count records
-        _say("more memory is needed than there is: fewer users, silos or parameters, or another machine")
+    except MemoryError:
+        # The exception's own text may contain array shapes, and so the number of records: do not print it.
+        _print_error(
+            "more memory is needed than there is: fewer users, silos or parameters, or another machine"
+        )
         code = HostError.exit_code
     except OSError as error:
-        code = _end_of(error)
+        code = _print_host_error(error)
     except Exception:
         code = _BUG
         traceback.print_exc()
     raise SystemExit(code or 0)
 
 
-def _end_of(error: OSError) -> int:
-    """Say which fault of this host ended a command that has nothing better to say of it; return the exit code."""
-    if error.errno in _NO_ROOM:
-        _say(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
+def _print_host_error(error: OSError) -> int:
+    """Print an operating-system error that no command has turned into an error of its own; return the exit code."""
+    if error.errno in _UNWRITABLE_DISK:
+        _print_error(f"{error.filename or 'a file'} cannot be written: {error.strerror}")
     elif error.errno in HOST_FAULTS:
-        _say(f"{error.filename or 'this host'}: {error.strerror}")
+        _print_error(f"{error.filename or 'this host'}: {error.strerror}")
     elif isinstance(error, PermissionError) and error.filename:
-        _say(f"{error.filename}: {error.strerror}; this command's user needs access to it")
+        _print_error(f"{error.filename}: {error.strerror}; this command's user needs access to it")
         return FedveilError.exit_code
     else:
         traceback.print_exc()
@@ -377,9 +384,9 @@ def _end_of(error: OSError) -> int:
     return HostError.exit_code
 
 
-def _say(mistake: str) -> None:
-    """Print a mistake for a person, or log it where every line is one JSON object."""
+def _print_error(message: str) -> None:
+    """Print an error to standard error as text, or log it as JSON if ``--log-format json`` was chosen."""
     if log_choice()[1] is LogFormat.JSON:
-        logging.getLogger("fedveil").critical("%s", mistake)
+        logging.getLogger("fedveil").critical("%s", message)
         return
-    Terminal(stderr=True).print(f"fedveil: {mistake}", style="bold red", highlight=False)
+    Terminal(stderr=True).print(f"fedveil: {message}", style="bold red", highlight=False)

@@ -70,7 +70,7 @@ class GaussianShares(Channel):
     step: Annotated[NonNegative, composed_field()] = 0.0
 
     def refuses(self, method: Any) -> Iterable[str]:
-        """Refuse noise on unbounded contributions, and clients unless masks hide their shares' messages."""
+        """Refuse unbounded contributions, and clients unless all take part and masks hide each message."""
         yield from refuses_unbounded(method)
         if method.sampler.samples or not method.protection.masks:
             yield from refuses_clients(method)
@@ -79,17 +79,18 @@ class GaussianShares(Channel):
         yield from super().refuses(method)
 
     def _refuses_rounding(self, method: Any) -> Iterable[str]:
-        asked = f"word_bits = {self.word_bits}"
+        """Yield why messages of this method cannot be rounded after their noise."""
+        key = f"word_bits = {self.word_bits}"
         if method.protection.weighs or method.protection.divides:
             yield (
-                f"{asked}: no silo sees its own weighted sum with its noise under "
+                f"{key}: no silo sees its own weighted sum with its noise under "
                 f"{type(method.protection).__name__}, so that it cannot round it; remove the key"
             )
         if self.noise_multiplier == 0:
-            yield f"{asked}: rounding is private after noise only, and noise_multiplier is 0; remove the key"
+            yield f"{key}: rounding is private after noise only, and noise_multiplier is 0; remove the key"
         if method.noise_decay != 1:
             yield (
-                f"{asked}: shares of noise that falls from round to round would lie on a grid that is too coarse for "
+                f"{key}: shares of noise that falls from round to round would lie on a grid that is too coarse for "
                 "them; take noise_decay = 1, or remove the key"
             )
 
@@ -121,19 +122,19 @@ class GaussianShares(Channel):
             masked: whether messages are masked, so that "auto" rounds.
 
         Raises:
-            CompositionError: bits are asked of another package's class that defines its own noise or messages, or
-                words of these bits have no room for the rounding errors of so many senders.
+            CompositionError: ``word_bits`` is a number, and this object is of another package's class that overrides
+                the noise or the messages; or words of so few bits cannot hold the rounding errors of all senders.
         """
-        own = redefined(self, "send", "law", "share_std", "claims", "grid_loss")
-        if own and self.word_bits not in ("auto", 64):
+        overridden = redefined(self, "send", "law", "share_std", "claims", "grid_loss")
+        if overridden and self.word_bits not in ("auto", 64):
             raise CompositionError(
-                f"word_bits = {self.word_bits}: {type(self).__name__} defines {own[0]}(), and rounding is covered "
-                "after shares of Gaussian noise alone; remove the key"
+                f"word_bits = {self.word_bits}: {type(self).__name__} defines {overridden[0]}(), and rounding is "
+                "covered after shares of Gaussian noise alone; remove the key"
             )
-        rounds = masked and not own if self.word_bits == "auto" else self.word_bits != 64
+        rounds = masked and not overridden if self.word_bits == "auto" else self.word_bits != 64
         if not rounds or self.noise_multiplier == 0:
             return replace(self, step=0.0)
-        longest, std = self._longest(n_senders, bound), self.share_std(n_senders)
+        longest, std = self._largest_norm(n_senders, bound), self.share_std(n_senders)
         fine = self.message_grid_before_rounding(bound.grid, n_senders)
         for bits in (16, 24, 32) if self.word_bits == "auto" else (self.word_bits,):
             coarse = coarse_step(longest, std, n_senders, bits)
@@ -154,18 +155,20 @@ class GaussianShares(Channel):
         """Return the largest coordinate of a sum of rounded messages, in steps; None without rounding."""
         if not self.step:
             return None
-        return sum_bound(self._longest(n_senders, bound), self.share_std(n_senders), n_senders, self.step)
+        return sum_bound(
+            self._largest_norm(n_senders, bound), self.share_std(n_senders), n_senders, self.step
+        )
 
-    def _longest(self, n_senders: int, bound: Bound) -> float:
-        """Return the largest norm of the sum of all contributions."""
+    def _largest_norm(self, n_senders: int, bound: Bound) -> float:
+        """Return an upper bound of the norm of the sum of all contributions, without noise."""
         # The weights of a unit sum to at most 1 over the senders, or every sender contributes once.
         return max(self.users, n_senders) * bound.norm * self.gain
 
     def check_steps(self, n_senders: int) -> None:
-        """Check that a share has enough coarse steps for the claims.
+        """Check that the standard deviation of a share is at least ``LEAST_STEPS`` coarse steps, as the claims need.
 
         Raises:
-            CompositionError: it has fewer; names the bits.
+            CompositionError: it is less; the error names ``word_bits``.
         """
         steps = self.share_std(n_senders) / self.step if self.step else math.inf
         if steps < LEAST_STEPS:
@@ -201,7 +204,11 @@ class GaussianShares(Channel):
         return grid_law(self.share_std(n_silos), grid, finest_grid(grid, longest))
 
     def check_fine(self, n_silos: int, grid: float) -> None:
-        """Check that the share's grid is the finest."""
+        """Check that exact sums leave the share's noise its finest grid: 2^29 steps per standard deviation.
+
+        Raises:
+            CompositionError: exact sums over all users force a coarser grid.
+        """
         if self.noise_multiplier and not is_finest(self.law(n_silos, grid), grid * self.sum_unit):
             raise CompositionError(
                 f"noise_decay: shares of noise of multiplier {self.noise_multiplier:g} in the last round are too small "
@@ -228,44 +235,50 @@ class GaussianShares(Channel):
         return self.share_std(n)
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim all shares for the sum, one share for a message, and the others' shares against a coalition.
+        """Return the guarantee for each kind of party, by what the party knows.
 
-        A coalition of c silos knows its own shares. The data that a user has at other silos is protected
-        (:meth:`~fedveil.stage.Sensitivity.pooled_sensitivity`), by the shares of the honest silos that did not drop
-        out.
+            knows                                  protected by
+            the sum                                all shares
+            the sum and every message              one share, because one message carries one share
+            the sum and own shares (a coalition)   shares of the other silos that did not drop out
+            all three                              the smaller multiplier of the two preceding lines
+
+        A coalition of c silos knows its own shares and records. The claims against it protect the data that a user has
+        at other silos (:meth:`~fedveil.stage.Sensitivity.pooled_sensitivity`). Sampling amplifies these claims only
+        if a user's records at one silo do not change the user's weights at others (``reweighs``).
         """
         if self.noise_multiplier == 0:
             return (no_guarantee(NO_NOISE),)
         n, share = sensitivity.n_senders, self.share_std(sensitivity.n_senders)
-        coalition = sensitivity.together
+        coalition = sensitivity.together  # c
         # One message carries one share, so its multiplier is share / (sensitivity of all messages). A party that sees
         # the messages also sees the sum, so it is never promised more than the sum's multiplier.
         single = min(share / sensitivity.messages, self._nominal(sensitivity).noise_multiplier)
         # The noise is sized for `honest` shares; against the coalition of this statement, `unknown` shares remain.
         honest = n - self.colluding_silos - self.max_dropouts
         unknown = n - self.max_dropouts - coalition
-        pooled: Event = NoGuarantee(reason="no share of the noise is left")
-        singly = pooled
+        by_sum: Event = NoGuarantee(reason="no share of the noise is left")
+        by_message = by_sum
         if unknown > 0:
             left = share / sensitivity.pooled_sensitivity(unknown, coalition, honest)
-            pooled, singly = (
+            by_sum, by_message = (
                 GaussianEvent(noise_multiplier=left),
                 GaussianEvent(noise_multiplier=min(left, single)),
             )
         return (
             Claim(covered_knowledge(Reveals.SUM), self._nominal(sensitivity)),
             Claim(covered_knowledge(Reveals.SUM, Reveals.MESSAGE), GaussianEvent(noise_multiplier=single)),
-            Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), pooled, amplified=not sensitivity.reweighs),
+            Claim(covered_knowledge(Reveals.SUM, Reveals.OWN), by_sum, amplified=not sensitivity.reweighs),
             Claim(
                 covered_knowledge(Reveals.SUM, Reveals.OWN, Reveals.MESSAGE),
-                singly,
+                by_message,
                 amplified=not sensitivity.reweighs,
             ),
         )
 
-    def _nominal(self, moves: Sensitivity) -> GaussianEvent:
+    def _nominal(self, sensitivity: Sensitivity) -> GaussianEvent:
         """Return the event of the sum for a party that knows no share."""
-        return GaussianEvent(noise_multiplier=self.noise_multiplier * self.scale / moves.total)
+        return GaussianEvent(noise_multiplier=self.noise_multiplier * self.scale / sensitivity.total)
 
     def grid_loss(self, sensitivity: Sensitivity) -> float:
         if self.noise_multiplier == 0:
@@ -279,34 +292,37 @@ class GaussianShares(Channel):
         shares = self.describe_shares(sensitivity, "each silo adds discrete Gaussian noise")
         return (*shares, *self.describe_rounding(sensitivity))
 
-    def describe_rounding(self, moves: Sensitivity) -> tuple[str, ...]:
+    def describe_rounding(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         """Return a sentence on the rounding of messages after their noise."""
         if not self.step:
             return ()
-        steps = self.share_std(moves.n_senders) / self.step
+        steps = self.share_std(sensitivity.n_senders) / self.step
         return (
             "each silo rounds its sum, with its share of the noise, to a multiple of "
             f"{self.step:g}; a share's standard deviation is {show_at_least(steps)} of these steps, and the loss "
             "of the rounding is part of the grid loss",
         )
 
-    def describe_shares(self, moves: Sensitivity, law: str) -> tuple[str, ...]:
+    def describe_shares(self, sensitivity: Sensitivity, law: str) -> tuple[str, ...]:
         """Return a sentence on the sensitivity and the shares; ``law`` names the source of a share."""
         if self.noise_multiplier == 0:
             return ()
-        n = moves.n_senders
-        changed = f"one user changes the sum over {n} silos by at most {show_at_most(moves.total)} (l2 norm)"
-        if moves.divided:  # each part has its own noise, which the protection tells
+        n = sensitivity.n_senders
+        changed = (
+            f"one user changes the sum over {n} silos by at most {show_at_most(sensitivity.total)} (l2 norm)"
+        )
+        # Under partial encryption a message has two parts with separate noise, which the protection describes.
+        if sensitivity.divided:
             return (changed,)
         counted = n - self.colluding_silos - self.max_dropouts
         shares = "" if counted == n else f" from {counted} of these shares"
         return (
             f"{changed}; {law} of standard deviation {show_at_least(self.share_std(n))} to its sum, which gives the "
-            f"total a noise multiplier of {show_at_least(self._nominal(moves).noise_multiplier)}{shares}",
+            f"total a noise multiplier of {show_at_least(self._nominal(sensitivity).noise_multiplier)}{shares}",
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return the trust in the silos on which the guarantee rests."""
+        """Return the assumption that all but the colluding silos add their shares of the noise."""
         return (everyone_adds("silo", self.colluding_silos),) if self.noise_multiplier else ()
 
     def message_grid(self, grid: float, n_silos: int) -> float:

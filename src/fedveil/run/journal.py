@@ -1,22 +1,24 @@
-"""Charge the steps of a run: the only place of the releasing side that writes charges to a ledger.
+"""Charge the steps of a run: the only module of the releasing side that writes charges to a ledger.
 
     refusal? ─► charge on disk ─► attempt ─► signed line, if parties sign ─► artefact on disk: the release
 
-A step is whatever is charged and released once: a round of training, or a release of statistics. A crash between
-two of these stages loses nothing that was released, and leaves nothing released that is not charged.
+A step is charged and released once: it is a round of training, or a release of statistics. A crash between two of these
+stages loses nothing that was released, and every release has its charge.
 
-Charging rule. An attempt is charged before it begins if every earlier charge may have released something:
+A step is *repeatable* if a repeated attempt gives the same release, and so costs nothing more. In one process this
+holds for noise from a seed. Between institutions it holds if silos repeat their answers. A step with fresh noise is not
+repeatable: a charge without an artefact counts as spent, because its result may have been seen.
 
-    spent before = 0 if repeatable, else charges on disk when this process opened the step
-    due          = charges on disk <= spent before + releasing failures
+Charging rule. A charge is used if its attempt may have released something. The next attempt needs a new charge if all
+charges on disk are used:
 
-where the releasing failures are the failed attempts that may have released something: of this process, or of all
-processes if the step is repeatable. A failure that released nothing leaves its charge to the next attempt of the same
-process.
+    charge is due  =  number of charges on disk <= charges used before + releasing failures
 
-A step is *repeatable* if an attempt made again is the same release, and so costs nothing more. In one process this
-holds for noise from a seed. Between institutions it holds if silos repeat their answers. Otherwise a charge without
-an artefact is spent, because nothing shows that nobody saw its result.
+    charges used before    repeatable: 0; else: charges on disk when this process opened the step
+    releasing failures     failed attempts that may have released something; repeatable: of all processes, else: of this
+                           process, because earlier ones are among the charges used before
+
+A failed attempt that released nothing leaves its charge to the next attempt of the same process.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class Attempt:
     """An attempt at a step, which is paid for.
 
     Attributes:
-        number: number of attempts at the step that failed before this one.
-        charge: number of charges of the step before the one that pays for this attempt.
+        number: number of attempts at the step that failed before this one, in any process.
+        charge: index, among the charges of the step, of the charge that pays for this attempt; from 0.
     """
 
     number: int
@@ -66,17 +68,26 @@ class Attempt:
 
 
 class Witness(Protocol):
-    """Record of the steps that the parties sign."""
+    """Record of the steps that the parties sign; the coordinator's record of a run implements it."""
 
     def mend(self, done: int) -> None:
-        """Remove the line of a step that was not released; ``done`` steps were."""
+        """Remove the line of a step that was not released.
+
+        Args:
+            done: number of released steps.
+        """
 
     def add(self, after: bytes, ledger: str) -> None:
-        """Append the line of a step, durably: digest of its result, and head of the ledger."""
+        """Append the signed line of a step, durably.
+
+        Args:
+            after: digest of the step's result.
+            ledger: head of the ledger.
+        """
 
 
 class Journal:
-    """Open ledger of a run folder.
+    """The open ledger of a run folder, with the record of failed attempts and the record that the parties sign.
 
     Args:
         folder: the run folder.
@@ -100,7 +111,7 @@ class Journal:
 
     @property
     def is_signed(self) -> bool:
-        """Return whether the parties sign every step, each in a process of its own."""
+        """Return whether the parties are separate processes that sign every step."""
         return self._witness is not None
 
     def close(self) -> None:
@@ -110,8 +121,9 @@ class Journal:
     def _require_stated(self) -> None:
         """Check that the ledger has every charge that a statement in the folder counts.
 
-        A statement may be in readers' hands. A ledger that was put back from before it would give a smaller one: no
-        checkpoint holds the head of a ledger after the last round, where releases of the last model are charged.
+        The statement may have been published. An older ledger, restored from a backup, would lead to a statement with a
+        smaller epsilon. The checkpoint cannot show this: it has the ledger head of the last round, and releases of the
+        last model are charged after that.
 
         Raises:
             RunFolderError: the statement is damaged.
@@ -132,14 +144,16 @@ class Journal:
     def check_charged(self, event_of: Callable[[Entry], Event | None], remedy: str) -> None:
         """Check that every charge is for the event that the document requests.
 
-        A charge of another event belongs to another document: its cost would be stated under a wrong guarantee.
+        A charge for another event belongs to another document, and the statement would give its cost wrongly.
 
         Args:
-            event_of: returns the event of an entry; None if the document has no step of its name.
+            event_of: returns the event that the document requests for the step of a ledger entry; None if the document
+                has no such step.
             remedy: what the user should do, for the error.
 
         Raises:
-            RunFolderError: a charge is for another event, or differs by the rounding of another machine.
+            RunFolderError: a charge is for another event; or it differs in the last digits, which another machine
+                rounded.
         """
         pairs = [(entry.event, event_of(entry)) for entry in self.ledger.entries]
         others = [(charged, event) for charged, event in pairs if charged != event]
@@ -165,8 +179,8 @@ class Journal:
     def require_charges(self, released: Iterable[StepKey]) -> None:
         """Check that the ledger has a charge for every released step.
 
-        A release is written after its charge. A ledger without the charge has lost lines, and a statement of it would
-        understate what was spent.
+        A charge is written before its release. A ledger without the charge has lost lines, so a statement computed from
+        it would be too small.
 
         Args:
             released: names of the steps whose artefacts the folder has.
@@ -197,7 +211,10 @@ class Journal:
         self.folder.append(_ATTEMPTS, {"schema_version": SCHEMA_VERSION, **row})
 
     def mend(self, done: int) -> None:
-        """Remove the signed line of a step that was not released; ``done`` steps were.
+        """Remove the signed line of a step that was not released.
+
+        Args:
+            done: number of released steps.
 
         Raises:
             RunFolderError: lines of released steps are missing.
@@ -206,14 +223,14 @@ class Journal:
             self._witness.mend(done)
 
     def release(self, digest: Callable[[], bytes], write: Callable[[], None]) -> None:
-        """Write the artefact of a step, which is its release.
+        """Write the artefact of a step; the step counts as released from then on.
 
         Args:
             digest: computes the digest of the artefact for the parties' record.
             write: writes the artefact durably.
         """
-        # A crash between the two leaves a line without an artefact, which `mend` removes. The other order could
-        # leave a release without signatures.
+        # A crash between the two writes leaves a signed line without an artefact, which `mend` removes. The opposite
+        # order could leave a release without signatures.
         if self._witness is not None:
             self._witness.add(digest(), self.ledger.head.digest)
         write()
@@ -229,9 +246,9 @@ class Step:
     Args:
         journal: journal of the run.
         key: name of the step in the ledger.
-        event: returns the event of a charge; receives whether the step was charged before.
+        event: returns the event of a charge; its argument says whether the step was charged before.
         refusal: returns why the step may not be charged once more; None if it may.
-        repeatable: whether an attempt made again, after a crash, is the same release.
+        repeatable: whether a repeated attempt, after a crash, gives the same release.
     """
 
     def __init__(
@@ -246,11 +263,11 @@ class Step:
         self._journal, self.key, self._event, self._refusal = journal, key, event, refusal
         self._repeatable, self.tries, self._began = repeatable, 0, 0.0
         before = journal.read_failures(key)
-        self._failed, self._released = len(before), sum(row.may_have_released for row in before)
-        # Fresh noise is another release: a charge from before this process is spent. `is_due` adds all releasing
-        # failures; those from before are among these charges already.
-        self._spent_before = 0 if repeatable else self.charges - self._released
-        self._unfinished = False
+        self._failed, self._releasing_failures = len(before), sum(row.may_have_released for row in before)
+        # `is_due` adds the releasing failures of all processes. If the step is not repeatable, every charge of an
+        # earlier process is used; those of its releasing failures are subtracted here, so that they count once.
+        self._used_before = 0 if repeatable else self.charges - self._releasing_failures
+        self._unfinished = False  # whether an attempt has begun, and has neither failed nor been released
 
     @property
     def charges(self) -> int:
@@ -260,10 +277,10 @@ class Step:
     @property
     def is_due(self) -> bool:
         """Return whether the next attempt needs a charge."""
-        return self.charges <= self._spent_before + self._released + self._lost_sight_of()
+        return self.charges <= self._used_before + self._releasing_failures + self._unknown_outcomes()
 
-    def _lost_sight_of(self) -> int:
-        """Return 1 if the last attempt neither failed nor ended, so that it may have released; else 0."""
+    def _unknown_outcomes(self) -> int:
+        """Return 1 if the last attempt neither failed nor was released, so that its result may be known; else 0."""
         return int(self._unfinished and not self._repeatable)
 
     @property
@@ -272,13 +289,13 @@ class Step:
         return time.perf_counter() - self._began
 
     def refusal(self) -> str | None:
-        """Return why the next attempt may not begin; None if it may. Nothing is written."""
+        """Return why the next attempt may not begin; None if it may. This writes nothing."""
         return self._refusal() if self.is_due else None
 
     def begin(self) -> Attempt:
-        """Begin the next attempt, after its charge is on disk if one is due."""
+        """Begin the next attempt; if a charge is due, write it to disk first."""
         due, charged = self.is_due, self.charges
-        self._released += self._lost_sight_of()
+        self._releasing_failures += self._unknown_outcomes()
         # Charge before compute: a crash after the release must not leave the release uncharged.
         if due:
             self._journal.ledger.charge(
@@ -290,8 +307,8 @@ class Step:
         return Attempt(number=self._failed, charge=self.charges - 1)
 
     def fail(self, vanished: SiloVanished) -> None:
-        """Record that the attempt failed, before anything else happens."""
+        """Record durably that the attempt failed."""
         # On disk before the next charge: a crash between the two cannot hide a release.
         self._journal.record_failure(self.key, self._failed, vanished)
         self._failed, self._unfinished = self._failed + 1, False
-        self._released += vanished.may_have_released
+        self._releasing_failures += vanished.may_have_released

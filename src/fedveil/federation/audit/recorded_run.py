@@ -34,7 +34,7 @@ from fedveil.checks import Check, Unchecked, Verification, not_checkable, run_ch
 from fedveil.crypto.keys import PublicIdentity
 from fedveil.errors import CryptoError, FedveilError, IntegrityError
 from fedveil.federation.audit.ledger_audit import LedgerExport
-from fedveil.federation.audit.released_files import FILES, Ended, check_releases, check_schema
+from fedveil.federation.audit.released_files import FILES, RecordLine, check_releases, check_schema
 from fedveil.federation.audit.run_record import (
     AGREED,
     CONTENTS,
@@ -205,14 +205,16 @@ class RecordedRun:
         ]
         if SCHEMA in self._files and PREPROCESSED not in self._files:
             found.append(run_check("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
-        record = [self._ended(line.data) for line in self._lines]
+        record = [self._record_line(line.data) for line in self._lines]
         if any(one.part for one in record) or self._files.keys() & FILES:
             found.append(run_check("releases", lambda: check_releases(self._files, record, whole=whole)))
         return found
 
-    def _ended(self, data: Mapping[str, Any]) -> Ended:
+    def _record_line(self, data: Mapping[str, Any]) -> RecordLine:
         membership, experiment = self._terms_of(ROUNDS, data)
-        return Ended(part=data["part"], digest=data["next"], membership=membership, experiment=experiment)
+        return RecordLine(
+            part=data["part"], digest=data["next"], membership=membership, experiment=experiment
+        )
 
     def _memberships(self, charter: Path | None) -> str:
         self._terms = read_terms(self._file(TERMS))

@@ -1,11 +1,13 @@
 """Verify the release files of a run against the data that its parties signed.
 
-    numbers     the digests of the record (:mod:`fedveil.statistics.result`)
-    all else    computed again, as the silos do: from the document and the membership of the terms, which silos sign
-                with every round, and from the schema whose digest the membership has
+A release file has released numbers (noisy sums) and other content that says what each number measures.
+
+    numbers         compared with their digests in the record of the run (:mod:`fedveil.statistics.result`)
+    other content   computed again from the numbers, as the silos compute it: from the experiment and the membership of
+                    the terms, which silos sign with every round, and from the schema whose digest the membership has
 
 Claim: columns, bounds, groups, silos, order, noise, refined schema and clip are those that the silos' own plan gives
-for these numbers. A file with other or further content fails. So every displayed figure follows from signed data.
+for these numbers. A file with changed or additional content fails. So every displayed figure follows from signed data.
 ``tests/test_parts_audit.py`` and ``tests/test_federation_releases.py`` change each of them.
 """
 
@@ -45,21 +47,21 @@ DECLARED: Final = "declared_schema.toml"
 """File in the run folder: the agreed schema, byte for byte; the membership holds its digest."""
 
 FILES: Final = {PREPROCESSED: "prep/", EVALUATED: "eval/", EVALUATING: "eval/", COUNTED: "", FITTED: ""}
-"""Files with releases, in order, and the prefix of their release names.
+"""Files with releases, in order, each with the prefix of the names of its releases in the record.
 
-An evaluation has a separate file until it is complete.
+An evaluation has a separate file, ``EVALUATING``, until it is complete.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A line of the record.
+class RecordLine:
+    """The facts of one line of the record: one release, or one round of training.
 
     Attributes:
-        part: name of the part; empty for a training round.
-        digest: digest of the result, in hexadecimal.
+        part: name of the release; empty for a training round.
+        digest: digest of the released numbers or of the next model, in hexadecimal.
         membership: membership of the line's terms.
-        experiment: document of the line's terms.
+        experiment: text of the experiment, or of the document of releases, in the line's terms.
     """
 
     part: str
@@ -68,26 +70,27 @@ class Ended:
     experiment: str
 
 
-def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole: bool) -> str:
-    """Check a run's release files against its record; return a sentence about the signers of the numbers.
+def check_releases(files: Mapping[str, bytes], record: Sequence[RecordLine], *, whole: bool) -> str:
+    """Check a run's release files against its record; return a sentence that names who signed the numbers.
 
     Args:
         files: files of the run, by name.
         record: lines of the record.
-        whole: whether all files of the run are present.
+        whole: whether the caller has all files of the run; if not, missing numbers are no error.
 
     Raises:
         IntegrityError: the files differ from the record, or a file is damaged.
-        Unchecked: the file of some releases is absent.
+        Unchecked: all numbers that are present agree with the record, but the numbers of some releases are absent.
     """
-    released, found = [one for one in record if one.part], _read(files)
+    released, contents = [line for line in record if line.part], _read(files)
     if not released:
-        raise IntegrityError(f"{next(iter(found))}: the record has no release")
+        raise IntegrityError(f"{next(iter(contents))}: the record has no release")
     # A complete evaluation repeats the numbers of its intermediate file: count them once.
     numbers = {
-        name: made for name, (_, made) in found.items() if name != EVALUATING or EVALUATED not in found
+        name: made for name, (_, made) in contents.items() if name != EVALUATING or EVALUATED not in contents
     }
     digests = [(name, digest_of_release(one)) for name, made in numbers.items() for one in made]
+    # Not strict: the two lengths are compared below, with an error or a result of their own.
     for line, (name, digest) in zip(released, digests, strict=False):
         if line.digest != digest.hex() or not line.part.startswith(FILES[name]):
             raise IntegrityError(
@@ -99,20 +102,27 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[Ended], *, whole
         )
     if len(digests) < len(released):
         raise Unchecked(
-            f"numbers of {len(digests)} releases are here, as the record has them, of {len(released)}"
+            f"numbers of {len(digests)} of {len(released)} releases are present, and agree with the record"
         )
-    _check_meaning(files, {name: data for name, (data, _) in found.items()}, numbers, record)
-    told = ", ".join(sanitize(one.part) for one in record[:-1] if one.part)
-    words = f"the numbers of {len(released)} releases are those of the record; what they are of follows from the terms"
-    if told:
-        words += f"; the silos of the next round were told, and signed, {told}"
+    _check_content(files, {name: data for name, (data, _) in contents.items()}, numbers, record)
+    # The silos of a round sign the digest of all earlier releases, so the last line's release has no silo's signature.
+    signed_by_silos = ", ".join(sanitize(line.part) for line in record[:-1] if line.part)
+    sentence = (
+        f"the numbers of {len(released)} releases are those of the record; the rest follows from the terms"
+    )
+    if signed_by_silos:
+        sentence += f"; the silos of the next round received and signed {signed_by_silos}"
     if record[-1].part:
-        words += f"; the coordinator alone signed {sanitize(record[-1].part)}: no silo sees a sum"
-    return words
+        sentence += f"; the coordinator alone signed {sanitize(record[-1].part)}: no silo sees a sum"
+    return sentence
 
 
 def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
-    """Check that the schema of a model's columns is the one on which the members agreed.
+    """Check that the schema of a model's columns is the one on which the members agreed; return that as words.
+
+    Args:
+        schema: content of the file ``schema.toml``.
+        terms: membership and text of the experiment, for all terms of the run.
 
     Raises:
         IntegrityError: the schema differs.
@@ -126,12 +136,17 @@ def check_schema(schema: bytes, terms: Iterable[tuple[Membership, str]]) -> str:
     return "the one on which the members agreed"
 
 
-_Found = Mapping[str, tuple[Any, Sequence[Numbers]]]
-"""Content of every release file, and the numbers in it."""
+_Contents = Mapping[str, tuple[Any, Sequence[Numbers]]]
+"""For every release file, by name: its JSON content, and the numbers in it."""
 
 
-def _read(files: Mapping[str, bytes]) -> _Found:
-    found = {}
+def _read(files: Mapping[str, bytes]) -> _Contents:
+    """Parse the release files that are present.
+
+    Raises:
+        IntegrityError: a file is damaged, or has no release.
+    """
+    contents = {}
     for name in FILES:
         if name not in files:
             continue
@@ -140,84 +155,92 @@ def _read(files: Mapping[str, bytes]) -> _Found:
             sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in data["releases"]]
             if not sums:
                 raise ValueError
-        found[name] = data, [(one.std, one.vector) for one in sums]
-    return found
+        contents[name] = data, [(one.std, one.vector) for one in sums]
+    return contents
 
 
-def _check_meaning(
+def _check_content(
     files: Mapping[str, bytes],
-    said: Mapping[str, Any],
+    actual: Mapping[str, Any],
     numbers: Mapping[str, Sequence[Numbers]],
-    record: Sequence[Ended],
+    record: Sequence[RecordLine],
 ) -> None:
     """Compute the content of every release file again from its numbers, and compare.
+
+    Args:
+        files: files of the run, by name.
+        actual: JSON content of the release files, by name.
+        numbers: released numbers, by file.
+        record: lines of the record.
 
     Raises:
         IntegrityError: a file has other content.
     """
-    if PREPROCESSED in said:
+    if PREPROCESSED in actual:
         text = as_text(_file(files, SCHEMA), SCHEMA, IntegrityError)
-        said = {**said, SCHEMA: parse_toml(text, SCHEMA, IntegrityError)}
+        actual = {**actual, SCHEMA: parse_toml(text, SCHEMA, IntegrityError)}
     # The terms are signed, yet a hostile coordinator may have composed them: every failure is a finding, not a crash.
     with reading(_TERMS, IntegrityError):
-        meant = _meant(numbers, record, _file(files, DECLARED))
-    for name in sorted(said.keys() | meant.keys() - {EVALUATING}):
-        if not equal_up_to_rounding(said.get(name), meant.get(name)):
+        expected = _expected_content(numbers, record, _file(files, DECLARED))
+    # The file of an unfinished evaluation may be absent once the evaluation is complete. If present, it is checked.
+    for name in sorted(actual.keys() | expected.keys() - {EVALUATING}):
+        if not equal_up_to_rounding(actual.get(name), expected.get(name)):
             raise IntegrityError(
                 f"{name}: does not follow from its released numbers and the request to the silos"
             )
 
 
-def _meant(
-    numbers: Mapping[str, Sequence[Numbers]], record: Sequence[Ended], document: bytes
+def _expected_content(
+    numbers: Mapping[str, Sequence[Numbers]], record: Sequence[RecordLine], document: bytes
 ) -> dict[str, Any]:
-    """Return the content that files with these numbers must have, from the silos' plans.
-
-    One of the files may belong to an unfinished evaluation.
+    """Return the content that files with these numbers must have, from the silos' plans, by file name.
 
     Args:
         numbers: released numbers, by file.
-        record: lines of the run; some are releases.
+        record: lines of the record; some are releases.
         document: file of the schema on which the members agreed.
     """
-    last, (experiment, _) = record[-1], parse_terms(record[-1].experiment)
-    of = DeclaredTables(schema=_agreed(document, last.membership), silos=last.membership.silos)
-    kind = kind_in(experiment)
+    last, (tables, _) = record[-1], parse_terms(record[-1].experiment)
+    declared = DeclaredTables(schema=_agreed_schema(document, last.membership), silos=last.membership.silos)
+    kind = kind_in(tables)
     if kind is not None:
-        prepared = prepare_document(validate_document(kind, experiment, _TERMS), of)
-        made = _sums(prepared.file, numbers, prepared.release)
-        return {prepared.file: prepared.to_json(made)}
-    asked, meant = parse(experiment, _TERMS), dict[str, Any]()
+        prepared = prepare_document(validate_document(kind, tables, _TERMS), declared)
+        sums = _sums(prepared.file, numbers, prepared.release)
+        return {prepared.file: prepared.to_json(sums)}
+    experiment, expected = parse(tables, _TERMS), dict[str, Any]()
     if PREPROCESSED in numbers:
-        # The membership may be renewed during a run: preprocessing is judged by the one of its own last line.
+        # The membership may be renewed during a run: preprocessing is checked with the one of its own last line.
         (*_, line) = (one for one in record if one.part.startswith("prep/"))
-        refined = _preprocessed(asked, replace(of, silos=line.membership.silos), numbers)
+        refined = _preprocessed(experiment, replace(declared, silos=line.membership.silos), numbers)
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
-        meant = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
-        of = of.with_refined_schema(refined.schema, refined.clip)
+        expected = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
+        declared = declared.with_refined_schema(refined.schema, refined.clip)
     for name in numbers.keys() & {EVALUATED, EVALUATING}:
-        planned = _asked_for(name, plan_evaluation(asked, of))
-        made = _sums(name, numbers, planned.release)
+        planned = _require_planned(name, plan_evaluation(experiment, declared))
+        sums = _sums(name, numbers, planned.release)
         if name == EVALUATED:
-            trained = sum(not one.part for one in record)
-            meant[EVALUATED] = planned.combine_releases(asked.name, trained, made).to_json()
-            made = made[:-1]  # the file of the unfinished evaluation stays
-        releases = [one.to_json() for one in made]
-        meant[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
-    return meant
+            rounds = sum(not line.part for line in record)
+            expected[EVALUATED] = planned.combine_releases(experiment.name, rounds, sums).to_json()
+            # The file of the unfinished evaluation, where it was kept, has all releases but the last.
+            sums = sums[:-1]
+        releases = [one.to_json() for one in sums]
+        expected[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
+    return expected
 
 
 def _preprocessed(
-    asked: Experiment, of: DeclaredTables, numbers: Mapping[str, Sequence[Numbers]]
+    experiment: Experiment, declared: DeclaredTables, numbers: Mapping[str, Sequence[Numbers]]
 ) -> ReleasedPreprocessing:
-    planned = _asked_for(PREPROCESSED, plan_preprocessing(asked, of))
-    return planned.combine_releases(asked, _sums(PREPROCESSED, numbers, planned.release))
+    """Return the preprocessing that follows from its released numbers."""
+    planned = _require_planned(PREPROCESSED, plan_preprocessing(experiment, declared))
+    return planned.combine_releases(experiment, _sums(PREPROCESSED, numbers, planned.release))
 
 
 _T = TypeVar("_T")
 
 
-def _asked_for(name: str, planned: _T | None) -> _T:
+def _require_planned(name: str, planned: _T | None) -> _T:
+    """Return the plan of a file's releases; raise an IntegrityError if the experiment requests none."""
     if planned is None:
         raise IntegrityError(f"{name}: no such release was requested from the silos")
     return planned
@@ -235,8 +258,8 @@ def _sums(
         ) from None
 
 
-def _agreed(document: bytes, membership: Membership) -> Schema:
-    """Return the schema on which the members agreed."""
+def _agreed_schema(document: bytes, membership: Membership) -> Schema:
+    """Return the schema on which the members agreed; raise an IntegrityError if the digest is another one."""
     if hashlib.sha256(document).digest() != membership.schema_digest:
         raise IntegrityError(f"{DECLARED}: not the schema on which the members agreed")
     tables = parse_toml(as_text(document, DECLARED, IntegrityError), DECLARED, IntegrityError)
@@ -244,6 +267,7 @@ def _agreed(document: bytes, membership: Membership) -> Schema:
 
 
 def _file(files: Mapping[str, bytes], name: str) -> bytes:
+    """Return the content of a file; raise an IntegrityError if it is missing."""
     if name not in files:
         raise IntegrityError(f"{name}: is missing")
     return files[name]

@@ -1,4 +1,9 @@
-"""The link's folder: TLS key and certificate, and no other key. The link reads no other file of the coordinator."""
+"""Folder of the link: the process of the coordinator that listens to the network.
+
+The link (:mod:`~fedveil.federation.hosts.link`) ends the silos' TLS connections and passes messages on to the
+coordinator over a local socket. Its folder has the TLS key and certificate, and no other key. The link reads no other
+file of the coordinator, so an intruder into this process gets neither the identity key nor the run folders.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,19 @@ from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.certificates import days_left
 from fedveil.federation.hosts.settings import Settings, group_number
 
-_SOON: Final = 30.0
+_WARNING_DAYS: Final = 30.0
+"""A certificate that is valid for fewer days is reported in the log."""
 _log = logging.getLogger("fedveil.link")
 
 
 class LinkSettings(Settings):
-    """``link.toml``.
+    """Settings of the link, in its file ``link.toml``.
 
     Attributes:
         host: the address to listen on.
-        port: the one port that silos must be able to reach; 0: none, where a proxy or a bridge stands before the link.
-        group: of the users of this host who may open the link's sockets; none: its owner alone.
+        port: the one port that silos must be able to reach; 0 opens no port, because a proxy or a bridge receives the
+            silos' requests and passes them to the link.
+        group: name of the user group on this host whose members may open the link's sockets; None: only the owner may.
         proxy: whether a proxy that ends TLS forwards requests to the socket ``run/proxy``.
         bridge: whether a bridge to another transport takes messages at the socket ``run/bridge``.
     """
@@ -40,10 +47,10 @@ class LinkSettings(Settings):
 
 
 class LinkFolder:
-    """The link's folder: TLS key and certificate, and no other key.
+    """The link's folder: settings, TLS key and certificate, and no other key.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Raises:
         ConfigError: the folder has no ``link.toml``, or it holds an identity key, which an intruder into the link would
@@ -60,7 +67,7 @@ class LinkFolder:
             )
 
     def __truediv__(self, name: str) -> Path:
-        """Return the path of one of its files."""
+        """Return the path of a file in the folder."""
         return self.path / name
 
     @property
@@ -69,18 +76,19 @@ class LinkFolder:
         return LinkSettings.read(self / "link.toml")
 
     def check_certificate(self) -> None:
-        """Return if the link may listen under its certificate; warn in its last days.
+        """Check that the link's certificate is valid; log a warning if fewer than 30 days are left.
 
         Raises:
-            ConfigError: missing, of another authority, or not valid at this clock.
+            ConfigError: the certificate is missing, another authority than the federation's issued it, or it is not
+                valid at the time of this host's clock.
         """
         days = days_left(self / "server.crt", self / "ca.crt")
-        if days < _SOON:
+        if days < _WARNING_DAYS:
             _log.warning("the certificate server.crt is valid for %.0f days; renew it", days)
 
     @property
     def group(self) -> int | None:
-        """The number of the group that shares the socket.
+        """Numeric id of the user group that may open the sockets; None if only the owner may.
 
         Raises:
             ConfigError: this host has no such group.

@@ -1,4 +1,15 @@
-"""Server's end of partial encryption; it holds no key."""
+"""Server's end of partial encryption (ParaAegis), which holds no key.
+
+A silo's update has two parts: some coordinates encrypted under CKKS, the others in the clear. The silos vote for the
+coordinates to encrypt, in an order that is secret from the server.
+
+    SETUP    silos announce signed keys; the server relays them, and then silo 0's sealed common keys
+    VOTES    the server counts the silos' ballots, and sends the positions with most votes: the partition
+    INPUTS   the server adds the ciphertexts, and the numbers in the clear
+    DONE     the silos get both sums, and decrypt the encrypted one
+
+:mod:`~fedveil.protocols.partial_encryption.silo` has the whole protocol.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +54,14 @@ class PartialServer(CohortServer):
         self._phase = Phase.SETUP
         self._relayed: set[int] = set()
         self._counts = np.zeros(0, dtype=np.int64)
-        self._words = np.zeros(0, dtype="<u4")
+        self._words = np.zeros(0, dtype="<u4")  # masked votes, packed into words
         self._clear = np.zeros(0, dtype=np.int64)
-        self._hidden = CkksSum(plan.ckks, 0)
-        self._tag = (0, b"")
+        self._encrypted = CkksSum(plan.ckks, 0)
+        self._key_tag = (0, b"")  # last sender, and the tag of its CKKS key; empty before the first update
 
     @property
     def ready(self) -> bool:
-        """Return whether the common keys have been relayed, so that a round can begin."""
+        """Return whether every silo has the common keys, so that a round can begin."""
         return self._phase is not Phase.SETUP
 
     def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
@@ -59,20 +70,21 @@ class PartialServer(CohortServer):
         Args:
             round_id: a later round or attempt than any before.
             cohort: numbers of the silos that begin the attempt, ascending.
-            drawn: ignored, because the silos' updates are over the sampled users already.
+            drawn: ignored: the silos compute their updates over the sampled users only.
 
         Raises:
-            ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.
+            ProtocolError: the common keys are not relayed yet, the attempt was begun before, or the cohort has fewer
+                than two silos.
         """
         if self._phase is Phase.SETUP:
             raise ProtocolError("a round cannot begin before every silo has the common keys")
         self._start(round_id, cohort)
-        self._tag = (0, b"")
+        self._key_tag = (0, b"")
         plan, count = self._plan, self._plan.n_encrypted(round_id.round)
         self._counts = np.zeros(plan.length, dtype=np.int64)
         self._words = np.zeros(plan.count_words, dtype="<u4")
         self._clear = np.zeros(plan.length - count, dtype=np.int64)
-        self._hidden = CkksSum(plan.ckks, count)
+        self._encrypted = CkksSum(plan.ckks, count)
         self._phase = Phase.VOTES if plan.votes(round_id.round) else Phase.INPUTS
         return self._to_cohort(RoundStart(cohort=cohort))
 
@@ -104,8 +116,9 @@ class PartialServer(CohortServer):
         plan = self._plan
         if update.fingerprint != plan.ckks.fingerprint:
             raise ProtocolError("encrypts under other parameters than were agreed")
-        # Ciphertexts under different keys would add up to noise; the tags show it before the sum, and name the silos.
-        other, tag = self._tag
+        # A sum of ciphertexts under different keys decrypts to noise. Unequal key tags reveal this before the sum, and
+        # show which silos differ.
+        other, tag = self._key_tag
         if tag and update.tag != tag:
             raise ProtocolError(f"holds another key than silo {other}: one of them did not get silo 0's")
         if update.size != plan.clear_bytes or update.clear.shape != self._clear.shape:
@@ -115,16 +128,16 @@ class PartialServer(CohortServer):
             )
         if len(update.clear) and max(int(update.clear.max()), -int(update.clear.min())) > plan.clear_limit:
             raise ProtocolError(f"sent a number in clear above the limit of {plan.clear_limit} grid units")
-        # Ciphertexts first: `add` may refuse them, and then the sum in the clear must be unchanged.
+        # Add the ciphertexts first: if they are refused, the sum in the clear must stay unchanged.
         try:
-            self._hidden.add(update.hidden)
+            self._encrypted.add(update.hidden)
         except CryptoError as error:
             raise ProtocolError(f"its ciphertexts were refused: {error}") from error
         self._clear += update.clear
-        self._tag = (sender, update.tag)
+        self._key_tag = (sender, update.tag)
 
     def _relay(self, envelope: Envelope, data: bytes) -> list[tuple[int, bytes]]:
-        # Relayed messages bypass the inbox: run, round, sender and replay are checked here.
+        # Relayed messages do not pass through the inbox, so their session, round, sender and replay are checked here.
         recipient = envelope.recipient
         if (
             self._phase is not Phase.SETUP
@@ -146,17 +159,18 @@ class PartialServer(CohortServer):
             return self._to_cohort(self._directory())
         if self._phase is Phase.VOTES:
             self._arrived, self._phase = set(), Phase.INPUTS
-            # Without a key for ties: the positions are a secret order already, so the first of a tie is random.
+            # `largest` needs no key to break ties at random: positions are in a secret random order of the coordinates,
+            # so the first of several equal counts belongs to a random coordinate.
             masked = self._plan.ballots == "secagg"
             counts = self._plan.unpack_counts(self._words) if masked else self._counts
             chosen = largest(counts, self._plan.n_encrypted(self._round_id.round))
             return self._to_cohort(Partition(bitmap=encode_bitmap(chosen)))
         self._phase = Phase.DONE
         sums = PartialSum(
-            tag=self._tag[1],
+            tag=self._key_tag[1],
             fingerprint=self._plan.ckks.fingerprint,
             size=self._plan.sum_bytes,
             clear=self._clear,
-            hidden=self._hidden.encode(),
+            hidden=self._encrypted.encode(),
         )
         return self._to_cohort(sums)

@@ -1,8 +1,9 @@
 """The releases of a document (statistics, or a regression) as parts of a run, and their statement.
 
-    1 ─► 2 ─► ... ─► statement
+    release 1 ─► release 2 ─► ... ─► statement
 
-The step of a release follows from the releases before it, which the run folder holds.
+Each release is one part of the run with one step. Its query may depend on the results of the releases before it, which
+the run folder holds.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from fedveil.statistics.result import NoisySums
 class DocumentParts(RunParts[PartEnding]):
     """The releases of a document.
 
-    The document's ``privacy.epsilon`` is the cost of all releases, each charged once. In one process a release may be
-    charged again, and costs more; the statement names it.
+    The document's ``privacy.epsilon`` is the cost of all releases together, each charged once. In one process a release
+    with fresh noise may be charged again after a crash; the statement then names it and its higher cost.
 
     Args:
         prepared: the releases of the document.
@@ -52,7 +53,7 @@ class DocumentParts(RunParts[PartEnding]):
         super().__init__(folder, witness)
         self.prepared = prepared
         self._records = cache(records or (lambda: read_records(prepared)))
-        self._unchanged = self.is_whole
+        self._was_whole = self.is_whole  # every release was made before this process
 
     @property
     def guarantee(self) -> Guarantee:
@@ -65,10 +66,13 @@ class DocumentParts(RunParts[PartEnding]):
         return self.prepared.document
 
     def parts(self, *, again: bool = False) -> Iterator[ReleasePart]:
-        """Yield each release that the folder lacks, when the one before is made.
+        """Yield each release that the folder lacks, once the release before it is made.
+
+        The caller makes a yielded release before it asks for the next one. If the caller leaves its step in place, the
+        release was refused, and none follows.
 
         Args:
-            again: whether to yield the last release even if it is made, so that the silos can sign the end.
+            again: whether to yield the last release even if it is made, so that the silos can sign the end of the run.
 
         Raises:
             RunFolderError: a damaged folder, or a ledger of another document.
@@ -80,12 +84,17 @@ class DocumentParts(RunParts[PartEnding]):
             self.journal.mend(len(made))
             part = self._part(made[: self.prepared.count - 1], whole=len(made) == self.prepared.count)
             yield part
-            if part.step is not None:  # refused
+            if part.step is not None:  # the release was refused: making it sets the step to None
                 return
             again = False
 
     def _part(self, made: NoisySums, *, whole: bool) -> ReleasePart:
-        """Return the release that follows ``made``; ``whole``: it is made already."""
+        """Return the next release as a part of the run.
+
+        Args:
+            made: the sums of all earlier releases.
+            whole: whether this release is made already; it then has no step left.
+        """
         prepared, journal, release = self.prepared, self.journal, self.prepared.release(made)
         key, name = StepKey(prepared.document.name, release.number), prepared.part(len(made))
         one_process = self.witness is None
@@ -124,8 +133,8 @@ class DocumentParts(RunParts[PartEnding]):
         """Write the statement of the charges in the ledger, if there are any.
 
         Raises:
-            RunFolderError: the document or the declared facts differ from those that were charged and stated.
-                Released numbers have one statement.
+            RunFolderError: the document or the declared facts differ from those that were charged and stated. Numbers
+                that are released keep their first statement.
         """
         self._check_charged()
         entries = self.journal.ledger.entries
@@ -137,15 +146,15 @@ class DocumentParts(RunParts[PartEnding]):
             ).to_json()
             path = self.folder / STATEMENT
             # Compare before writing: released numbers must not get another statement from a changed document.
-            if self._unchanged and path.exists() and read_json(path, RunFolderError) != statement:
+            if self._was_whole and path.exists() and read_json(path, RunFolderError) != statement:
                 raise RunFolderError(
-                    f"{self.folder.path}: another statement would follow than {STATEMENT} has; {self._remedy}"
+                    f"{self.folder.path}: the statement would differ from the one in {STATEMENT}; {self._remedy}"
                 )
             self.folder.write_json(STATEMENT, statement)
         return PartEnding(folder=self.folder.path, stopped=reason)
 
     def _check_charged(self) -> None:
-        """Check that every charge is one of the document's, and that every result in the folder is charged."""
+        """Check that the document requests every charge, and that every result in the folder is charged."""
         made, name = self.prepared.read(self.folder), self.prepared.document.name
         events = {one.number: one.event for one in self.prepared.series.releases}
 
