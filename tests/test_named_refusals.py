@@ -27,7 +27,15 @@ from tests.source import parsed, walked
 
 SOURCE = Path(fv.__file__).parent
 ERRORS = {"DataError", "LackingColumnsError", "MainSilosError"}
-HELPERS = {"refuse_rows", "refuse", "_refuse_rows", "_refuse_first", "_refuse", "_count", "_refuse_line"}
+HELPERS = {
+    "refuse_rows",
+    "refuse",
+    "_refuse_rows",
+    "_refuse_first",
+    "_refuse",
+    "_mark_invalid",
+    "_refuse_line",
+}
 """Functions that raise a DataError whose problem the caller words."""
 
 PACKAGES = (

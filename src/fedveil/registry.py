@@ -4,13 +4,13 @@ A package provides a member by an entry point in one of the groups ``fedveil.met
 ``fedveil.protections``, ``fedveil.denoisers``, ``fedveil.optimizers``, ``fedveil.averages``, ``fedveil.samplers``,
 ``fedveil.local_algorithms``,
 ``fedveil.accounting_rules``, ``fedveil.data_sets``, ``fedveil.executors``.
-The built-in members are in :data:`BUILTINS` and have no entry points, because the metadata of an editable
-installation stays that of the day of its installation.
+The built-in members are in :data:`BUILTINS` and have no entry points: an editable installation keeps the entry points
+of the day on which it was installed, and would lack members that were added later.
 
-Listing members runs no code of a package; :meth:`Member.load` does. In a run between institutions, a silo checks its
+Listing members does not run their code; :meth:`Member.load` does. In a run between institutions, a silo checks its
 policy before it loads a member of another package (:func:`third_party`,
-:meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages provide is refused, so that no
-package can replace another's member.
+:meth:`fedveil.federation.policy.Policy.check_packages`). A name that two packages provide is refused, so no package
+can replace a member of another.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ KINDS: Final = {
 """Kinds of members, each with the name of one member in messages."""
 
 PACKAGE: Final = "fedveil"
+"""Name of the distribution with the built-in members."""
 
 
 def is_own(kind: type[Any]) -> bool:
-    """Return whether a class belongs to fedveil or to Python itself, and not to another package."""
-    return kind.__module__.partition(".")[0] in _OWN
+    """Return whether a class is defined by fedveil or by Python itself, not by another package."""
+    return kind.__module__.partition(".")[0] in _TRUSTED_MODULES
 
 
-_OWN: Final = frozenset({PACKAGE, "builtins", "abc", "typing"})
+_TRUSTED_MODULES: Final = frozenset({PACKAGE, "builtins", "abc", "typing"})
 
 BUILTINS: Final[dict[str, dict[str, str]]] = {
     "methods": {
@@ -141,7 +142,7 @@ BUILTINS: Final[dict[str, dict[str, str]]] = {
         "ray": "fedveil.run.executors:ray_workers",
     },
 }
-"""Built-in members: for each kind, the place ``package.module:object`` by name."""
+"""Built-in members: for each kind, ``package.module:object`` by the member's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +152,8 @@ class Member:
     Attributes:
         kind: a key of :data:`KINDS`.
         name: name of the member in an experiment.
-        place: ``package.module:object``.
-        package: the distribution that provides it.
+        place: where its code is: ``package.module:object``.
+        package: name of the distribution that provides it.
     """
 
     kind: str
@@ -184,18 +185,20 @@ class Member:
 @cache
 def members(kind: str) -> tuple[Member, ...]:
     """Return the members of a kind: built-in ones in their order, then the others by package and name."""
-    own = [Member(kind=kind, name=name, place=at, package=PACKAGE) for name, at in BUILTINS[kind].items()]
-    brought = [
+    builtin = [
+        Member(kind=kind, name=name, place=place, package=PACKAGE) for name, place in BUILTINS[kind].items()
+    ]
+    installed = [
         Member(kind=kind, name=one.name, place=one.value, package=one.dist.name if one.dist else "unknown")
         for one in entry_points(group=_group(kind))
     ]
     # Entry points of fedveil itself, for example from stale metadata, never hide or duplicate a built-in member.
-    others = {one for one in brought if one.package != PACKAGE}
-    return (*own, *sorted(others, key=lambda one: (one.package, one.name, one.place)))
+    others = {one for one in installed if one.package != PACKAGE}
+    return (*builtin, *sorted(others, key=lambda one: (one.package, one.name, one.place)))
 
 
 def find(kind: str, name: str) -> Member:
-    """Return the one member of this name, not loaded.
+    """Return the one member of this name; its code is not loaded.
 
     Raises:
         ConfigError: no member or more than one has the name; lists the members and their packages.
@@ -229,16 +232,16 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(BUILTINS[kind])
 
 
-def third_party(asked: dict[str, tuple[str, str]]) -> dict[str, Member]:
-    """Return the requested members that other packages provide, by key; none of them is loaded.
+def third_party(requested: dict[str, tuple[str, str]]) -> dict[str, Member]:
+    """Return the requested members that other packages provide, by configuration key; their code is not loaded.
 
     Args:
-        asked: (kind, name) by configuration key, for instance ``{"method.name": ("methods", "fedavg")}``.
+        requested: (kind, name) by configuration key, for instance ``{"method.name": ("methods", "fedavg")}``.
 
     Raises:
         ConfigError: an unknown or ambiguous name.
     """
-    found = {key: find(kind, name) for key, (kind, name) in asked.items()}
+    found = {key: find(kind, name) for key, (kind, name) in requested.items()}
     return {key: one for key, one in found.items() if one.package != PACKAGE}
 
 

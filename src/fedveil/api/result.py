@@ -39,16 +39,18 @@ from fedveil.run.steps.experiment import Outcome
 from fedveil.statistics.evaluation.result import ReleasedEvaluation
 
 # --- history ------------------------------------------------------------------------------------------------
-# Rows of a run's rounds as flat tables: public figures alone, or all of them.
+# One flat row per round, with the public figures alone or with all figures.
 
 
-_LEFT_OUT: Final = frozenset({"schema_version", "remarks"})
-_NAMES: Final[Mapping[str, str]] = {
+_OMITTED: Final = frozenset({"schema_version", "remarks"})
+"""Fields of ``metrics.jsonl`` that are no column of the history."""
+
+_MOVEMENT_COLUMNS: Final[Mapping[str, str]] = {
     "movement.model": "model_moved",
     "movement.noise": "moved_by_noise_alone",
     "movement.most": "moved_at_most",
 }
-"""Columns of figures that stand in a table of their own in ``metrics.jsonl``."""
+"""Column names for the fields of the table ``movement`` in ``metrics.jsonl``."""
 
 
 def round_rows(
@@ -58,8 +60,8 @@ def round_rows(
 
     Args:
         folder: the run folder.
-        private: whether exact figures of private records are included.
-        public_test: whether the test records are public, so that metrics on them may be shown.
+        private: whether to include exact figures of private records, which no guarantee covers.
+        public_test: whether the test records are public, so that metrics on them are public.
 
     Raises:
         RunFolderError: ``metrics.jsonl`` is damaged.
@@ -73,9 +75,15 @@ def round_rows(
 
 
 def columns_of(row: Mapping[str, Any], *, private: bool = False, public_test: bool = False) -> dict[str, Any]:
-    """Return the columns of one row of ``metrics.jsonl``; a field that is not classified counts as private.
+    """Return the columns of one row of ``metrics.jsonl``.
 
-    Args are those of :func:`round_rows`.
+    :data:`~fedveil.run.folder.shown.METRICS` classifies every field: covered by the guarantee, computed on the test
+    records, or private. A field that it lacks counts as private.
+
+    Args:
+        row: the row.
+        private: as for :func:`round_rows`.
+        public_test: as for :func:`round_rows`.
     """
     kinds = {Kind.COVERED, *({Kind.TESTED} if public_test or private else ())}
     kinds |= {Kind.PRIVATE} if private else set()
@@ -85,23 +93,26 @@ def columns_of(row: Mapping[str, Any], *, private: bool = False, public_test: bo
 
 
 def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the columns of a row, those of inner tables and lists one by one."""
+    """Yield the columns of a row; a table or a list inside the row becomes one column per element."""
     for key, value in row.items():
-        if key in _LEFT_OUT:
+        if key in _OMITTED:
             continue
         if key == "test":
             yield from (value or {}).items()
         elif key == "norms":
             if value is not None:
-                yield from ((f"norm_{level:g}", one) for level, one in zip(NORM_LEVELS, value, strict=True))
+                yield from ((f"norm_{level:g}", norm) for level, norm in zip(NORM_LEVELS, value, strict=True))
         elif isinstance(value, Mapping):
             for name, inner in value.items():
-                place = f"{key}.{name}"
+                path = f"{key}.{name}"
                 if key != "movement":
                     yield f"{key}_{name}", inner
-                elif place in _NAMES:
-                    yield _NAMES[place], inner
-        elif key not in ("movement", "communication_cost"):  # None: not known in this round
+                elif path in _MOVEMENT_COLUMNS:
+                    yield _MOVEMENT_COLUMNS[path], inner
+        elif key not in (
+            "movement",
+            "communication_cost",
+        ):  # these tables are None if they are not known in a round
             yield key, value
 
 
@@ -145,7 +156,7 @@ class Result:
             outcome: outcome of the training run.
             experiment: the experiment that ran.
             learned: the initial model, with its loss and metrics.
-            people: the population that was trained on.
+            people: the population on which the model was trained.
         """
         released, metrics = outcome.evaluated, outcome.row["test"] or {}
         if released is not None:
@@ -180,21 +191,21 @@ class Result:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """Return the guarantee, the main metric with what covers it, and caveats for quoting it."""
+        """Return the guarantee, the main metric, whether a guarantee covers that metric, and caveats for quoting it."""
         return summarise(load_run(self.folder))
 
     @cached_property
     def history(self) -> Frame:
         """Public figures of every round: epsilon, the clip, the movement of the model, metrics on public test records.
 
-        Round 0 is the initial model. An epsilon of None means that nothing is guaranteed.
+        Round 0 is the initial model. An epsilon of None means that the run has no guarantee.
         """
         return Frame(rows=round_rows(self.folder, public_test=self._people.public_test), title="rounds")
 
     def history_private(self) -> Frame:
         """Return all figures of every round, also exact figures of private records, which no guarantee covers.
 
-        Protect them as you protect the records: lengths, counts and times depend on who takes part.
+        Protect them as you protect the records: norms, counts and times depend on the users who take part.
         """
         return Frame(
             rows=round_rows(self.folder, private=True), title="all figures of the rounds", private=True
@@ -206,7 +217,7 @@ class Result:
         return self._experiment.to_toml()
 
     def prepare_again(self) -> Prepared:
-        """Return the run's experiment over the objects with which it began, ready to be played or attacked."""
+        """Return the experiment with its population and initial model, ready for another run or a privacy attack."""
         return prepare(self._experiment, FixedPopulation(self._people, "this"), self._learned.task)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Training from Python: train a model over a population, and resume a run."""
+"""Train a model on a population from Python, and resume a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from fedveil.training.steps import LocalSgd
 Table: TypeAlias = str | Mapping[str, Any]
 """A stage by its name, or by its table as in a TOML document."""
 
-_OWN: Final = ("local", "method", "server")
+_METHOD_TABLES: Final = ("local", "method", "server")
 """Tables of an experiment that a composed method already determines."""
 
 
@@ -110,7 +110,8 @@ def train(
         method: a method such as ``fedveil.uldp_avg_w(clip=0.5, epochs=5)``, or a composed ``Method``. A composed
             method has its own noise and its own server optimiser: leave out ``epsilon`` and ``server``. None takes the
             recommended settings for ``epsilon`` (docs/theory/recommended.md); other arguments replace single ones.
-        rounds: T, the number of rounds; None: 30, of newton 12 (24 for counts), of boosted-trees 31.
+        rounds: T, the number of rounds. None: 30; for the method newton 12 (24 if the target is a count), for
+            boosted-trees 31.
         epsilon: the target at ``delta``. fedveil finds the smallest noise multiplier for which all rounds stay within
             it. None if the method has a ``noise_multiplier``, or adds no noise. There is no default.
         delta: additive slack of the guarantee: the amount by which a probability may change beyond the factor
@@ -185,7 +186,13 @@ def train(
 
 
 def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
-    """Play a run that is ready, in a new folder under ``parent``, and return its result.
+    """Run a prepared experiment in a new folder under ``parent``, and return its result.
+
+    Args:
+        prepared: the experiment with its population and model.
+        learned: the initial model, with its loss and metrics.
+        parent: parent folder of the run folder.
+        callbacks: callbacks that receive public numbers after every round.
 
     Warns:
         TooFewPeopleWarning, LargeDeltaWarning: as :func:`train`.
@@ -203,7 +210,7 @@ def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArguments:
-    """Arguments of :func:`train` that determine an experiment; see there."""
+    """The arguments of :func:`train` that determine an experiment, with the same names and meanings."""
 
     method: MethodChoice | Method | None
     rounds: int | None
@@ -254,8 +261,12 @@ class TrainingArguments:
     def for_table(self, people: Any) -> tuple[str, Population, TrainingArguments]:
         """Choose model, method, rounds and protection for a table by public facts, and print the choice.
 
+        Returns:
+            The name of the chosen model, the population, and the arguments with the choice in them.
+
         Raises:
-            ConfigError: no population, records that are no table, no epsilon, or arguments that need a model.
+            ConfigError: ``people`` is not a population, its records are not rows of a table, epsilon is missing, or an
+                argument is given that depends on the model.
         """
         if not isinstance(people, Population):
             raise ConfigError(
@@ -265,7 +276,7 @@ class TrainingArguments:
             raise ConfigError(
                 f"model: needed for records of shape {people.feature_shape}; without one, a model is chosen for tables"
             )
-        for name in _OF_A_MODEL:
+        for name in _MODEL_ARGUMENTS:
             if getattr(self, name) is not None:
                 raise ConfigError(f"model: needed where {name} is given; without a model, both are chosen")
         _check(people, None, self.epsilon)
@@ -291,9 +302,14 @@ class TrainingArguments:
     def prepare(
         self, model: nn.Module | str | Population, people: Population | None
     ) -> tuple[Prepared, Objective]:
-        """Check everything, and return the experiment ready to be played; nothing trains and nothing is charged.
+        """Check all arguments, and return the prepared experiment and the initial model; train and charge nothing.
 
-        Args are those of :func:`train`, and so are the errors.
+        Args:
+            model: as for :func:`train`.
+            people: as for :func:`train`.
+
+        Raises:
+            FedveilError: as for :func:`train`.
         """
         if people is None:
             model, people, chosen = self.for_table(model)
@@ -307,8 +323,9 @@ class TrainingArguments:
         method, epsilon = self.method, self.epsilon
         _check(people, method, epsilon)
         if isinstance(method, Method):
-            _check_whole({name: getattr(self, name) for name in _OF_A_METHOD}, self.settings)
-        # A document, as if read from a file: the run folder stores it, and every check of an experiment applies to it.
+            _refuse_repeated({name: getattr(self, name) for name in _METHOD_ARGUMENTS}, self.settings)
+        # The arguments become a document, as if read from a file: the run folder stores it, and the checks of an
+        # experiment's file apply to it.
         seed = whole_argument("fedveil.train: seed", self.seed)
         learned = self._objective(model, people, seed)
         delta = RECOMMENDED.delta_for(people.n_users) if self.delta is None else self.delta
@@ -340,10 +357,14 @@ class TrainingArguments:
         return _prepared(experiment, people, learned), learned
 
     def _for_own_method(self, method: str, people: Population) -> TrainingArguments:
-        """Return the arguments with the one method that trains the model, and secure aggregation among few silos."""
+        """Return the arguments for a model that one method alone can train, such as boosted trees.
+
+        The method's weights are "linked": a user counts in the silo with most of the user's records. Without a
+        protection among the arguments, secure aggregation is taken for up to ``RECOMMENDED.most_silos`` silos.
+        """
         _check(people, None, self.epsilon)
-        chosen = self.protection is not None or "protection" in (self.settings or {})
-        masked = not chosen and 1 < people.n_silos <= RECOMMENDED.most_silos
+        has_protection = self.protection is not None or "protection" in (self.settings or {})
+        masked = not has_protection and 1 < people.n_silos <= RECOMMENDED.most_silos
         return replace(
             self,
             method=methods.method(method, power="linked"),
@@ -385,24 +406,25 @@ def resume(
 ) -> Result:
     """Resume a run after its last complete round, with the objects with which it began.
 
-    A round that was charged but not completed is sampled and charged again, because its result may have been seen.
+    A round that was charged but not completed is charged again, with a new sample of users, because its result may have
+    been seen.
 
     Args:
         folder: the run folder.
-        model: the model that was passed to :func:`train`, with the same initial values; left out, as in
-            ``fedveil.resume(folder, people)``, the one that the folder names.
+        model: the model that was passed to :func:`train`, with the same initial values. If it is left out, as in
+            ``fedveil.resume(folder, people)``, the run folder's experiment must name the model.
         people: the same population.
-        loss: the loss that was passed to :func:`train`; None: the one that the folder names.
-        metrics: the metrics that were passed to :func:`train`; None: those that the folder names.
+        loss: the loss that was passed to :func:`train`; None: the one that the run folder's experiment names.
+        metrics: the metrics that were passed to :func:`train`; None: those that the run folder's experiment names.
         callbacks: callbacks that receive public numbers after every further round.
         method: the composed ``Method`` with which the run began; None if the run began with a named method.
-        local: the local algorithm that was passed to :func:`train`; None if an experiment's document can name it.
+        local: the local algorithm that was passed to :func:`train`; None for an algorithm with a registered name.
 
     Returns:
         The result of the whole run.
 
     Raises:
-        RunFolderError: the folder is no run folder or is damaged, or the run began with another model, other data,
+        RunFolderError: the folder is not a run folder or is damaged, or the run began with another model, other data,
             another loss or other metrics; the error names the difference.
     """
     opened, experiment = RunFolder.open(as_path(folder, "fedveil.resume: folder"))
@@ -443,11 +465,12 @@ def resume(
 
 
 def _in_session(name: str | None) -> bool:
-    """Return whether a name is that of an object or of code, which a document does not hold."""
+    """Return whether a name stands for a Python object that was passed in, which a document cannot hold."""
     return name is None or ":" in name
 
 
 def _check(people: Any, method: Any, epsilon: float | None) -> None:
+    """Check the types of population and method, and that there is an epsilon if there is no method."""
     if not isinstance(people, Population):
         raise ConfigError(f"people: a population is needed (fedveil.data), not {type(people).__name__}")
     if method is None and epsilon is None:
@@ -470,10 +493,10 @@ def _check(people: Any, method: Any, epsilon: float | None) -> None:
         )
 
 
-def _check_whole(given: Mapping[str, Any], settings: Mapping[str, Any] | None) -> None:
+def _refuse_repeated(arguments: Mapping[str, Any], settings: Mapping[str, Any] | None) -> None:
     """Refuse arguments and settings that a composed method already determines."""
-    laid_over = {f"settings: {key}": key for key in settings or () if key in _OWN}
-    for name, value in {**given, **laid_over}.items():
+    from_settings = {f"settings: {key}": key for key in settings or () if key in _METHOD_TABLES}
+    for name, value in {**arguments, **from_settings}.items():
         if value is not None:
             raise ConfigError(
                 f"{name}: a composed method has its own noise, local steps and server; change the composition "
@@ -512,10 +535,11 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
 
 
 def _with_algorithm(experiment: Experiment, algorithm: LocalAlgorithm) -> Experiment:
-    """Return the experiment with a local algorithm that was handed over.
+    """Return the experiment with a local algorithm that was passed as an object.
 
     Raises:
-        ConfigError: no local algorithm, a method without local training, or a name in ``settings`` too.
+        ConfigError: the object is not a local algorithm, the method has no local training, or ``settings`` name a local
+            algorithm too.
     """
     if isinstance(algorithm, type):
         name = algorithm.__name__
@@ -553,12 +577,12 @@ def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
     return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
 
 
-_OF_A_MODEL: Final = (
+_MODEL_ARGUMENTS: Final = (
     *("method", "loss", "local", "local_learning_rate", "local_epochs", "batch_size", "server_learning_rate"),
     *("server", "average", "denoiser", "start", "class_weight"),
 )
-"""Arguments that belong to a model or a method, which a call without a model leaves to the rule."""
-_OF_A_METHOD: Final = (
+"""Arguments that depend on the model; a call without a model must leave them out."""
+_METHOD_ARGUMENTS: Final = (
     *(
         "epsilon",
         "local",
@@ -580,6 +604,6 @@ def _prepared(experiment: Experiment, people: Population, learned: Objective) ->
 
 
 def _words(value: Any) -> str:
-    """Return a value for errors; a digest of 64 characters is abbreviated."""
+    """Return a value as text for an error; a text of 64 characters is a digest and is abbreviated."""
     text = "none" if value is None else str(value)
     return f"{text[:16]}..." if len(text) == 64 else text

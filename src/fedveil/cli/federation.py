@@ -27,7 +27,7 @@ from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
 from fedveil.federation.hosts.ipc import END, RunOutcome
 from fedveil.sanitize import sanitize
 
-if TYPE_CHECKING:  # it needs the extra, which not every command does
+if TYPE_CHECKING:  # these modules need the extra fedveil[federation], and not every command does
     from fedveil.federation.hosts.coordinator_service import CoordinatorService
     from fedveil.federation.hosts.folders import CoordinatorFolder
     from fedveil.federation.hosts.silo_service import SiloService
@@ -42,7 +42,7 @@ Founder = Annotated[Path, typer.Argument(metavar="DIR", help="the founder's fold
 
 @dataclass(frozen=True, kw_only=True)
 class CharterOptions:
-    """The options that a charter is written from."""
+    """The command-line options whose values go into a charter."""
 
     host: Annotated[str, typer.Option(help="host name or address by which silos reach the coordinator")]
     name: Annotated[str, typer.Option(help="name of the federation")] = "federation"
@@ -74,8 +74,8 @@ def create_command(
         port=chartered.port,
         passphrase=key.passphrase(),
     )
-    told = f"hand out: {folder / CHARTER}", f"fingerprint of the charter: {charter.fingerprint}"
-    print_result(as_json, {"charter": folder / CHARTER, "fingerprint": charter.fingerprint}, *told)
+    lines = f"hand out: {folder / CHARTER}", f"fingerprint of the charter: {charter.fingerprint}"
+    print_result(as_json, {"charter": folder / CHARTER, "fingerprint": charter.fingerprint}, *lines)
 
 
 @federation.command("admit")
@@ -105,9 +105,9 @@ def admit_command(
             f"--fingerprint: given {len(typed)} times for {len(requests)} requests; give it once for each, in their "
             "order"
         )
-    admitted = [admit(folder, path, said) for path, said in zip(requests, typed, strict=True)]
-    told = (f"admitted: {one.role} {one.name}" for one in admitted)
-    print_result(as_json, {"admitted": [one.name for one in admitted]}, *told)
+    admitted = [admit(folder, path, text) for path, text in zip(requests, typed, strict=True)]
+    lines = (f"admitted: {one.role} {one.name}" for one in admitted)
+    print_result(as_json, {"admitted": [one.name for one in admitted]}, *lines)
 
 
 @federation.command("revoke")
@@ -120,9 +120,9 @@ def revoke_command(
     """Remove a party from the next membership and revoke its key: it left, or its key was lost."""
     from fedveil.federation.enrollment.founder import revoke
 
-    one = revoke(folder, name, reason)
-    told = f"revoked: {name}, since {one.since}; seal, and hand out the membership"
-    print_result(as_json, {"revoked": name, "since": one.since}, told)
+    revocation = revoke(folder, name, reason)
+    line = f"revoked: {name}, since {revocation.since}; seal, and hand out the membership"
+    print_result(as_json, {"revoked": name, "since": revocation.since}, line)
 
 
 @federation.command("seal")
@@ -140,14 +140,15 @@ def seal_command(
     """Seal all admitted parties as the next membership, and certify the coordinator's TLS key anew."""
     from fedveil.federation.enrollment.founder import seal
 
-    made = seal(folder, PromptedPassphrase(descriptor), days, above)
+    membership = seal(folder, PromptedPassphrase(descriptor), days, above)
     sealed = folder / "sealed"
+    members = zip(membership.silos, membership.roster, strict=True)
     print_result(
         as_json,
-        {"folder": sealed, "serial": made.serial, "fingerprint": made.fingerprint},
-        *(f"{name}: {public.fingerprint}" for name, public in zip(made.silos, made.roster, strict=True)),
-        f"hand out: {sealed} (serial {made.serial}, valid until {made.valid_until})",
-        f"fingerprint of the membership: {made.fingerprint}",
+        {"folder": sealed, "serial": membership.serial, "fingerprint": membership.fingerprint},
+        *(f"{name}: {public.fingerprint}" for name, public in members),
+        f"hand out: {sealed} (serial {membership.serial}, valid until {membership.valid_until})",
+        f"fingerprint of the membership: {membership.fingerprint}",
     )
 
 
@@ -168,15 +169,17 @@ def demo_command(
 
     made = write_demonstration(folder, rounds=rounds, port=port)
     home = CoordinatorFolder(made.provisioned.coordinator)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # end as by Ctrl-C, so that all parties are stopped
     service = import_late("fedveil.federation.hosts.silo_service").SiloService
     served: list[CoordinatorService | SiloService] = [open_party(home)]
     try:
         served += [service(SiloFolder(path)) for path in made.provisioned.silos]
         _run(home, create_run(home, read_document(made.experiment, home)), as_json=False)
     finally:
-        for one in reversed(served):
-            one.stop()
+        for party in reversed(served):
+            party.stop()
 
 
 @federation.command("check")
@@ -260,7 +263,7 @@ def run_command(
 
 
 def _print_before(submission: Submission, as_json: bool) -> None:
-    """Say how many runs are played before a submission."""
+    """Print how many runs the coordinator plays before a submitted one."""
     if submission.before and not as_json:
         OUT.print(f"runs that are played before it: {submission.before}")
 
@@ -269,8 +272,8 @@ def _ask_policies(home: CoordinatorFolder, experiment: Path, as_json: bool) -> N
     """Print that all silos would take part in a run.
 
     Raises:
-        RefusedRunError: silos refuse; names each.
-        SilentSiloError: silos do not answer; names them.
+        RefusedRunError: silos refuse; the error names each.
+        SilentSiloError: silos do not answer; the error names each.
     """
     from fedveil.federation.hosts.submission import Submission, wait
 
@@ -289,7 +292,7 @@ def _ask_policies(home: CoordinatorFolder, experiment: Path, as_json: bool) -> N
 
 
 def _refuse_silence(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome) -> None:
-    """Return if no silo's silence has ended a run."""
+    """Raise a SilentSiloError if a run ended because silos did not answer."""
     from fedveil.federation.hosts.submission import resume_command
 
     if end.silent:
@@ -300,7 +303,7 @@ def _refuse_silence(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome)
 
 
 def _is_refused(folder: RunFolder, end: RunOutcome) -> bool:
-    """Return whether a run was stopped before its first round, and not by a silo's silence."""
+    """Return whether a run was stopped before its first round, for another reason than a silo that does not answer."""
     checkpoint = folder.read_checkpoint()
     return end.stopped is not None and not end.silent and (checkpoint is None or not checkpoint.round)
 
@@ -320,10 +323,10 @@ def check_end(home: CoordinatorFolder, folder: RunFolder, end: RunOutcome) -> No
 def _release(
     home: CoordinatorFolder, folder: RunFolder, as_json: bool, show: Callable[[Path, bool], None]
 ) -> None:
-    """Submit releases, and show what they released."""
+    """Submit a document of releases, wait for its end, and print the released figures."""
     from fedveil.federation.hosts.submission import Submission, resume_command, wait
 
-    (folder / END).unlink(missing_ok=True)
+    (folder / END).unlink(missing_ok=True)  # the outcome of an earlier attempt at this run
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
         end = wait(resume_command(home), folder.path, submission, lambda: None)
@@ -334,6 +337,7 @@ def _release(
 
 
 def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
+    """Submit an experiment, follow its rounds, and print its statement, run folder and report."""
     from fedveil.cli.options import print_statement
     from fedveil.federation.hosts.submission import Submission, resume_command, watch
     from fedveil.report.page import write_report
@@ -342,7 +346,7 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
 
     _, experiment = RunFolder.open(folder.path)
     again = resume_command(home)
-    (folder / END).unlink(missing_ok=True)
+    (folder / END).unlink(missing_ok=True)  # the outcome of an earlier attempt at this run
     with Submission(home, folder.path) as submission:
         _print_before(submission, as_json)
         with observer(OUT, quiet=as_json, resume=again) as watching:
@@ -354,9 +358,11 @@ def _run(home: CoordinatorFolder, folder: RunFolder, as_json: bool) -> None:
     else:
         if end.stopped is not None and not is_refused:
             OUT.print(f"stopped: {end.stopped}")
-        said = read_statement(folder / "privacy.json") if (folder / "privacy.json").exists() else None
-        if said is not None and not (end.stopped is not None and said.epsilon == 0):  # nothing was released
-            print_statement(said)
+        path = folder / "privacy.json"
+        statement = read_statement(path) if path.exists() else None
+        # A run that was stopped with epsilon 0 has released nothing.
+        if statement is not None and not (end.stopped is not None and statement.epsilon == 0):
+            print_statement(statement)
         OUT.print(f"run folder: {folder.path}")
         OUT.print(f"report: {report}")
     check_end(home, folder, end)

@@ -1,11 +1,12 @@
 """Define long-term identity keys (Ed25519, RFC 8032) and files that only their owner can read.
 
-Protect private keys in files by a passphrase; an attacker can test about one guess per second.
+A file may protect its private key by a passphrase. It then has these fields, with their lengths in bytes:
 
     FVK1 | salt (16) | nonce (12) | public (32) | ChaCha20-Poly1305 of the key
 
-The key of the cipher is Argon2id (RFC 9106) of the passphrase, with 256 MiB, 3 passes and 4 lanes. The associated
-data are all bytes before the ciphertext, and the kind of key, so a file of one kind is not valid as another kind.
+The key of the cipher is Argon2id (RFC 9106) of the passphrase and the salt, with 256 MiB, 3 passes and 4 lanes, so
+that one guess costs an attacker about a second. The associated data are all bytes before the ciphertext, and the kind
+of key, so a file of one kind is not valid as another kind.
 
 Claim: without the passphrase a file discloses the public half and nothing about the private half, and a changed file
 is refused. Condition: the passphrase cannot be guessed; each guess costs the work of Argon2id.
@@ -68,7 +69,7 @@ def protect(private: bytes, passphrase: bytes, *, kind: bytes, public: bytes) ->
     """
     if not passphrase:
         raise CryptoError("an empty passphrase protects nothing")
-    # A fresh salt gives every file its own cipher key: guesses for one file do not serve another.
+    # A fresh salt gives every file its own cipher key, so a guess tests one file only.
     salt, nonce = os.urandom(_SALT), os.urandom(_NONCE)
     head = _MAGIC + salt + nonce + public
     return head + _cipher(passphrase, salt).encrypt(nonce, private, head + kind)
@@ -106,15 +107,15 @@ Passphrase = Callable[[], bytes]
 """Callback that returns the passphrase of a key file; called only if the file is protected by a passphrase."""
 
 _KIND: Final = b"identity"
-_FIELD: Final = 2**255 - 19
+_FIELD: Final = 2**255 - 19  # prime of the field of edwards25519
 FingerprintKind = Literal["request", "identity", "membership", "charter"]
-"""The first word of a fingerprint: what it is of, so that nobody compares those of two things."""
+"""First word of a fingerprint: the kind of object, so that fingerprints of different objects are not confused."""
 
 _FINGERPRINT: Final = re.compile(r"(?P<kind>[a-z]*)(?P<digits>[0-9a-f]{32})")
 
 
 def format_fingerprint(kind: FingerprintKind, digest: bytes) -> str:
-    """Format the first 128 bits of a digest for people to compare: its kind, and 8 groups of 4 hexadecimal digits."""
+    """Return the kind and the first 128 bits of a digest, as 8 groups of 4 hexadecimal digits."""
     digits = digest[:16].hex()
     return " ".join((kind, *(digits[start : start + 4] for start in range(0, len(digits), 4))))
 
@@ -122,10 +123,10 @@ def format_fingerprint(kind: FingerprintKind, digest: bytes) -> str:
 def same_fingerprint(typed: str, known: str) -> bool:
     """Return whether a typed fingerprint equals a known one, apart from spaces and case.
 
-    The first word may be left out: the digits must be the same with it or without.
+    The typed text may omit the first word, the kind.
 
     Raises:
-        ConfigError: the typed text is not a fingerprint, or one of another kind.
+        ConfigError: the typed text is not a fingerprint, or is a fingerprint of another kind.
     """
     kind, _, digits = known.partition(" ")
     typed = "".join(typed.lower().split())
@@ -143,9 +144,9 @@ def same_fingerprint(typed: str, known: str) -> bool:
 class PublicIdentity:
     """Public half of an identity key: 32 bytes that every party knows before a run begins.
 
-    Points of small order are refused. A signature (R, S) is valid if S B = R + h A. For a point A of small order, h A
-    = O for every message or for one message in eight. Anybody can then solve the equation, so a signature would not
-    identify its signer.
+    Points of small order are refused. A signature (R, S) is valid under the public point A if S B = R + h A, where B is
+    the base point and h a hash. If A has small order, then h A = O for every message or for one message in eight.
+    Anybody can then choose S and set R = S B, so a signature would not identify its signer.
 
     Raises:
         CryptoError: not 32 bytes, or a point whose order divides 8.
@@ -181,7 +182,7 @@ class PublicIdentity:
 
 
 class IdentityKey:
-    """Ed25519 signing key that identifies a silo over its whole lifetime.
+    """Ed25519 signing key that identifies a party (silo, coordinator or founder) over its whole lifetime.
 
     >>> key = IdentityKey.generate()
     >>> key.public.verify(b"message", key.sign(b"message"))
@@ -216,7 +217,7 @@ class IdentityKey:
                 raise CryptoError(f"{path}: {error}") from None
             key = cls(Ed25519PrivateKey.from_private_bytes(raw))
             if key.public.raw != public:
-                raise CryptoError(f"{path}: its halves do not belong together")
+                raise CryptoError(f"{path}: its public half is not that of its private key")
             return key
         try:
             private = load_pem_private_key(data, password=None)
@@ -231,8 +232,8 @@ class IdentityKey:
 
         Args:
             path: path of the file.
-            passphrase: passphrase that protects the file (:mod:`~fedveil.crypto.keys`). None writes PKCS #8 PEM,
-                which only the file mode protects.
+            passphrase: passphrase that protects the file, in the format at the top of this module. None writes PKCS #8
+                PEM, which only the file mode protects.
 
         Raises:
             CryptoError: the file exists or cannot be written.
@@ -256,12 +257,11 @@ class IdentityKey:
 
 
 def _small_order(raw: bytes) -> bool:
-    """Return whether 8 A = O on edwards25519, for the point A of an encoding (RFC 8032).
+    """Return whether 8 A = O on edwards25519, for the point A that 32 bytes encode (RFC 8032).
 
-    The curve is -x^2 + y^2 = 1 + d x^2 y^2 with d = -121665 / 121666, and ``raw`` has the 32 bytes of A. The points
-    with y = 1, -1 and 0 have the orders 1, 2 and 4. The double of a point of order 8 has y = 0, so
-    x^2 = -y^2, and the curve equation becomes d y^4 + 2 y^2 - 1 = 0. The highest bit of ``raw`` is the sign of x and
-    does not affect the order.
+    The curve is -x^2 + y^2 = 1 + d x^2 y^2 with d = -121665 / 121666. The points with y = 1, -1 and 0 have the orders
+    1, 2 and 4. The double of a point of order 8 has y = 0, so x^2 = -y^2, and the curve equation becomes
+    d y^4 + 2 y^2 - 1 = 0. The highest bit of ``raw`` is the sign of x and does not affect the order.
     """
     y = int.from_bytes(raw, "little") % 2**255 % _FIELD
     square = y * y % _FIELD
@@ -277,7 +277,7 @@ def write_private_file(path: Path, data: bytes) -> None:
     """
     with writing(path, CryptoError):
         try:
-            # O_EXCL never replaces a key, and the mode is set at creation: the file is at no time readable by others.
+            # O_EXCL: an existing key is never replaced. The mode is set at creation: others can never read the file.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOSED_IN_CHILDREN, 0o600)
         except FileExistsError:
             raise CryptoError(

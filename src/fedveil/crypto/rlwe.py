@@ -1,17 +1,16 @@
 """Compute encrypted weighted sums by ring BFV (Brakerski 2012; Fan and Vercauteren 2012) with SEAL.
 
 A weight is encrypted as a constant polynomial modulo a plaintext prime t. Its product with a polynomial of N small
-numbers gives N products at once. Products do not depend on t: a :class:`RingEngine` multiplies ciphertexts of several
-plaintext primes by the same transformed polynomial. Ciphertexts are sent as (2, primes, N) residues, not in SEAL's
-format.
+numbers gives N products at once. The multiplication of a ciphertext by such a polynomial does not depend on t, so a
+:class:`RingEngine` multiplies ciphertexts of several plaintext primes by the same transformed polynomial. Ciphertexts
+are sent as (2, primes, N) residues, not in SEAL's format.
 
-Compute with numpy vectors of residues modulo primes below 2^60.
+The first half of the module computes with NumPy vectors of residues modulo primes q < 2^60. Integers that do not fit
+into int64 are lists of limbs: 30-bit digits, each a vector.
 
-The functions compute products and wide random numbers, and convert residues to integers.
-
-A product modulo q is the difference of two 64-bit products that wrap around. Let k = round(a b / q) in floating
-point. Then a b - k q is small, so its low 64 bits determine it. For a < q < 2^60 and 0 <= b < 2^30 the quotient is
-below 2^30. Float64 computes it with an error far below 1, so the remainder lies in (-q, q).
+A product modulo q needs no wider integers than int64. Let k = round(a b / q), computed in float64. Then a b - k q is
+small, so its low 64 bits determine it, and the two products may overflow. For a < q < 2^60 and 0 <= b < 2^30, k is
+below 2^30 and float64 computes a b / q with an error far below 1, so the remainder lies in (-q, q).
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from fedveil.randomness import KeyedStream
 # --- residues modulo primes ---
 
 LIMB_BITS: Final = 30
+"""Number of bits of a limb."""
 _LIMB: Final = 2**LIMB_BITS
 
 Residues = Int64[np.ndarray, "..."]
@@ -113,7 +113,7 @@ def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urand
 
 
 def keyed_residues(stream: KeyedStream, modulus: int, count: int) -> Residues:
-    """Sample numbers uniform on 0 .. q - 1 from a keyed stream, equal for all holders of the key."""
+    """Sample numbers uniform on 0 .. q - 1 from a keyed stream; all holders of the key get the same numbers."""
     shift = np.uint64(64 - (modulus - 1).bit_length())
     parts: list[Residues] = []
     missing = count
@@ -273,9 +273,9 @@ class Ring:
             that does not depend on the ciphertexts is at most 1.1 ||e||_2 / 2^bits, jointly over all ciphertexts of a
             message.
 
-        Argument: the probabilities p of the sum satisfy sum_x (sqrt p(x+1) - sqrt p(x))^2 < 1.21 / 4^bits, from 4
-            bits
-        on. (For one uniform number this sum is 2 / 2^bits.) The square roots of p and of p shifted by e_j therefore
+        Argument for bits >= 4: the probabilities p of the sum satisfy
+        sum_x (sqrt p(x+1) - sqrt p(x))^2 < 1.21 / 4^bits.
+        (For one uniform number this sum is 2 / 2^bits.) The square roots of p and of p shifted by e_j therefore
         differ by at most 1.1 |e_j| / 2^bits in l2. The squares of the Hellinger distances of independent coefficients
         add up, and the Hellinger distance bounds the statistical distance.
         """
@@ -309,7 +309,7 @@ class RlweKey:
         self._seal = seal
         fresh = seal.Ciphertext()
         self._encryptor.encrypt_zero_symmetric(fresh)
-        # Before the first use: another version of SEAL might write another layout.
+        # Check SEAL's file format before the first use, because another version of SEAL might write another one.
         check_format(self._context, fresh, seal.Ciphertext())
 
     @cached_property
@@ -333,7 +333,7 @@ class RlweKey:
         return coefficients
 
     def noise_budget(self, ciphertext: Ciphertext) -> int:
-        """Return the number of bits by which the noise may still grow; 0 if decryption is no longer right."""
+        """Return the number of bits by which the noise may still grow; 0 if decryption is no longer correct."""
         return int(self._decryptor.invariant_noise_budget(self._load(ciphertext)))
 
     def _load(self, ciphertext: Ciphertext) -> Any:

@@ -261,7 +261,7 @@ def numbers_of(reader: TableReader, name: str) -> Numbers:
         found.type
     ):  # CSV and Excel cells; -99.0 also matches a declared missing value of -99
         found = reader.parse_numbers(pc.if_else(pa.array(missing), None, found))
-        missing = missing | reader.standing_for_none(found)
+        missing = missing | reader.is_missing_number(found)
     values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
     state = np.where(missing, State.MISSING, np.where(np.isnan(values), State.INVALID, State.VALID))
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))

@@ -86,13 +86,17 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
 
 def _tables(schema: Schema, path: TableFile, columns: Sequence[str], *, tolerant: bool) -> Iterator[pa.Table]:
     """Yield columns of a file in the format that the schema declares for it; a Parquet file some records at a time."""
-    written, lacked, columns = schema.format_of(path.name), schema.may_lack, schema.read_columns(columns)
+    file_format, optional, columns = (
+        schema.format_of(path.name),
+        schema.may_lack,
+        schema.read_columns(columns),
+    )
     try:
         if isinstance(path, MemoryTable):
-            yield select_columns(path, path.table, columns, lacked)
+            yield select_columns(path, path.table, columns, optional)
         else:
             refuse_memory_path(path)
-            yield from open_pieces(path, columns, written, tolerant=tolerant, may_lack=lacked)
+            yield from open_pieces(path, columns, file_format, tolerant=tolerant, may_lack=optional)
     except LackingColumnsError as error:
         if not schema.features.keys() >= set(error.columns):
             raise
@@ -105,12 +109,16 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _pointed(cells: pa.Array, marks: NumberMarks) -> pa.Array:
-    """Return :meth:`NumberMarks.pointed` of every cell."""
+    """Rewrite numbers without thousands marks and with "." as the decimal mark, cell by cell.
+
+    The vectorised form of :meth:`NumberMarks.pointed`.
+    """
     if marks.thousands is not None:
         plain = pc.replace_substring_regex(cells, marks.between_groups, "")
         cells = pc.if_else(pc.match_substring_regex(cells, marks.grouped), plain, cells)
     if marks.decimal == ".":
         return cells
+    # A "." in the cell is not a decimal mark here: "?" makes the cell no number, instead of a number of another value.
     return pc.replace_substring(pc.replace_substring(cells, ".", "?"), marks.decimal, ".")
 
 
@@ -122,8 +130,9 @@ class TableReader:
         table: the columns of the file.
         missing_values: texts of cells that count as missing.
         marks: decimal and thousands mark of numbers that are text.
-        binned: whether a cell that its declaration does not allow is counted as invalid instead of refused. An
-            invalid feature is encoded in a feature of its own; a record with an invalid target is left out.
+        binned: whether a cell that its declaration does not allow is marked as invalid instead of raising an error
+            (``invalid = "bin"`` in the schema). One more feature column then marks the invalid cells of a feature. A
+            record with an invalid target is left out.
         spellings: alternative spellings by column, each mapped to its declared value.
     """
 
@@ -137,19 +146,20 @@ class TableReader:
         binned: bool = False,
         spellings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
-        if table.num_rows == 0:  # columns without a value may have any type, or none
+        if (
+            table.num_rows == 0
+        ):  # an empty column may have any type, also one that is refused otherwise: use text
             table = pa.table({name: pa.array([], pa.string()) for name in table.column_names})
         self._path = path
         self._table = table
         self._missing_values = pa.array(missing_values, pa.string())
         self._marks = marks
-        self._date: str | None = (
-            None  # format of all dates of the file that are text; None: that of the column
-        )
+        # Format of all dates that are text in this file; None: the format of the column's declaration.
+        self._date: str | None = None
         numbers = self.parse_numbers(self._missing_values)
         self._missing_numbers = numbers.filter(pc.invert(pc.is_nan(numbers)))
         self._binned, self._spellings = binned, spellings
-        self._first = 0  # place of the first record in the file
+        self._first = 0  # index in the file of this reader's first record
         self._durations: Mapping[str, Duration] = {}
         self._invalid: dict[str, Bool[np.ndarray, "n"]] = {}
 
@@ -162,7 +172,7 @@ class TableReader:
         Args:
             schema: declaration of the columns and of the files' formats.
             path: the file.
-            columns: columns to read; of a time between two dates, its name stands for both.
+            columns: columns to read; the name of a declared duration stands for its two columns of dates.
             tolerant: whether undecodable bytes are read as U+FFFD instead of refused (:func:`open_pieces`).
             binned: whether invalid cells are counted instead of refused.
 
@@ -178,7 +188,7 @@ class TableReader:
     ) -> Iterator[TableReader]:
         """Open columns of a file as :meth:`by_schema`, some records at a time if the file is Parquet.
 
-        Every cell is read by itself, so that the values do not depend on the pieces.
+        Every cell is converted by itself, so the values do not depend on how the file is divided.
         """
         first = 0
         for table in _tables(schema, path, columns, tolerant=tolerant):
@@ -208,7 +218,7 @@ class TableReader:
     def encode(self, column: str, feature: Feature) -> Float32[np.ndarray, "n width"]:
         """Encode a column as (n, width) features by its declaration.
 
-        If the reader is binned, the last feature marks invalid cells.
+        If the reader is binned, the last feature is 1 for an invalid cell, whose other features are 0.
         """
         encoded = (
             self._one_hot(column, feature) if isinstance(feature, Category) else self._scaled(column, feature)
@@ -253,27 +263,28 @@ class TableReader:
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if kind == EXCEL_CELL:
-            fit = self._table.column(column).combine_chunks().field("id").to_numpy(zero_copy_only=False)
-            self._refuse(~fit, column, "ids are text or whole numbers below 2^53")
+            is_id = self._table.column(column).combine_chunks().field("id").to_numpy(zero_copy_only=False)
+            self._refuse(~is_id, column, "ids are text or whole numbers below 2^53")
         elif not (_is_text(kind) or pa.types.is_integer(kind)):
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
         ids = self.ids(column)
         missing = np.array([one is None for one in ids], dtype=np.bool_)
         self._refuse(missing, column, "the id is missing; every record needs one")
-        unknown = np.array(
-            [REPLACED in (one or "") for one in ids], dtype=np.bool_
-        )  # two different undecodable ids may look equal after the replacement
-        self._refuse(unknown, column, "the id has bytes that are no text")
+        # Two different undecodable ids may look equal after the replacement.
+        undecodable = np.array([REPLACED in (one or "") for one in ids], dtype=np.bool_)
+        self._refuse(undecodable, column, "the id has bytes that are no text")
         return [str(one) for one in ids]
 
     def ids(self, column: str) -> list[str | None]:
         """Return the cells of a user or silo column as ids, None for a cell without an id; no cell is refused."""
         cells, missing = self.text(column)
         found = [
-            None if gone else self._plain(one) for one, gone in zip(cells.to_pylist(), missing, strict=True)
+            None if is_missing else self._without_fraction(cell)
+            for cell, is_missing in zip(cells.to_pylist(), missing, strict=True)
         ]
-        nothing = frozenset(self._missing_values.to_pylist())
-        return [None if one in nothing else one for one in found]
+        # Again, because a missing value may be declared without the fraction: -9 for a cell -9.0.
+        missing_values = frozenset(self._missing_values.to_pylist())
+        return [None if one in missing_values else one for one in found]
 
     def targets(self, schema: Schema) -> Targets:
         """Return the targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32.
@@ -292,36 +303,45 @@ class TableReader:
         return np.stack(numbers, axis=1) if isinstance(target, Amounts) else numbers[0]
 
     def _survival(self, target: Survival) -> Float32[np.ndarray, "n k"]:
-        """Return (event, time), and the entry if one is declared; count times below 0 and entries after the time."""
+        """Return (event, time), or (event, time, entry) if an entry is declared.
+
+        Invalid are a time or entry below 0, and an entry that is not before the time.
+        """
         dated = bool(target.durations)
         before = f"the date is before '{target.start}', the start of follow-up"
         event, time = self._zero_or_one(target.event, "target", "event"), self._required(target.time)
-        self._count(time < 0, target.end or target.time, before if dated else "the time must not be negative")
+        self._mark_invalid(
+            time < 0, target.end or target.time, before if dated else "the time must not be negative"
+        )
         if target.entry is None:
             return np.stack((event, time), axis=1).astype(np.float32)
         found = np.stack((event, time, self._required(target.entry)), axis=1).astype(np.float32)
-        self._count(found[:, 2] < 0, target.entry, before if dated else "the entry must not be negative")
+        self._mark_invalid(
+            found[:, 2] < 0, target.entry, before if dated else "the entry must not be negative"
+        )
         late = f"the entry must be before the {'end' if dated else 'time'} ('{target.end or target.time}')"
-        self._count(found[:, 2] >= found[:, 1], target.entry, late)
+        self._mark_invalid(found[:, 2] >= found[:, 1], target.entry, late)
         return found
 
     def _amount(self, target: Amount) -> Float32[np.ndarray, "n"]:
-        """Return a column of numbers to predict, clipped if declared; count those outside of their bounds."""
+        """Return a numeric target, clipped to its bounds if declared; invalid are fractions of a count, and, with
+        ``outside = "error"``, values outside of the bounds.
+        """
         values = self._required(target.column)
         if target.count:
-            self._count(
+            self._mark_invalid(
                 values != np.floor(values), target.column, "the target is a count, and this is a fraction"
             )
         if target.bounds is not None:
-            inside = np.clip(values, *target.bounds)
+            clipped = np.clip(values, *target.bounds)
             if target.outside == "error":
                 lower, upper = target.bounds
-                self._count(
-                    inside != values,
+                self._mark_invalid(
+                    clipped != values,
                     target.column,
                     f"the target is outside of its bounds, {lower:g} to {upper:g}",
                 )
-            values = inside
+            values = clipped
         return values.astype(np.float32)
 
     def _scaled(self, column: str, feature: Number | Date) -> Float32[np.ndarray, "n width"]:
@@ -329,7 +349,7 @@ class TableReader:
             self._numbers(column) if isinstance(feature, Number) else self._days(column, feature)
         )
         if feature.missing == "error":
-            self._count(
+            self._mark_invalid(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
         lower, upper = feature.bounds
@@ -342,35 +362,38 @@ class TableReader:
     def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
         place, missing = self.places(column, feature.categories)
         if feature.missing == "error":
-            self._count(
+            self._mark_invalid(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
         if feature.unknown == "error":
-            self._count((place < 0) & ~missing, column, "the value is not among the declared categories")
+            self._mark_invalid(
+                (place < 0) & ~missing, column, "the value is not among the declared categories"
+            )
         encoded = place[:, None] == np.arange(len(feature.categories))
         columns = (encoded, missing) if feature.missing == "indicator" else (encoded,)
         return np.column_stack(columns).astype(np.float32)
 
     def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
         place, missing = self.places(target.column, target.classes)
-        self._count(missing, target.column, "the label is missing")
-        self._count(place < 0, target.column, "the label is not among the declared classes")
+        self._mark_invalid(missing, target.column, "the label is missing")
+        self._mark_invalid(place < 0, target.column, "the label is not among the declared classes")
         found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
         return found
 
-    def _zero_or_one(self, column: str, what: str, of: str) -> Int64[np.ndarray, "n"]:
+    def _zero_or_one(self, column: str, target_name: str, value_name: str) -> Int64[np.ndarray, "n"]:
+        """Return a column of 0 and 1; errors call a missing cell ``target_name`` and a wrong one ``value_name``."""
         place, missing = self.places(column, EVENTS)
-        self._count(missing, column, f"the {what} is missing")
-        self._count((place < 0) & ~missing, column, f"the {of} must be 0 or 1")
+        self._mark_invalid(missing, column, f"the {target_name} is missing")
+        self._mark_invalid((place < 0) & ~missing, column, f"the {value_name} must be 0 or 1")
         found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
         return found
 
     def _required(self, column: str) -> Float64[np.ndarray, "n"]:
         values, missing = self._numbers(column)
-        self._count(missing, column, "the target is missing")
-        # Replaced by 0 below: with bins no error is raised, and the value would overflow in float32.
+        self._mark_invalid(missing, column, "the target is missing")
+        # A binned reader only marks the cell, so the value, which would overflow in float32, becomes 0.
         large = np.abs(values) > np.finfo(np.float32).max
-        self._count(large, column, "the target is too large for float32")
+        self._mark_invalid(large, column, "the target is too large for float32")
         return np.where(large, 0.0, values)
 
     def places(
@@ -378,39 +401,42 @@ class TableReader:
     ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Return the index of every cell in a declared list (-1 if unlisted), and the mask of missing cells.
 
-        A cell is matched by its text. An undeclared text is matched by its value, as a whole number or a truth value
-        (:class:`DeclaredValues`). Both rules apply to missing values as well.
+        A cell is matched by its text. If its text is not declared, it is matched by its value, as a whole number or a
+        truth value (:class:`DeclaredValues`). Both rules apply to missing values as well.
         """
         cells, missing = self.text(column)
-        meant = {one: place for place, one in enumerate(declared)}
-        meant |= {one: meant[other] for one, other in self._spellings.get(column, {}).items()}
-        place = pa.array(list(meant.values()), pa.int32()).take(
-            pc.index_in(cells, pa.array(list(meant), pa.string()))
+        index_of = {value: index for index, value in enumerate(declared)}
+        spellings = self._spellings.get(column, {})
+        index_of |= {spelling: index_of[value] for spelling, value in spellings.items()}
+        place = pa.array(list(index_of.values()), pa.int32()).take(
+            pc.index_in(cells, pa.array(list(index_of), pa.string()))
         )
         rest = pc.and_(pc.is_null(place), pa.array(~missing))
         if pc.any(rest).as_py():
             other = pc.unique(cells.filter(rest))  # parse each distinct text once
-            by_value, gone = self._by_value(other.to_pylist(), meant)
+            by_value, is_missing = self._by_value(other.to_pylist(), index_of)
             at = pc.index_in(cells, other)
             place = pc.coalesce(place, by_value.take(at))
-            missing = missing | np.asarray(pc.fill_null(pc.and_(rest, gone.take(at)), False), dtype=np.bool_)
+            missing = missing | np.asarray(
+                pc.fill_null(pc.and_(rest, is_missing.take(at)), False), dtype=np.bool_
+            )
         found = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
         return np.where(missing, -1, found).astype(np.int64), missing
 
     def _by_value(self, cells: Sequence[str], declared: Mapping[str, int]) -> tuple[pa.Array, pa.Array]:
         """Return the index of every text by its value (null if none), and whether it is a missing value.
 
-        A value that is both declared and missing gets neither an index nor the mark of a missing value.
+        A text whose value equals both a declared value and a missing value is ambiguous: it gets no index and is not
+        missing.
         """
-        found = DeclaredValues(declared, self._marks)
+        values = DeclaredValues(declared, self._marks)
         missing = {whole_number(one, self._marks) for one in self._missing_values.to_pylist()} - {None}
-        places = [found.place(one) for one in cells]
-        gone = [whole_number(one, self._marks) in missing for one in cells]
-        kept = [None if is_gone else place for place, is_gone in zip(places, gone, strict=True)]
-        lost = [is_gone and place is None for place, is_gone in zip(places, gone, strict=True)]
-        return pa.array(kept, pa.int32()), pa.array(lost, pa.bool_())
+        matches = [(values.place(cell), whole_number(cell, self._marks) in missing) for cell in cells]
+        indices = [None if is_missing else index for index, is_missing in matches]
+        only_missing = [is_missing and index is None for index, is_missing in matches]
+        return pa.array(indices, pa.int32()), pa.array(only_missing, pa.bool_())
 
-    def _plain(self, cell: str) -> str:
+    def _without_fraction(self, cell: str) -> str:
         return without_fraction(cell, self._marks)
 
     def _numbers(self, column: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
@@ -418,11 +444,11 @@ class TableReader:
         values, missing = self.cells(column)
         if not pa.types.is_floating(values.type):
             values = self._parsed(column, pc.if_else(pa.array(missing), None, values), missing)
-            missing = missing | self.standing_for_none(values)
+            missing = missing | self.is_missing_number(values)
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
         numbers[missing] = 0.0
         dates = self._durations.get(column)
-        self._count(
+        self._mark_invalid(
             ~np.isfinite(numbers),
             column,
             "the value is infinite"
@@ -434,19 +460,19 @@ class TableReader:
     def _days(self, column: str, feature: Date) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Return the days since 1970-01-01 (0 if missing or no date), and the mask of missing cells."""
         days, missing = self.dates(column, feature.format)
-        self._count(
+        self._mark_invalid(
             np.isnan(days) & ~missing, column, f"the value is no date as {self._date or feature.format}"
         )
         return np.where(np.isnan(days), 0.0, days), missing
 
-    def dates(self, column: str, written: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+    def dates(self, column: str, date_format: str) -> tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Return the days since 1970-01-01 (NaN if missing or no date), and the mask of missing cells.
 
         Args:
             column: the column.
-            written: its format; one of the whole file takes its place.
+            date_format: format of the column's dates; a format that is declared for the whole file replaces it.
         """
-        written = self._date or written
+        date_format = self._date or date_format
         cells = self._table.column(column).combine_chunks()
         if pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type):
             days = cells.cast(pa.date32(), safe=False).cast(pa.int32())
@@ -454,31 +480,31 @@ class TableReader:
         else:
             text, missing = self.text(column)
             coded = text.dictionary_encode()
-            plain = [
-                self._plain(one) for one in coded.dictionary.to_pylist()
-            ]  # a program that reads the column as floats writes 20200131 as 20200131.0
-            found = [day_of(one, written) for one in coded.dictionary.to_pylist()]
+            # A program that reads the column as floats writes 20200131 as 20200131.0.
+            plain = [self._without_fraction(one) for one in coded.dictionary.to_pylist()]
+            found = [day_of(one, date_format) for one in coded.dictionary.to_pylist()]
             found = [
-                day_of(one, written) if day is None else day for one, day in zip(plain, found, strict=True)
+                day_of(one, date_format) if day is None else day
+                for one, day in zip(plain, found, strict=True)
             ]
             days = pa.array(found, pa.int32()).take(coded.indices)
-            gone = pc.is_in(pa.array(plain, pa.string()), self._missing_values).take(coded.indices)
-            missing = missing | np.asarray(pc.fill_null(gone, False), dtype=np.bool_)
+            is_missing = pc.is_in(pa.array(plain, pa.string()), self._missing_values).take(coded.indices)
+            missing = missing | np.asarray(pc.fill_null(is_missing, False), dtype=np.bool_)
             if cells.type == EXCEL_CELL:
                 days = pc.coalesce(cells.field("day").cast(pa.int32()), days)
-        missing = missing | np.asarray(pc.is_in(days, self._missing_days(written)), dtype=np.bool_)
+        missing = missing | np.asarray(pc.is_in(days, self._missing_days(date_format)), dtype=np.bool_)
         return pc.fill_null(days.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False), missing
 
-    def _missing_days(self, written: str) -> pa.Array:
-        """Return the days of the declared missing values, read in this format or else in ISO 8601."""
-        marks = self._missing_values.to_pylist()
-        days = [day_of(one, written) for one in marks], [day_of(one, ISO_DATE) for one in marks]
+    def _missing_days(self, date_format: str) -> pa.Array:
+        """Return the declared missing values that are dates, as days; in this format or else in ISO 8601."""
+        values = self._missing_values.to_pylist()
+        days = [day_of(one, date_format) for one in values], [day_of(one, ISO_DATE) for one in values]
         return pc.drop_null(pc.coalesce(*(pa.array(one, pa.int32()) for one in days)))
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
-        """Convert text cells to numbers; refuse or count a cell that is neither missing nor a number."""
+        """Convert text cells to numbers; a cell that is neither missing nor a number is invalid."""
         values = self.parse_numbers(cells)
-        self._count(
+        self._mark_invalid(
             np.asarray(values.is_null()) & ~missing,
             column,
             f"the value is no number ({self._marks.described()})",
@@ -499,31 +525,36 @@ class TableReader:
     def cells(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         """Return the cells, as float64 for a numeric column and else as text, and the mask of missing cells.
 
-        A time between two dates is missing if one of them is, and NaN if one is no date.
+        A declared duration is missing if one of its two dates is missing, and NaN if one is not a date.
         """
         if column in self._durations:
-            first, last, written, unit = self._durations[column]
-            (start, unknown), (end, missing) = (self.dates(one, written) for one in (first, last))
-            return pa.array((end - start) / unit), missing | unknown
+            first, last, date_format, unit = self._durations[column]
+            start, no_start = self.dates(first, date_format)
+            end, no_end = self.dates(last, date_format)
+            return pa.array((end - start) / unit), no_start | no_end
         kind = self._table.schema.field(column).type
         if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
             values = self._table.column(column).combine_chunks()
-            if pa.types.is_decimal(
-                kind
-            ):  # through its text, as in a CSV table: a direct cast to float rounds twice
+            # A decimal is converted through its text, as in a CSV table: a direct cast to float rounds twice.
+            if pa.types.is_decimal(kind):
                 values = values.cast(pa.string())
             values = values.cast(pa.float64(), safe=False)
             missing = np.asarray(values.is_null(nan_is_null=True), dtype=np.bool_)
-            return values, missing | self.standing_for_none(values, kind)
+            return values, missing | self.is_missing_number(values, kind)
         return self.text(column)
 
-    def standing_for_none(self, values: pa.Array, kind: pa.DataType | None = None) -> Bool[np.ndarray, "n"]:
-        """Return the mask of numbers that equal a declared missing value, rounded to the column's float type."""
-        marks = self._missing_numbers
+    def is_missing_number(self, values: pa.Array, kind: pa.DataType | None = None) -> Bool[np.ndarray, "n"]:
+        """Return the mask of numbers that equal a declared missing value.
+
+        Args:
+            values: the numbers as float64.
+            kind: type of the column, to whose precision the missing values are rounded; None: float64.
+        """
+        missing_numbers = self._missing_numbers
         if kind is not None and pa.types.is_floating(kind):
             # A float32 column holds a declared -99.9 as its nearest float32, not as the float64 of the same text.
-            marks = marks.cast(kind, safe=False).cast(pa.float64())
-        return np.asarray(pc.is_in(values, marks), dtype=np.bool_)
+            missing_numbers = missing_numbers.cast(kind, safe=False).cast(pa.float64())
+        return np.asarray(pc.is_in(values, missing_numbers), dtype=np.bool_)
 
     def text(self, column: str) -> tuple[pa.Array, Bool[np.ndarray, "n"]]:
         """Return the cells as text, and the mask of missing cells."""
@@ -532,7 +563,7 @@ class TableReader:
         except DataError as error:
             raise DataError(f"{self._path}, column '{sanitize(column)}': {error}") from None
 
-    def _count(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+    def _mark_invalid(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Mark wrong cells as invalid if the reader is binned; else raise a DataError for the first one."""
         if self._binned:
             self._invalid[column] = self.invalid(column) | wrong

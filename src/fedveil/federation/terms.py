@@ -1,15 +1,15 @@
 """Terms of a run: the canonical JSON text of its experiment, and the rules that follow from it.
 
-One experiment has one text and one digest:
+The text is canonical: one experiment has one text, and so one digest:
 
-    keys sorted, no blanks, ASCII, the shortest digits of every number that read back to it; no NaN and no infinity
+    sorted keys; no blanks; ASCII; for every number the fewest digits that read back to it; no NaN, no infinity
 
 If the document uses third-party packages, the text also states their versions (key ``packages``). A stage of another
 version is a different stage, and a silo with another version refuses to join.
 
-Claim: the time and memory to read a document are bounded by its limit of 64 KiB, regardless of the signer. Enforced
-by :func:`read_canonical`. It checks the length first. The JSON grammar has no anchors, no dates and no sections that
-can be reopened. It then checks depth and number of values, all before validation.
+Claim: a hostile document cannot cost a reader more time or memory than 64 KiB of JSON can. :func:`read_canonical`
+enforces this before validation: it checks the length first, and then the depth and the number of values. JSON is used
+instead of YAML or TOML because it has no anchors, dates or sections that can be reopened.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MOST_VALUES: Final = 2000
 _LARGEST_INTEGER: Final = 2**53
 
 
-def canonical(experiment: Experiment | TableDocument, packages: Mapping[str, str] | None = None) -> str:
+def canonical(document: Experiment | TableDocument, packages: Mapping[str, str] | None = None) -> str:
     """Return the canonical text of a document.
 
     Args:
@@ -61,12 +61,12 @@ def canonical(experiment: Experiment | TableDocument, packages: Mapping[str, str
     Raises:
         ConfigError: a number in the document is infinite. Documents between institutions are finite.
     """
-    document = experiment.model_dump(mode="json", exclude_none=True)
+    tables = document.model_dump(mode="json", exclude_none=True)
     try:
-        return _text(document | ({_PACKAGES: packages} if packages else {}))
+        return _text(tables | ({_PACKAGES: packages} if packages else {}))
     except ValueError:
         raise ConfigError(
-            f"{experiment.name}: a number is infinite; between institutions all are finite"
+            f"{document.name}: a number is infinite; between institutions all are finite"
         ) from None
 
 
@@ -75,8 +75,8 @@ def public_text(
 ) -> str:
     """Return the document's text for the silos, without local paths of the coordinator.
 
-    The text replaces an initial model by its digest (``model.sha256``). Every silo states the digest and signs it
-    with the rest.
+    The text has an initial model's digest (``model.sha256``) instead of its path. Every silo states the digest and
+    signs it with the rest of the text.
 
     Args:
         document: the coordinator's document.
@@ -106,7 +106,7 @@ def versions(members: Iterable[Member]) -> dict[str, str]:
 
 
 def parse_terms(text: str) -> tuple[dict[str, Any], Any]:
-    """Return the tables of a document, and the package versions in its text ({} if it has none).
+    """Return the tables of a canonical text, and its package versions ({} if it has none).
 
     Raises:
         FedveilError: as :func:`read_canonical`.
@@ -125,11 +125,11 @@ def read_canonical(text: str) -> dict[str, Any]:
     if len(text) > LARGEST_EXPERIMENT:
         raise RefusalError(Code.EXPERIMENT_LENGTH, len(text))
     document = parse_json(text, _PLACE, ConfigError)
-    # Breadth first, one level per pass: at most _DEEPEST + 1 levels are expanded, so no recursion on hostile nesting.
+    # Breadth first, without recursion: of a deeply nested document only _DEEPEST + 1 levels are expanded.
     level, values = [document], 0
     for _ in range(_DEEPEST + 1):
         values += len(level)
-        level = [inner for value in level for inner in _within(value)]
+        level = [inner for value in level for inner in _children(value)]
     if level or values > _MOST_VALUES:
         raise RefusalError(Code.EXPERIMENT_LENGTH, len(text))
     # Equality with the re-encoded text rejects duplicate keys, blanks and alternative spellings of numbers: two texts
@@ -139,7 +139,8 @@ def read_canonical(text: str) -> dict[str, Any]:
     return document
 
 
-def _within(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
+    """Return the values inside a table or list; raise a ConfigError for an integer that float64 cannot hold."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list):
@@ -155,8 +156,8 @@ def _text(document: Any) -> str:
 
 
 # --- rules that follow from the terms ---
-# They give the quorum of a round, whether a repeated round is a new release, and the position of each ledger charge and
-# of each part in the run.
+# These rules give the quorum of a round, whether a repeated round is a new release, the round of the run that a ledger
+# charge pays for, and the allowed order of the parts.
 
 
 _TERMS_PLACE: Final = "the experiment of the terms"
@@ -164,12 +165,12 @@ _TERMS_PLACE: Final = "the experiment of the terms"
 
 @dataclass(frozen=True, kw_only=True)
 class RunRules:
-    """Facts of a run that its protection and its document fix.
+    """Facts of a run that follow from its document, mainly from its table ``protection``.
 
     Attributes:
         name: name of the run in its coordinator's ledger.
-        quorum: fewest silos that a round needs.
-        repeats: whether a repeated round is the same release, so that its coordinator charges it once.
+        quorum: smallest number of silos with which a round can end.
+        repeats: whether a repeated round is the same release, so that the coordinator charges it once.
         trains: whether the run has rounds of training; else it is a document of releases.
         averages: whether the run's model is an average of models rather than the model of the last round.
     """
@@ -196,23 +197,34 @@ class RunRules:
             document = _parsed(experiment)
             protection, name = document["protection"], str(document["name"])
             missing = int(protection.get("max_dropouts", 0))
-            # A new release: with recovery the repeated round may sum other silos, and private sampling samples users
-            # anew in each session.
-            anew = protection.get("on_dropout") == "recover" or protection.get("private_sampling", False)
+            # Two cases in which a repeated round is a new release: with recovery it may sum other silos, and private
+            # sampling samples other users in each session.
+            is_new_release = protection.get("on_dropout") == "recover" or protection.get(
+                "private_sampling", False
+            )
             averages = (document.get("server") or {}).get("average") is not None
         least = max(1, silos - missing)
-        return cls(name=name, quorum=least, repeats=not anew, trains="rounds" in document, averages=averages)
+        return cls(
+            name=name,
+            quorum=least,
+            repeats=not is_new_release,
+            trains="rounds" in document,
+            averages=averages,
+        )
 
     def required_charges(self, charged: Iterable[RoundPlace]) -> Counter[RoundPlace]:
-        """Return the fewest charges of each round in the coordinator's ledger, given the charges of one silo.
+        """Return the number of charges that the coordinator's ledger must have at least, for each round.
 
-        If rounds repeat, the silo may charge a round again after its own crash while the coordinator charges once.
-        Otherwise the coordinator charges before every charge of a silo.
+        If a repeated round is the same release, a silo may charge it again after a crash of its own, and the
+        coordinator charges it once. Otherwise the coordinator charges before every charge of a silo.
+
+        Args:
+            charged: the rounds of one silo's charges, with repetitions.
         """
         return Counter(set(charged) if self.repeats else charged)
 
     def place(self, entry: Entry) -> RoundPlace:
-        """Return the part and the round of a charge in the run's own ledger.
+        """Return the part and the round that a charge in the run's ledger pays for.
 
         Raises:
             IntegrityError: the charge belongs to another run.
@@ -220,22 +232,23 @@ class RunRules:
         run, _, part = entry.run.partition("/")
         if run != self.name:
             raise IntegrityError(f"charge {entry.index + 1} is of another run than '{sanitize(self.name)}'")
-        # Ledger names: "name/part" for a side release; "name" with the round's number for training, or the release's
-        # number for a document of releases.
+        # The ledger entry of a side release has the name "run/part". All others have the run's name: with the number of
+        # the round for training, or with the number of the release for a document of releases.
         if part:
             return part, 1
         return ("", entry.round) if self.trains else (str(entry.round), 1)
 
     def position_error(self, part: str, before: Collection[str], asked: str, ended: str | None) -> str | None:
-        """Return the fault in the position of a part, or in the model that it evaluates; None if correct.
+        """Return what is wrong with a part's position in the run, or with the model that it evaluates; None if nothing.
 
-        The record holds neither averaged models nor models that only the silos have, so no check applies to these.
+        The model is not checked if the record has no digest of it: if it is an average of models, or only the silos
+        have it.
 
         Args:
-            part: name of the part.
-            before: first components (up to a slash) of the part names in earlier lines.
-            asked: digest of the model that the silos received.
-            ended: digest of the model of the last training round; None if none was played.
+            part: name of the part; empty for a training round.
+            before: kinds of the parts in earlier lines: their names up to the slash ("prep", "eval", or empty).
+            asked: digest of the model that the silos received for this part.
+            ended: digest of the model after the last training round; None if there was none.
         """
         kind = part.partition("/")[0]
         if kind == "" and "eval" in before:
@@ -250,7 +263,8 @@ class RunRules:
 def without_trainer(experiment: str) -> dict[str, Any]:
     """Return the tables of an experiment without its trainer.
 
-    The coordinator may replace "auto" by a trainer, chosen from public facts. Texts are compared without it.
+    The coordinator may replace the trainer "auto" by one that it chooses from public facts, so experiments are compared
+    without it.
 
     Raises:
         IntegrityError: the text is not an experiment.
@@ -262,9 +276,9 @@ def without_trainer(experiment: str) -> dict[str, Any]:
 
 
 def is_batch_independent_run(experiment: str) -> bool:
-    """Return whether an experiment's trainer computes each contribution by itself.
+    """Return whether an experiment's trainer computes each contribution by itself, not in a batch with others.
 
-    The statement of a batch-independent run says nothing about batches.
+    The statement of such a run needs no sentence about batches.
 
     Raises:
         IntegrityError: the text is not an experiment.

@@ -1,4 +1,4 @@
-"""Build the channels that an experiment may request by name: LRSUQ, or the channel that the method has."""
+"""Build the channels that an experiment may request by name: LRSUQ, or the method's own channel."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from fedveil.quantization.laws import GaussianLaw
 from fedveil.quantization.streams import KeyedStreams
 from fedveil.stage import Sensitivity, redefined
 
-# --- silos' shares as the error of a quantiser ---
+# --- quantisation error as the silo's share of the noise ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayeredShares(Channel):
     """Channel whose quantisation error is the silo's share of the noise.
 
-    LRSUQ (CEPAM, Section III; docs/theory/lrsuq.md): the server decodes sum + N(0, share std^2 I), exactly and
-    independently of the sum. So the sum over all silos has the same law as with :class:`GaussianShares`. The server
-    needs the key of every message and therefore learns more than the decoded value: it is trusted.
+    LRSUQ, the layered randomised subtractive quantiser (CEPAM, Section III; docs/theory/lrsuq.md): the server decodes
+    sum + N(0, share std^2 I), exactly, with an error that is independent of the sum. So the sum over all silos has the
+    same law as with :class:`GaussianShares`. To decode, the server needs the key of every message. The key reveals more
+    than the decoded value, so the server must be trusted.
 
     Attributes:
         shares: the noise, and how the silos share it.
-        lattice: lattice of the quantiser; None sends every block in the cheapest way (``gaussian_channel``).
+        lattice: lattice of the quantiser; None chooses the encoding with the fewest bits for every block.
     """
 
     content: ClassVar[Reveals] = Reveals.KEYED
@@ -82,13 +83,13 @@ class LayeredShares(Channel):
         return self.shares.noise_std(n, summed)
 
     def claims(self, sensitivity: Sensitivity) -> tuple[Claim, ...]:
-        """Claim the claims of the shares, and nothing against a party that holds the key of a message.
+        """Return the shares' claims about the sum, and no guarantee against a party that holds the key of a message.
 
-        The key reveals the latent of every sub-vector, hence a ball that contains the sum: no noise of unbounded
-        support is left. The spreads of blocks, their encoding, and the length of the message depend on the sum as
-        well.
+        The key reveals the latent variable of every sub-vector, and with it a ball that contains the sum: the remaining
+        error has bounded support. The spreads of blocks, their encoding, and the length of the message also depend on
+        the sum.
         """
-        # The shares' claims about single messages do not carry over: here a reader of a message also holds its key.
+        # The shares' claims about single messages are dropped: here a reader of a message also holds its key.
         shares = (claim for claim in self.shares.claims(sensitivity) if Reveals.MESSAGE not in claim.covers)
         return (*shares, no_guarantee(KEY_REASON, unless=Reveals.COUNTS))
 
@@ -98,7 +99,7 @@ class LayeredShares(Channel):
         )
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
-        """Return the assumptions behind a layered quantiser, which no epsilon covers."""
+        """Return the assumptions of a layered quantiser, which no epsilon covers."""
         return (*OF_LAYERS, *self.shares.uncovered_facts(method))
 
     @property
@@ -132,11 +133,11 @@ class LayeredShares(Channel):
 
 # --- channels by name ---
 
-Of = Annotated[Any, composed_field()]
-"""Method for which the channel is built."""
+ComposedMethod = Annotated[Any, composed_field()]
+"""Method for which the channel is built; composition passes it, and it is no configuration key."""
 
 
-def additive(*, method: Of, word_bits: WordBits = "auto") -> Channel:
+def additive(*, method: ComposedMethod, word_bits: WordBits = "auto") -> Channel:
     """Additive: send sums, or clients' messages, in the method's own form.
 
     Raises:
@@ -153,30 +154,31 @@ def additive(*, method: Of, word_bits: WordBits = "auto") -> Channel:
     return cast(Channel, channel.with_word_bits(word_bits))
 
 
-def lrsuq(*, method: Of, n_users: Users, lattice: Lattice | None = None) -> Channel:
+def lrsuq(*, method: ComposedMethod, n_users: Users, lattice: Lattice | None = None) -> Channel:
     """LRSUQ: send bytes whose compression error is the sender's share of the noise (docs/theory/lrsuq.md).
 
-    Silos' shares of a Gaussian noise become the error of their messages. The noise of a trusted server becomes the
-    error of the sampled clients' messages.
+    If silos add shares of a Gaussian noise, each share becomes the error of the silo's message. If a trusted server
+    adds the noise, it becomes the error of the sampled clients' messages.
 
     Raises:
-        CompositionError: neither silos nor the server add noise to a sum.
+        CompositionError: neither silos nor the server add noise to a sum, or the noise is correlated over rounds.
     """
-    own: Any = method.channel
-    if isinstance(own, ServerNoise):
-        return through_messages(own, method.sampler, n_users, Layered(lattice=lattice))
-    if not isinstance(own, GridShares):
+    channel: Any = method.channel
+    if isinstance(channel, ServerNoise):
+        return through_messages(channel, method.sampler, n_users, Layered(lattice=lattice))
+    if not isinstance(channel, GridShares):
         raise CompositionError(
             f"{method.name}: channel.name = 'lrsuq' makes shares of Gaussian noise, but in this method neither silos "
             "nor the server add any to a sum; use uldp-naive, uldp-sgd, uldp-avg, uldp-avg-w, dp-fed or dp-fed-ls, or "
             "cepam-gaussian as it is"
         )
-    if round_strengths(own) != (1.0,):
+    # Without correlated noise, the noise of a round is in that round's sum alone.
+    if round_strengths(channel) != (1.0,):
         raise CompositionError(
             f"{method.name}: channel.name = 'lrsuq' makes the compression error of a message its noise, and correlated "
             "noise sends sums of several rounds in one: leave one of the two out"
         )
-    shares: Any = own
+    shares: Any = channel
     return LayeredShares(shares=shares, lattice=lattice)
 
 

@@ -1,14 +1,12 @@
-"""Load parameters from a file: a public model to start from, or some of its layers.
+"""Start from a public pretrained model: load its parameters, and treat its BatchNorm layers as constants.
 
-Batch normalisation of a pretrained layer whose statistics are constants.
-
-In training mode BatchNorm normalises a record by the others of its batch and updates running statistics outside the
-bounded update. A frozen layer does neither: it computes
+In training mode BatchNorm normalises each record by the other records of its batch, and updates running statistics that
+no clip bounds. :class:`FrozenNorm` does neither. It computes
 
     y = (x - mean) / sqrt(var + eps) * weight + bias
 
-with its running statistics, which never change, whatever mode the model is in. So each record is computed by itself.
-The statistics are part of the model that is handed over and count as public, like its other initial values.
+with running statistics that never change, in training mode as in evaluation mode. So the output for a record depends
+on that record alone. The statistics are part of the initial model and count as public, like its other values.
 """
 
 from __future__ import annotations
@@ -96,10 +94,11 @@ def take_parameters(model: nn.Module, public: PublicModel, layers: Sequence[str]
 # --- frozen batch normalisation ---
 
 NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Classes of layers that can be frozen."""
 
 
 def frozen_norm_refusal(norm: nn.Module) -> str | None:
-    """Return why a BatchNorm layer cannot be treated as a constant during training; None if it can."""
+    """Return why the statistics of a BatchNorm layer cannot be treated as constants; None if they can."""
     if type(norm) not in NORMS or "forward" in vars(norm) or _has_hooks(norm):
         return "has code of its own (another class, a forward or hooks)"
     assert isinstance(norm, NORMS)
@@ -111,7 +110,11 @@ def frozen_norm_refusal(norm: nn.Module) -> str | None:
 
 
 def with_frozen_norms(model: nn.Module) -> nn.Module:
-    """Replace frozen BatchNorm layers inside a model, in place, and return the model (or its replacement)."""
+    """Replace each BatchNorm layer that is in evaluation mode and not trained by a :class:`FrozenNorm`.
+
+    Returns:
+        The model, changed in place; its replacement if the model is itself such a layer.
+    """
     if isinstance(model, NORMS) and frozen_norm_refusal(model) is None:
         return FrozenNorm(model)
     for parent in list(model.modules()):
@@ -122,7 +125,7 @@ def with_frozen_norms(model: nn.Module) -> nn.Module:
 
 
 class FrozenNorm(nn.Module):
-    """A BatchNorm layer in evaluation mode, under the same names of parameters and buffers.
+    """A BatchNorm layer that computes with constant statistics, with the same names of parameters and buffers.
 
     Args:
         norm: a layer that :func:`frozen_norm_refusal` accepts.

@@ -1,19 +1,22 @@
 """Record of the parties' signatures, round by round and at the end, in the coordinator's run folder.
 
-    terms.jsonl     one line for each terms that sessions were begun on: membership and experiment, with digest T
-    rounds.jsonl    one line a round of any part: what every silo signed of it; the whole line signed by the coordinator
-    silo_signatures.json     at the end: digests of statement, model and contents, signed by coordinator and silos
-    checkpoint/contents.json    the digests of all files of the folder, with a random number: it stays in the folder
+    terms.jsonl     one line for each version of the terms: membership and experiment, with digest T
+    rounds.jsonl    one line for each round of any part: the silos' signatures of the round, and the coordinator's
+                    signature of the whole line
+    silo_signatures.json        written at the end: digests of statement, model and contents, signed by coordinator and
+                                silos
+    checkpoint/contents.json    digests of all files of the folder, with a random number; it is not published
 
     silo, a round:  Ed25519 of "fedveil/3/attested" | run 16 | T 32 | round 4 | X 32 | M 32 | R 32 | ledger head 32
                     | part
     silo, the end:  Ed25519 of "fedveil/3/statement" | run 16 | T 32 | round 4 | last line 32 | statement 32
 
-Numbers are lengths in bytes. A part is a release, which is one round (``prep/1``, ``eval/1``; ``1``, ``2``, ... in a
-document of releases), or the training, whose name is empty. X binds the whole request to the silo
-(:mod:`~fedveil.federation.transcript_binding`). M is SHA-256 of the round's model; zeros without a model, or if only
-the silos have it. R is the digest of all earlier releases (:mod:`fedveil.statistics.result`). Each line
-holds the digest of the line before it, and the digest of its round's result: the next model, or the release.
+The numbers above are lengths in bytes. A part is a release, which is one round (``prep/1``, ``eval/1``; ``1``, ``2``,
+... in a document of releases), or the training, whose name is empty. X is a digest of the coordinator's whole request
+to the silo (:mod:`~fedveil.federation.transcript_binding`). M is SHA-256 of the model at the start of the round; zeros
+without a model, or if only the silos have it. R is the digest of all earlier releases
+(:mod:`fedveil.statistics.result`). Each line holds the digest of the line before it, and the digest of its round's
+result: the next model, or the release.
 
 Claim: a party without any of the keys cannot change the data that a silo or the coordinator signed, nor remove or
 insert a round (:mod:`~fedveil.federation.audit.recorded_run` checks, and states the limits for the coordinator itself).
@@ -62,16 +65,16 @@ from fedveil.statistics.result import digest_of_all, digest_of_release
 _log = quiet_log("fedveil.coordinator")
 
 STATE: Final = "federation.json"
-"""File in the run folder with the 16 bytes of the run."""
+"""File in the run folder with the run's identifier of 16 bytes."""
 
 ROUNDS: Final = "rounds.jsonl"
 AGREED: Final = "silo_signatures.json"
 TERMS: Final = "terms.jsonl"
 CONTENTS: Final = "checkpoint/contents.json"
-"""File of the digests of all files, with a random number.
+"""File with the digests of all files, and a random number.
 
-Some files hold private numbers (times, sampled users). ``silo_signatures.json`` holds the digest of this file:
-without the random number, its readers could test guesses of the private numbers.
+Some of these files hold private numbers (times, sampled users). ``silo_signatures.json`` publishes the digest of
+CONTENTS. Without the random number, its readers could test guesses of the private numbers against that digest.
 """
 MODEL: Final = "model.safetensors"
 STATEMENT: Final = "privacy.json"
@@ -85,15 +88,16 @@ _TEMPORARY: Final = frozenset(
 )
 
 
-def known_before(told: Sequence[SessionMessage], phase: RunPart | None) -> bytes:
+def known_before(opening: Sequence[SessionMessage], run_part: RunPart | None) -> bytes:
     """Return M | R of a round: digests of its model and of the earlier releases.
 
     Args:
-        told: parts of the message that begins the round.
-        phase: the part of the run, with the numbers released before it.
+        opening: messages that begin the round.
+        run_part: the part of the run, with the numbers released before it; None for the training of a run without
+            other parts.
     """
-    model = (hashlib.sha256(part.encode()).digest() for part in told if isinstance(part, GlobalModel))
-    released = () if phase is None else phase.released
+    model = (hashlib.sha256(one.encode()).digest() for one in opening if isinstance(one, GlobalModel))
+    released = () if run_part is None else run_part.released
     return next(model, NOTHING) + digest_of_all(map(digest_of_release, released))
 
 
@@ -107,9 +111,9 @@ def round_attestation(
     """Return the bytes that a silo signs at the end of a round.
 
     Args:
-        run: 16 bytes, the run.
+        run: identifier of the run, 16 bytes.
         terms: T, 32 bytes.
-        place: the round.
+        place: name of the part, and number of the round in it.
         context: X, 32 bytes.
         known: M | R, 64 bytes.
         head: head of the silo's ledger, 32 bytes.
@@ -121,21 +125,21 @@ def round_attestation(
 
 def final_attestation(run: bytes, terms: bytes, closing: Finalize) -> bytes:
     """Return the bytes that a silo signs at the end of a run."""
-    told = hashlib.sha256(closing.statement.encode()).digest()
-    return b"fedveil/3/statement" + run + terms + struct.pack(">I", closing.round) + closing.line + told
+    statement = hashlib.sha256(closing.statement.encode()).digest()
+    return b"fedveil/3/statement" + run + terms + struct.pack(">I", closing.round) + closing.line + statement
 
 
 def coordinator_attestation(document: Mapping[str, Any]) -> bytes:
-    """Return the bytes that the coordinator signs of a line, or of the end without the silos' signatures."""
+    """Return the bytes that the coordinator signs for a line of the record, or for the end of the run."""
     content = {key: value for key, value in document.items() if key != "signature"}
-    # The silos sign the end after the coordinator, one by one: its signature cannot cover theirs.
+    # At the end the silos sign after the coordinator, one by one, so its signature cannot cover theirs.
     if "statement" in content:
         content.pop("silos", None)
     return b"fedveil/3/record" + canonical(content)
 
 
 def canonical(document: Any) -> bytes:
-    """Encode a document as JSON, with its keys in their given order."""
+    """Encode a document as JSON, without sorting its keys."""
     return json.dumps(document, allow_nan=False).encode()
 
 
@@ -168,8 +172,8 @@ def digests_of(tensors: bytes) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """Silos' signatures of the round that is about to be released.
+class _RoundSignatures:
+    """The silos' verified signatures of the round that is about to be released.
 
     Attributes:
         place: the round.
@@ -205,12 +209,12 @@ class RunRecord:
         self._log = LineLog(folder / ROUNDS)
         self._lines = self._log.read().complete
         self._terms = b""
-        self._seen: _Seen | None = None
+        self._pending: _RoundSignatures | None = None
         self._agreed: dict[str, Any] = {}
         self._closing: Finalize | None = None
 
     def mend(self, done: int) -> None:
-        """Remove the line of a round that was not released, or that a crash tore.
+        """Remove the line of a round that was not released, and the incomplete line that a crash may leave.
 
         Args:
             done: number of released rounds of all parts.
@@ -229,7 +233,7 @@ class RunRecord:
             self._log.mend()
 
     def propose(self, terms: Terms) -> None:
-        """Persist the terms of a session, unless they are stored already."""
+        """Persist the terms of a session, unless the file has them already."""
         self._terms, path = terms.digest, self.folder / TERMS
         before = read_content(path, RunFolderError, largest=LARGEST_FILE) if path.exists() else b""
         if terms.digest.hex() not in read_terms(before):
@@ -237,28 +241,28 @@ class RunRecord:
             self.folder.write(TERMS, before + canonical(document) + b"\n")
 
     def see(
-        self, place: RoundPlace, asked: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
+        self, place: RoundPlace, request: tuple[bytes, bytes], answers: Answers, heads: Mapping[str, bytes]
     ) -> None:
-        """Verify and hold the silos' signatures that end a round.
+        """Verify the silos' signatures that end a round, and hold them for :meth:`add`.
 
         Args:
             place: the round.
-            asked: X, and M | R.
+            request: X, and M | R.
             answers: last answers of the silos.
             heads: heads of their ledgers, by silo name.
 
         Raises:
             ProtocolError: a signature is not the silo's, or covers other data; names the silo.
         """
-        seen, (context, known) = [], asked
+        silos, (context, known) = [], request
         for silo, parts in answers.items():
             head = heads[self.membership.silos[silo]]
             signature = single_message(parts, Attestation, silo).signature
             self._check(
                 silo, round_attestation(self.run, self._terms, place, context, known, head), signature
             )
-            seen.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
-        self._seen = _Seen(place=place, context=context, known=known, silos=tuple(seen))
+            silos.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
+        self._pending = _RoundSignatures(place=place, context=context, known=known, silos=tuple(silos))
 
     def add(self, after: bytes, ledger: str) -> None:
         """Append the line of a round that is about to be released, durably.
@@ -268,23 +272,23 @@ class RunRecord:
                 the model.
             ledger: head of the run's ledger.
         """
-        seen = self._seen
-        assert seen is not None
-        self._seen = None
-        part, number = seen.place
-        model, released = seen.known[:32], seen.known[32:]
+        pending = self._pending
+        assert pending is not None, "the silos sign a round before its line is added"
+        self._pending = None
+        part, number = pending.place
+        model, released = pending.known[:32], pending.known[32:]
         line = {
             "schema_version": 1,
             "run": self.run.hex(),
             "terms": self._terms.hex(),
             "part": part,
             "round": number,
-            "asked": seen.context.hex(),
+            "asked": pending.context.hex(),
             "model": model.hex(),
             "released": released.hex(),
             "next": (after if part or model != NOTHING else NOTHING).hex(),
             "ledger": ledger,
-            "silos": list(seen.silos),
+            "silos": list(pending.silos),
             "previous": self._last.hex(),
         }
         line |= {"signature": self._sign(line)}
@@ -292,11 +296,13 @@ class RunRecord:
         self._lines.append(canonical(line))
 
     def close(self, rounds: int, charges: int) -> list[SessionMessage]:
-        """Sign the final files of the run; return the messages for the silos to sign, empty without terms.
+        """Sign the final files of the run; return the messages that ask the silos for their signatures.
+
+        The result is empty if no session has begun in this process, so that there are no terms to sign.
 
         Args:
             rounds: number of complete training rounds.
-            charges: their number of charges in the run's ledger.
+            charges: number of charges of these rounds in the run's ledger.
         """
         if not self._terms:
             return []
@@ -324,9 +330,9 @@ class RunRecord:
         return [self._closing]
 
     def agree(self, silo: int, answer: Sequence[SessionMessage]) -> bool:
-        """Add a silo's signature of the end if its last answer holds a valid one; return whether it does.
+        """Add a silo's signature of the end if its last answer has a valid one; return whether it has.
 
-        The run has ended in either case.
+        A refusal or an invalid signature is logged, and the run has ended all the same.
         """
         name = self.membership.silos[silo]
         closing = self._closing
@@ -349,7 +355,7 @@ class RunRecord:
         return False
 
     def _signed_before(self, closing: Finalize) -> list[dict[str, Any]]:
-        """Return the signatures of the same end that silos gave in an earlier session."""
+        """Return the silos' signatures from an earlier session that are valid for this end of the run."""
         content, found = final_attestation(self.run, self._terms, closing), []
         for one in signed_end(self.folder.path):
             with suppress(ProtocolError):
@@ -365,7 +371,7 @@ class RunRecord:
         return {
             name: hashlib.sha256(content).hexdigest()
             for name, content in files_of(self.folder.path).items()
-            # A killed write leaves its temporary file, which the next write of the same name renames away.
+            # A write that was killed leaves its temporary file, which the next write of the same file replaces.
             if name not in MADE_LATER and name not in _TEMPORARY
         }
 
@@ -383,7 +389,7 @@ class RunRecord:
 
 
 def identify(folder: RunFolder) -> bytes:
-    """Return the 16 bytes of a run from its folder; create them if the folder is new.
+    """Return a run's identifier of 16 bytes from its folder; draw one at random if the folder is new.
 
     Raises:
         RunFolderError: the file is damaged.
@@ -442,7 +448,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def read_terms(content: bytes) -> dict[str, tuple[Membership, str]]:
-    """Return membership and experiment of every line of terms, by T in hexadecimal.
+    """Return the membership and the experiment of every line of ``terms.jsonl``, by T in hexadecimal.
 
     Raises:
         RunFolderError: a line is damaged; names the line.

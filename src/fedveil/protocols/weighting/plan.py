@@ -1,26 +1,30 @@
 """Define the public plan of private weighting, which is checked before any training starts, and its messages.
 
-Let y be the contributions and z the noise shares, both in grid units, n the counts, and C = lcm(1 .. N_max), or the
-least common multiple of all sums of |S| powers of ten. The server decrypts for coordinate j the integer
+Let y_{s,u} be the contribution of user u at silo s and z_s the noise share of silo s, both in grid units. Let n_{s,u}
+be the user's record count at the silo, N_u = sum_s n_{s,u} <= N_max, and C a common multiple of all possible N_u, so
+that n_{s,u} C / N_u is an integer. C is lcm(1 .. N_max). If counts are rounded to powers of ten, C is the least common
+multiple of all sums of up to |S| powers of ten, which is far smaller. The server decrypts for coordinate j the integer
 
     T_j = sum_u sum_s y_{s,u,j} n_{s,u} C / N_u  +  sum_s (C z_{s,j} + v_{s,j}),   v uniform on C values around 0,
 
-and T_j / C is the weighted noisy sum. One more coordinate carries a check: its contributions are 1 and it has no
-noise, so it must equal C times the number of users who took part.
+and T_j / C is the weighted noisy sum. v hides the remainder of T_j modulo C (:func:`rounded_sensitivity`). One more
+coordinate is a check: its contributions are 1 and it has no noise, so it must equal C times the number of users who
+took part.
 
 Phases of a sum with weights n_{s,u} / N_u (ULDP-FL, Protocol 1):
 
     setup   silos announce signed keys; the server relays them and sends its encryption key
-            silo 0 seals a seed R for every other silo; all silos derive the same blinds r_u from it
-            each silo sends r_u n_{s,u} + masks; the server adds them to r_u N_u and inverts it to B_u
-    round   the server sends Enc(B_u), or Enc(0) for a user who is not sampled
+            silo 0 seals a seed R for every other silo; all silos derive the same random factors r_u from it
+            each silo sends r_u n_{s,u} + masks; the server adds these to r_u N_u, and B_u = 1 / (r_u N_u) modulo the
+            plaintext modulus
+    round   the server sends Enc(B_u), or Enc(0) for a user who is not sampled; a silo multiplies by r_u n_{s,u} C
             each silo sends Enc( sum_u y_{s,u} n_{s,u} C / N_u + C z_s + v_s + masks )
             once all sums have arrived, the server requests the silos' own masks, adds the sums and decrypts
 
-The computations under a cipher are split into a :class:`KeyHolder` (server) and an :class:`Evaluator` (silo). They
-exist for Paillier (``paillier_weights``) and, for deep models, for ring-LWE (``rlwe_weights``). A silo that vanishes
-ends the attempt, and nothing is revealed. The weights of the other silos depend on its records, so the run waits for
-the silo, or repeats the setup without it.
+The computations under a cipher are split into a :class:`KeyHolder` (server) and an :class:`Evaluator` (silo). Both
+exist for Paillier (``paillier_weights``) and, for deep models, for ring-LWE (``rlwe_weights``). If a silo vanishes, the
+attempt ends and reveals nothing. The weights n_{s,u} / N_u at the other silos depend on its records, so the run waits
+for the silo, or repeats the setup without it.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ from fedveil.protocols.messages import Message, message
 
 # --- the plan ---
 
-_LARGEST_COMMON_BITS = 8192
+_LARGEST_COMMON_BITS = 8192  # limit of the length of C
 _BLIND_BITS = 40
 CHECK_DISTANCE = 2.0**-_BLIND_BITS
 """Upper bound of the statistical distance between blinded checks that differ by one sampled user.
@@ -97,10 +101,11 @@ class WeightingPlan:
         norm_limit: largest l2 norm of one contribution, in grid units; it also bounds each coordinate.
         noise_limit: largest absolute value of a coordinate of one silo's noise share, in grid units.
         renewed: whether the encrypted weights change from round to round, because users are sub-sampled.
-        places: P, number of places of the oblivious transfer that hides the sampled users from the server; 0 without
-            oblivious transfer.
-        chosen: a, number of places that hold the weight; a user is sampled with probability a / P.
-        rounds: number of planned rounds; used only to choose the cheapest way to compute.
+        places: P, number of messages in each 1-out-of-P oblivious transfer, which hides the sampled users from the
+            server; 0 without oblivious transfer.
+        chosen: a, number of these messages that are Enc(B_u); the others are Enc(0). So a user is sampled with
+            probability a / P.
+        rounds: number of planned rounds; it only decides which way to compute is the cheapest.
         powers_of_ten: whether a silo's counts are 0 and powers of ten alone, which makes C far smaller.
 
     Raises:
@@ -160,7 +165,8 @@ class WeightingPlan:
         for _ in range(self.silos):
             new = {total + level for total in sums for level in levels} - sums
             sums |= new
-            found = math.lcm(found, *new)  # sums of fewer silos are sums of all: a silo may count nothing
+            # Sums of fewer silos are among these sums, because a silo may have no record of a user.
+            found = math.lcm(found, *new)
             if found.bit_length() > _LARGEST_COMMON_BITS:
                 break
         return found
@@ -177,13 +183,13 @@ class WeightingPlan:
 
     @property
     def check_blind(self) -> int:
-        """Largest multiple of C that blinds the sampled users' number in the check; 0 if it is public."""
+        """Largest multiple of C that is added to hide the number of sampled users in the check; 0 if it is public."""
         return self.users << _BLIND_BITS if self.places else 0
 
     @property
     def value_limit(self) -> int:
         """Largest absolute value of T_j / C for the coordinates of a contribution, in grid units."""
-        # Each silo's v / C is below 1 in absolute value: hence noise_limit + 1.
+        # For each silo |v| / C < 1, which gives noise_limit + 1.
         return self.users * self.norm_limit + self.silos * (self.noise_limit + 1)
 
     @cached_property
@@ -202,13 +208,13 @@ class WeightingPlan:
         return (self.norm_limit * self.count_limit).bit_length()
 
     def limit_counts(self, counts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return the counts that a silo uses: at most N_max / |S|, and the nearest power of ten by ratio if asked."""
+        """Return the counts that a silo uses: at most N_max / |S|, rounded to powers of ten if the plan says so."""
         limited: np.ndarray = np.minimum(counts, self.count_limit)
         if not self.powers_of_ten:
             return limited
         rounded = np.zeros_like(limited)
         for level in _levels(self.count_limit):
-            # n >= level / sqrt(10), in whole numbers.
+            # n >= level / sqrt(10), in integer arithmetic.
             rounded[10 * limited * limited >= level * level] = level
         return np.where(limited > 0, rounded, 0)
 
@@ -390,7 +396,7 @@ def transfer_context(round_id: RoundId, silo: int, user: int) -> bytes:
 
 
 # --- inputs -------------------------------------------------------------------------------------------------
-# Inputs that a silo contributes to a round of private weighting, and persists on its own disk.
+# Inputs that a silo contributes to a round of private weighting, and persists.
 
 
 SEED_BYTES: Final = 32
@@ -405,7 +411,7 @@ class WeightedInputs:
         contributions: (m, d) int32 or int64, clipped contributions of weight 1 of the m users with records at this
             client, ascending by user, in grid units.
         noise: (d,) int64, the client's exact share of the noise, in grid units.
-        dither: 32-byte key of the client's share v of the remainders modulo C; None draws a fresh key.
+        dither: 32-byte key from which the client's v_{s,j} are derived; None draws a fresh key.
     """
 
     contributions: Contributions
@@ -413,10 +419,10 @@ class WeightedInputs:
     dither: bytes | None = None
 
     def encode(self) -> bytes:
-        """Return the input as bytes, for the client's own disk; a repeated round sends all three values again."""
+        """Return the input as bytes, to be persisted: a repeated round must send the same three values again."""
         users, length = self.contributions.shape
         size = self.contributions.dtype.itemsize
-        # A fresh key in a repeated round would show two remainders of one sum: more than the noise covers.
+        # A fresh key in a repeated round would show two roundings of one sum, which the noise does not cover.
         assert self.dither is not None
         head = Writer().number(users, 4).number(length, 4).number(size, 1)
         numbers = self.contributions.astype(f"<i{size}").tobytes() + self.noise.astype("<i8").tobytes()
@@ -444,9 +450,9 @@ class WeightedInputs:
 
 # --- messages, in addition to those that all protocols share ---
 
-_MOST: Final = 1 << 19
-"""Most ciphertexts of one message. A ciphertext has at least 512 bytes, and weights have one ciphertext per user."""
-_BLOCKS: Final = repeated(BLOCK, size=4, most=_MOST)
+_MAX_CIPHERTEXTS: Final = 1 << 19
+"""Largest number of ciphertexts of one message: a ciphertext has at least 512 bytes. Weights have one per user."""
+_BLOCKS: Final = repeated(BLOCK, size=4, most=_MAX_CIPHERTEXTS)
 
 
 @message(20, "the server's public encryption key")
@@ -475,7 +481,7 @@ class Participants(Message):
     """Users with a record in any silo, as one byte per user."""
 
     present: tuple[bool, ...] = wire_field(
-        repeated(number(1).mapped(int, bool), size=4, most=_MOST), Reveals.PRESENCE
+        repeated(number(1).mapped(int, bool), size=4, most=_MAX_CIPHERTEXTS), Reveals.PRESENCE
     )
 
 
@@ -517,7 +523,7 @@ class TransferOffer(Message):
 
 @message(27, "hidden choices of oblivious transfers")
 class TransferRequests(Message):
-    """Oblivious-transfer requests of a silo, one per participant; each hides the requested place."""
+    """Oblivious-transfer requests of a silo, one per participant; each hides which of the P messages it requests."""
 
     points: tuple[mpz, ...] = wire_field(
         integers(POINT_BYTES), Reveals.DRAWN, Key.NOBODY, besides=Reveals.PRESENCE
@@ -526,6 +532,6 @@ class TransferRequests(Message):
 
 @message(28, "sealed places of oblivious transfers")
 class TransferAnswers(Message):
-    """All places of every oblivious transfer, sealed so that the silo can open one place of each transfer."""
+    """All P messages of every oblivious transfer, sealed so that the silo can open one of each transfer."""
 
     blocks: tuple[bytes, ...] = wire_field(_BLOCKS, Reveals.DRAWN, Key.NOBODY, besides=Reveals.PRESENCE)
