@@ -120,8 +120,8 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
     rows: dict[str, dict[tuple[str, str, str], list[str]]] = {}
     for one in found:
         for key in one.keys:
-            said = (_type(key), _default(key), _cell(key.meaning))
-            rows.setdefault(key.name, {}).setdefault(said, []).append(one.name)
+            row = (_type(key), _default(key), _cell(key.meaning))
+            rows.setdefault(key.name, {}).setdefault(row, []).append(one.name)
     if not rows:
         return
     yield from ("", "| key | of | value | meaning |", "|---|---|---|---|")

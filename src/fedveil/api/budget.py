@@ -74,8 +74,8 @@ class Charge:
         event = prepared.learned_event(Role.READER, prepared.experiment.rounds, prepared.side_releases)
         if not prepared.secure:
             event = NoGuarantee(reason="noise from a known seed (privacy.insecure_seed)")
-        of = prepared.guarantee
-        return cls(event=event, protects=(of.unit, of.adjacency.value))
+        guarantee = prepared.guarantee
+        return cls(event=event, protects=(guarantee.unit, guarantee.adjacency.value))
 
 
 @explain_arguments

@@ -158,8 +158,9 @@ def _signature(name: str) -> inspect.Signature:
 def _described(name: str) -> str:
     """Return a builder's docstring without its Raises section, with references to the published algorithm."""
     builder = find("methods", name).load()
-    told = (inspect.getdoc(builder) or name).partition("\n\nRaises:")[0]
-    return f"{told}\n\nhelp({builder.__module__}) has the published algorithm; see also docs/reference/methods.md."
+    description = (inspect.getdoc(builder) or name).partition("\n\nRaises:")[0]
+    source = f"help({builder.__module__}) has the published algorithm; see also docs/reference/methods.md."
+    return f"{description}\n\n{source}"
 
 
 def _parameters(name: str) -> str:

@@ -300,13 +300,13 @@ def cross_validate(
         for number in range(folds)
     )
     rows = tuple({"fold": at + 1, **one.metrics, "rounds": one.rounds} for at, one in enumerate(results))
-    told = (
+    sentence = (
         f"the models of all {folds} folds together protect each user with epsilon {show_epsilon(together)} at delta "
         f"{delta:g}; the metrics are exact figures of held-out records, and no guarantee covers them or a choice "
         "by them"
     )
     return CrossValidation(
-        rows=rows, notes=(told,), private=True, epsilon=together, delta=delta, results=tuple(results)
+        rows=rows, notes=(sentence,), private=True, epsilon=together, delta=delta, results=tuple(results)
     )
 
 

@@ -31,9 +31,9 @@ def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None
         given: those of the new records.
     """
     if _is_named(trained) and not _is_named(given):
-        told = ", ".join(trained or ())
+        names = ", ".join(trained or ())
         warnings.warn(
-            f"features: the records have no column names; their columns are taken, in this order, for: {told}",
+            f"features: the records have no column names; their columns are taken, in this order, for: {names}",
             stacklevel=stacklevel_of_caller(),
         )
     if _is_named(given) and not _is_named(trained):

@@ -156,13 +156,13 @@ def spent(*runs: Run, delta: float | None = None, accountant: str = "pld") -> Sp
         raise ConfigError(f"spent: delta must be a number between 0 and 1, not {show_argument(delta)}")
     folders = [_folder(one, "spent") for one in runs]
     cost = joint_cost(folders, at, text_argument("spent: accountant", accountant))
-    told = "one of these runs guarantees nothing, so all together guarantee nothing"
+    sentence = "one of these runs guarantees nothing, so all together guarantee nothing"
     if cost.promise is not None:
-        told = f"together: {cost.promise}, against whoever reads all that these runs released"
+        sentence = f"together: {cost.promise}, against whoever reads all that these runs released"
     rows = tuple(
         {"run": path.name, "charges": charges, "epsilon": epsilon} for path, charges, epsilon in cost.runs
     )
-    return SpentFrame(rows=rows, notes=(told,), cost=cost)
+    return SpentFrame(rows=rows, notes=(sentence,), cost=cost)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -211,11 +211,11 @@ class AuditFrame(Frame):
     def lines(self) -> tuple[str, ...]:
         """The results in sentences."""
         found = self.inference
-        told = [f"membership inference: AUC {found.auc:.4f} ({found.low:.4f} to {found.high:.4f})"]
+        sentences = [f"membership inference: AUC {found.auc:.4f} ({found.low:.4f} to {found.high:.4f})"]
         if self.unlike is not None:
-            told.append(f"WARNING: {self.unlike}")
+            sentences.append(f"WARNING: {self.unlike}")
         if self.found.accuracy_bound is not None and self.found.membership_bound is not None:
-            told.append(
+            sentences.append(
                 f"by the claim, an attacker is right about one {self.found.unit}, in or out by a fair coin, with "
                 f"probability {_upward(self.found.accuracy_bound)} at most, by the privacy curve of all charges (a "
                 f"simpler bound from epsilon and delta alone, 1/2 + epsilon / 4 + delta, would be "
@@ -227,10 +227,10 @@ class AuditFrame(Frame):
                 "nothing" if self.found.claimed is None else f"epsilon {show_epsilon(self.found.claimed)}"
             )
             sure = f"{self.bound.confidence:.0%} confidence"
-            told.append(
+            sentences.append(
                 f"epsilon for one {self.found.unit} is at least {least} ({sure}); the run claims {claimed}"
             )
-        return (*told, *(() if self.refutation is None else (self.refutation,)))
+        return (*sentences, *(() if self.refutation is None else (self.refutation,)))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -63,8 +63,8 @@ class Bundle:
     _given: nn.Module | str | None
 
     def __repr__(self) -> str:
-        said = self.manifest
-        return f"Bundle(path='{self.path}', model='{said.model.name}', task='{said.task}', {self.statement.short})"
+        name, task = self.manifest.model.name, self.manifest.task
+        return f"Bundle(path='{self.path}', model='{name}', task='{task}', {self.statement.short})"
 
     @cached_property
     def model(self) -> nn.Module:

@@ -37,19 +37,20 @@ CARD: Final = "card.html"
 """File name of the card in a bundle."""
 
 
-def model_card(said: Manifest, statement: Statement) -> str:
+def model_card(manifest: Manifest, statement: Statement) -> str:
     """Return the card as one HTML page that loads nothing and runs no script."""
     return document(
-        title=said.run,
+        title=manifest.run,
         kicker="fedveil · model card",
-        lead=f"A model for {said.task}, trained in {said.rounds} rounds over records that stayed where they were.",
+        lead=f"A model for {manifest.task}, trained in {manifest.rounds} rounds over records that stayed where they "
+        "were.",
         sections=[
             _privacy(statement),
-            _use(said),
-            _data(said),
-            _results(said),
+            _use(manifest),
+            _data(manifest),
+            _results(manifest),
             _limits(statement),
-            _training(said),
+            _training(manifest),
         ],
     )
 
@@ -66,30 +67,30 @@ def _privacy(statement: Statement) -> Section:
     )
 
 
-def _use(said: Manifest) -> Section:
-    columns = "without names" if said.input.columns is None else ", ".join(said.input.columns)
-    if said.input.schema_file is not None:
+def _use(manifest: Manifest) -> Section:
+    columns = "without names" if manifest.input.columns is None else ", ".join(manifest.input.columns)
+    if manifest.input.schema_file is not None:
         columns = "as schema.toml declares them"
     about = (
-        paragraphs([said.about])
-        if said.about
+        paragraphs([manifest.about])
+        if manifest.about
         else notice("Nobody has stated what this model is for.", kind="warning")
     )
     body = about + fields(
         [
-            ("Predicts", said.task),
-            ("Classes", [str(one) for one in said.classes] or "none: a number"),
-            ("Shape of a record", " x ".join(str(one) for one in said.input.shape)),
+            ("Predicts", manifest.task),
+            ("Classes", [str(one) for one in manifest.classes] or "none: a number"),
+            ("Shape of a record", " x ".join(str(one) for one in manifest.input.shape)),
             ("Columns", columns),
-            ("Network", said.model.name),
-            ("Parameters", said.model.parameters),
+            ("Network", manifest.model.name),
+            ("Parameters", manifest.model.parameters),
         ]
     )
     return Section(identifier="use", title="What it is for", body=body)
 
 
-def _data(said: Manifest) -> Section:
-    data = said.experiment.get("data", {})
+def _data(manifest: Manifest) -> Section:
+    data = manifest.experiment.get("data", {})
     shown = [(key.replace("_", " "), value) for key, value in data.items() if value is not None]
     lead = "Public facts about the training data."
     return Section(
@@ -97,16 +98,16 @@ def _data(said: Manifest) -> Section:
     )
 
 
-def _results(said: Manifest) -> Section:
-    released = said.test == "released"
+def _results(manifest: Manifest) -> Section:
+    released = manifest.test == "released"
     rows = [
         [f"Test {name}", _figure(one.estimate), *([_interval(one)] if released else [])]
-        for name, one in said.metrics.items()
+        for name, one in manifest.metrics.items()
     ]
-    header = ["", f"round {said.rounds}", *(["95 % interval"] if released else [])]
+    header = ["", f"round {manifest.rounds}", *(["95 % interval"] if released else [])]
     body = table(header, rows, caption="After the last round") if rows else EMPTY
-    told = _TEST[said.test] + (_GROUPS if rows else "")
-    return Section(identifier="results", title="What it reached", body=body + notice(told, kind="note"))
+    remark = _TEST[manifest.test] + (_GROUPS if rows else "")
+    return Section(identifier="results", title="What it reached", body=body + notice(remark, kind="note"))
 
 
 def _figure(value: float | None) -> str:
@@ -127,9 +128,9 @@ def _limits(statement: Statement) -> Section:
     )
 
 
-def _training(said: Manifest) -> Section:
+def _training(manifest: Manifest) -> Section:
     return Section(
         identifier="training",
         title="How it was trained",
-        body=source(json.dumps(said.experiment, indent=2)) + fields([("fedveil", said.fedveil)]),
+        body=source(json.dumps(manifest.experiment, indent=2)) + fields([("fedveil", manifest.fedveil)]),
     )

@@ -488,19 +488,19 @@ class CoordinatorParty(Generic[EndingT]):
         round_id = RoundId(run=self._session_run, round=number, attempt=0)
         model, clip = part.start()
         start, kinds = RoundStartState(model=model, clip=clip), message_kinds(self._plan.method)
-        told = {
+        messages = {
             silo: [*draw.messages_for(silo, kinds, start), RoundTask(round=number)] for silo in self._present
         }
         # T' = H(T | totals); X = H("fedveil/3/bound round" | S | A): see transcript_binding. The parts for one silo
         # suffice, because only the parts that all silos receive alike enter A.
         self._agreed = with_totals(self._agreed, unsent.get(self._present[0], []))
-        first = told[self._present[0]]
+        first = messages[self._present[0]]
         self._asked = round_context(self._context, self._agreed, first)
         self._told, self._place = known_before(first, self._plan.phase), 0
         self._server.bind(self._asked)
         relays = by_silo([*before, *self._server.begin(round_id, self._present, draw.users)])
-        before_task = {silo: [*unsent.get(silo, []), *relays.get(silo, [])] for silo in told}
-        self._ask({silo: [*before_task[silo], *parts] for silo, parts in told.items()}, self._collect)
+        before_task = {silo: [*unsent.get(silo, []), *relays.get(silo, [])] for silo in messages}
+        self._ask({silo: [*before_task[silo], *parts] for silo, parts in messages.items()}, self._collect)
 
     def check_requests(self, context: bytes, signatures: Signatures) -> None:
         """Check that every silo signed the request that this coordinator sent.

@@ -95,12 +95,12 @@ def opening_messages(answers: Answers, silos: int, users: int | None) -> dict[in
     Raises:
         ProtocolError: a silo reports another number of silos or users, or too many records; names the silo.
     """
-    said = {silo: single_message(parts, Join, silo).heads for silo, parts in answers.items()}
-    for silo, heads in said.items():
+    heads_of_silo = {silo: single_message(parts, Join, silo).heads for silo, parts in answers.items()}
+    for silo, heads in heads_of_silo.items():
         if len(heads) != silos:
             raise ProtocolError(f"sent ledger heads of {len(heads)} silos instead of {silos}", silo=silo)
     totals = () if users is None else (UserTotals(counts=_totals(answers, users)),)
-    return {silo: [heads_for(silo, said), *totals] for silo in said}
+    return {silo: [heads_for(silo, heads_of_silo), *totals] for silo in heads_of_silo}
 
 
 def _totals(answers: Answers, users: int) -> Int64[np.ndarray, " users"]:

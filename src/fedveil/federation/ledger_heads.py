@@ -70,28 +70,30 @@ def sign_heads(identity: IdentityKey, session: bytes, heads: Sequence[bytes]) ->
     return tuple((head, identity.sign(_statement(session, silo, head))) for silo, head in enumerate(heads))
 
 
-def heads_for(reader: int, said: Mapping[int, Sequence[SignedHead]]) -> LedgerHeads:
+def heads_for(reader: int, signed_heads: Mapping[int, Sequence[SignedHead]]) -> LedgerHeads:
     """Select the heads that one silo receives, from the heads that all silos signed when they joined.
 
     Args:
         reader: number of the receiving silo.
-        said: signed heads of all ledgers, by the number of the signing silo.
+        signed_heads: signed heads of all ledgers, by the number of the signing silo.
 
     Returns:
         For each other silo: its signed head of the reader's ledger, and its signed head of its own ledger.
     """
     return LedgerHeads(
-        silos=tuple((silo, (heads[reader], heads[silo])) for silo, heads in said.items() if silo != reader)
+        silos=tuple(
+            (silo, (heads[reader], heads[silo])) for silo, heads in signed_heads.items() if silo != reader
+        )
     )
 
 
 def check_heads(
-    told: LedgerHeads, *, session: bytes, reader: int, roster: Roster, least: int
+    relayed: LedgerHeads, *, session: bytes, reader: int, roster: Roster, least: int
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
     """Verify relayed heads: what peers know of the reader's ledger, and the heads of their own ledgers.
 
     Args:
-        told: the relayed heads.
+        relayed: the relayed heads.
         session: name of the session.
         reader: number of the reading silo.
         roster: identities of the silos.
@@ -103,15 +105,15 @@ def check_heads(
     Raises:
         RefusalError: a signature does not hold, or too few silos are present.
     """
-    for silo, (heard, own) in told.silos:
+    for silo, (heard, own) in relayed.silos:
         known = silo < len(roster) and silo != reader
         if not known or not (
             _signed(roster[silo], session, reader, heard) and _signed(roster[silo], session, silo, own)
         ):
             raise RefusalError(Code.HEADS, silo)
-    if len(told.silos) < least:
-        raise RefusalError(Code.HEADS_FEW, len(told.silos), least)
-    found = {silo: (heard[0], own[0]) for silo, (heard, own) in told.silos}
+    if len(relayed.silos) < least:
+        raise RefusalError(Code.HEADS_FEW, len(relayed.silos), least)
+    found = {silo: (heard[0], own[0]) for silo, (heard, own) in relayed.silos}
     return {silo: one for silo, (one, _) in found.items()}, {silo: one for silo, (_, one) in found.items()}
 
 
@@ -119,8 +121,8 @@ def _statement(session: bytes, silo: int, head: bytes) -> bytes:
     return _SIGNED_AS + session + silo.to_bytes(2, "big") + head
 
 
-def _signed(by: PublicIdentity, session: bytes, silo: int, said: SignedHead) -> bool:
-    head, signature = said
+def _signed(by: PublicIdentity, session: bytes, silo: int, signed_head: SignedHead) -> bool:
+    head, signature = signed_head
     try:
         by.verify(_statement(session, silo, head), signature)
     except CryptoError:

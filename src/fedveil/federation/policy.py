@@ -176,14 +176,14 @@ class Policy(DocumentTable):
             return None
         return Budget(epsilon=self.epsilon, delta=self.delta, accountant=make_accountant(self.accountant))
 
-    def check_packages(self, document: dict[str, Any], told: Any) -> None:
+    def check_packages(self, document: dict[str, Any], coordinator_versions: Any) -> None:
         """Refuse members of packages that the policy does not list, before the document is validated.
 
         Validation of the document would import, and so run, their code.
 
         Args:
             document: tables of the experiment.
-            told: package versions that the coordinator composed the document with, by name.
+            coordinator_versions: package versions that the coordinator composed the document with, by name.
 
         Raises:
             RefusalError: a package is not listed, a member is not installed here or is ambiguous, or a version
@@ -200,10 +200,11 @@ class Policy(DocumentTable):
                     detail=f"{key} = {sanitize(member.name)!r} comes from the package {sanitize(member.package)}; this "
                     f"silo allows: {', '.join((PACKAGE, *self.packages))}",
                 )
-        if told != (own := versions(found.values())):
+        if coordinator_versions != (installed := versions(found.values())):
             raise RefusalError(
                 Code.VERSION,
-                detail=f"the coordinator composed the experiment with {sanitize(str(told))}, and this silo has {own}",
+                detail=f"the coordinator composed the experiment with {sanitize(str(coordinator_versions))}, and this "
+                f"silo has {installed}",
             )
 
     def check_request(self, experiment: Experiment) -> None:

@@ -82,7 +82,7 @@ def _checked(experiment: Experiment, policy: Policy, share: LocalPopulation, num
     Raises:
         MainSilosError: the silo's file of main silos differs from the run's file.
     """
-    prepared = prepare(_own(experiment), FixedPopulation(share, of=share.declared))
+    prepared = prepare(_own(experiment), FixedPopulation(share, declared=share.declared))
     policy.check_method(prepared.method, prepared.task.dimension)
     prepared.method.weights.check_file(share.main_silos)
     check_deployable(prepared)
@@ -122,10 +122,10 @@ def _released(
         raise RefusalError(Code.SHAPE)
     if share.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    asked, of = validate_document(kind, document, _ORIGIN), share.table.declared
+    asked, declared = validate_document(kind, document, _ORIGIN), share.table.declared
     policy.check_open(asked.protection.name, asked.privacy.insecure_seed)
-    policy.check_asked(request_scope(asked, of))
-    return make_release_task(prepare_document(asked, of), phase, policy, share.table)
+    policy.check_asked(request_scope(asked, declared))
+    return make_release_task(prepare_document(asked, declared), phase, policy, share.table)
 
 
 _ORIGIN: Final = "the coordinator's document"

@@ -108,7 +108,7 @@ class SignedMessage:
         # The signature covers a domain string, which is not sent: a signature from another context never verifies
         # here.
         signed = b"".join((_SIGNED_AS, memoryview(data)[:-SIGNATURE_BYTES]))
-        magic, version, run, session, number, said, to, head, count = _HEADER.unpack_from(data)
+        magic, version, run, session, number, sender_number, to, head, count = _HEADER.unpack_from(data)
         if magic != _MAGIC:
             raise ProtocolError("not a message", silo=silo)
         if version != _VERSION:
@@ -116,7 +116,7 @@ class SignedMessage:
                 f"a message of version {version}, where version {_VERSION} is read; all parties need the same release",
                 silo=silo,
             )
-        if said != sender or to != recipient:
+        if sender_number != sender or to != recipient:
             raise ProtocolError("a message names another sender or recipient than its carrier", silo=silo)
         try:
             identity.verify(signed, data[-SIGNATURE_BYTES:])
@@ -127,7 +127,15 @@ class SignedMessage:
             parts = _parts(Reader(signed, len(_SIGNED_AS) + _HEADER.size), count)
         except ProtocolError as error:
             raise ProtocolError(error.reason, silo=silo) from None
-        return cls(run=run, session=session, number=number, sender=said, recipient=to, parts=parts, head=head)
+        return cls(
+            run=run,
+            session=session,
+            number=number,
+            sender=sender_number,
+            recipient=to,
+            parts=parts,
+            head=head,
+        )
 
 
 def session_in(header: bytes) -> tuple[bytes, bytes]:

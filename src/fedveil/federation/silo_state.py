@@ -245,11 +245,11 @@ class SiloState:
         heads[place.number] = self.ledger.head
         return sign_heads(place.identity, session, heads)
 
-    def check_heads(self, told: LedgerHeads, session: bytes, place: ClientContext, *, least: int) -> None:
+    def check_heads(self, relayed: LedgerHeads, session: bytes, place: ClientContext, *, least: int) -> None:
         """Check the heads that other silos know of this ledger, and note the heads of their ledgers.
 
         Args:
-            told: heads relayed by the coordinator.
+            relayed: heads relayed by the coordinator.
             session: name of the session.
             place: the silo's identity and number.
             least: fewest other silos whose heads must be present.
@@ -259,7 +259,9 @@ class SiloState:
             RefusalError: this silo's own ledger went back; names the first silo that knows a later head. Or a
                 signature does not hold, or too few silos are present.
         """
-        own, peers = check_heads(told, session=session, reader=place.number, roster=place.roster, least=least)
+        own, peers = check_heads(
+            relayed, session=session, reader=place.number, roster=place.roster, least=least
+        )
         for silo, head in own.items():
             try:
                 self.ledger.require(head)

@@ -72,9 +72,9 @@ class Envelope:
     checksum: int
 
 
-def _lattice_code(of: Lattice) -> int:
+def _lattice_code(lattice: Lattice) -> int:
     dense = {name: code for code, name in _DENSE_CODES.items()}
-    return dense.get(of.name, of.dimension)
+    return dense.get(lattice.name, lattice.dimension)
 
 
 def _law(code: int, shape: int, scale: float) -> Law:

@@ -342,10 +342,10 @@ class Comparison:
             constant = variant.runs[0].baseline
             if constant:
                 found.setdefault(tuple(constant.items()), []).append(variant.label)
-        told = len(found) > 1
+        several = len(found) > 1
         return [
             (
-                f"constant baseline ({', '.join(labels)})" if told else "constant baseline",
+                f"constant baseline ({', '.join(labels)})" if several else "constant baseline",
                 dict(items),
             )
             for items, labels in found.items()

@@ -92,8 +92,10 @@ def statement_claim(statement: Statement) -> Markup:
     """
     guaranteed = statement.epsilon is not None
     if guaranteed and statement.has_large_delta:
-        said = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
-        weak = f"No protection of any one {statement.unit}: δ is not below 1 / {statement.units}, at {said}"
+        guarantee = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
+        weak = (
+            f"No protection of any one {statement.unit}: δ is not below 1 / {statement.units}, at {guarantee}"
+        )
         return render_part("claim", weak, "", statement.sentences(), False)
     bound = f"ε = {show_epsilon(statement.epsilon)}, δ = {show_delta(statement.delta)}"
     readers = f"Against readers of the {statement.released}, each {statement.unit} is protected with"

@@ -534,11 +534,11 @@ def _hovered(series: Series, area: _Area, plot: Plot) -> Iterator[Markup]:
             if series.mark != "intervals"
             else f"{_named(plot.y, y)}: {show(x)}"
         )
-        told = ", ".join(text for text in (series.name, label, values) if text)
+        tooltip = ", ".join(text for text in (series.name, label, values) if text)
         # An f-string, since `Markup.format` costs five times as much and a report has thousands of these.
         yield Markup(
             f'<circle cx="{_number(across)}" cy="{_number(up)}" r="7" fill="#000" fill-opacity="0">'
-            f"<title>{_clean(told)}</title></circle>"
+            f"<title>{_clean(tooltip)}</title></circle>"
         )
 
 

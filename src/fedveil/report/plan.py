@@ -82,10 +82,10 @@ def _plot(rows: Sequence[PlanRow], axis: str, log: bool) -> Plot | None:
     merged = _merged({setting: points for setting, points in lines.items() if len(points) > 1})
     if not merged:
         return None
-    told = [i for i in range(1, len(others)) if len({setting[i] for setting in merged}) > 1]
+    varying = [i for i in range(1, len(others)) if len({setting[i] for setting in merged}) > 1]
     curves = [
         Curve(
-            label=", ".join([setting[0], *(f"{_COLUMNS[others[i]]} {setting[i]}" for i in told)]),
+            label=", ".join([setting[0], *(f"{_COLUMNS[others[i]]} {setting[i]}" for i in varying)]),
             colour=colour,
             x=sorted(points),
             mean=[points[x] for x in sorted(points)],

@@ -133,7 +133,7 @@ def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plo
 
 def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
     """Yield the plot of the Kaplan-Meier curves with their simultaneous bands, if any curve has points."""
-    told, drawn = [], []
+    sentences, drawn = [], []
     for place, (group, curve) in enumerate(curves(released, name).items()):
         if not len(curve.grid):
             continue
@@ -145,12 +145,12 @@ def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
         drawn.append(line(place, name=group, points=zip(times, [1.0, *curve.falling.tolist()], strict=True)))
         last = curve.point(len(curve.grid) - 1)
         value = TOO_FEW if last is None else f"{show(last.estimate)} ({_ends(last.low, last.high)})"
-        told.append(f"{group}: {value} at {show(float(curve.grid[-1]))}")
-    if told:
+        sentences.append(f"{group}: {value} at {show(float(curve.grid[-1]))}")
+    if sentences:
         yield Plot(
             title=f"Kaplan-Meier: {name}",
-            alt=f"Lines falling from 1; {'; '.join(told)}.",
-            caption=f"With the simultaneous 95 % band for the population. {'; '.join(told)}.",
+            alt=f"Lines falling from 1; {'; '.join(sentences)}.",
+            caption=f"With the simultaneous 95 % band for the population. {'; '.join(sentences)}.",
             x=Axis(title="time"),
             y=Axis(title="surviving", bounds=(0, 1)),
             series=tuple(drawn),
@@ -286,11 +286,13 @@ def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
         return
     ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
     label = ratio or "coefficient"
-    told = "; ".join(f"{one.name}: {show(value)}" for one, (value, _, _) in zip(effects, ends, strict=True))
+    estimates = "; ".join(
+        f"{one.name}: {show(value)}" for one, (value, _, _) in zip(effects, ends, strict=True)
+    )
     yield Plot(
         title=label.capitalize(),
-        alt=f"Points with intervals, one a coefficient. {told}.",
-        caption=f"With 95 % intervals for the population, per unit of the column. {told}.",
+        alt=f"Points with intervals, one a coefficient. {estimates}.",
+        caption=f"With 95 % intervals for the population, per unit of the column. {estimates}.",
         # No effect is a ratio of 1 or a coefficient of 0; ratios are symmetric on a logarithmic axis.
         x=Axis(title=label, log=ratio is not None, rule=0.0 if ratio is None else 1.0),
         y=Axis(title="", categories=tuple(one.name for one in effects)),

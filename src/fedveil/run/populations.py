@@ -59,14 +59,14 @@ class FixedPopulation(PopulationCache):
     Args:
         population: the records of the party.
         machines: where the run trains; a program that holds all records trains them on this machine.
-        of: declared facts about the tables of the population; None: read them from the data section's files.
+        declared: declared facts about the tables of the population; None: read them from the data section's files.
     """
 
     def __init__(
-        self, population: Population, machines: Machines = "several", of: DeclaredTables | None = None
+        self, population: Population, machines: Machines = "several", declared: DeclaredTables | None = None
     ) -> None:
         super().__init__()
-        self._population, self.machines, self._declared = population, machines, of
+        self._population, self.machines, self._declared = population, machines, declared
 
     def load(self, data: DataSection, seed: int) -> Population:
         return with_schema_file(self._population, data)

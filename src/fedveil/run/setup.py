@@ -300,8 +300,8 @@ def _beside(
     """Plan the side releases of a run before any record is read."""
     if experiment.evaluation is None and experiment.preprocessing is None:
         return None, None
-    of = populations.declared_tables(experiment.data)
-    return plan_evaluation(experiment, of), plan_preprocessing(experiment, of)
+    declared = populations.declared_tables(experiment.data)
+    return plan_evaluation(experiment, declared), plan_preprocessing(experiment, declared)
 
 
 def _senders(method: Method, population: Population, summed: int) -> int:

@@ -188,8 +188,10 @@ def _named_failure() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = str(error).lower()
+        message = str(error).lower()
         what = (
-            "is silent for longer than the timeout" if "timed out" in said or "timeout" in said else "ended"
+            "is silent for longer than the timeout"
+            if "timed out" in message or "timeout" in message
+            else "ended"
         )
         raise HostError(f"process {distributed.get_rank()}: another process of this run {what}") from error

@@ -160,8 +160,8 @@ class _Teller:
             for name, value in held.items():
                 # The keys of hooks are a counter of the whole process, so only the hooks themselves are compared.
                 hooks = name.endswith("_hooks") and isinstance(value, Mapping)
-                told = self._each(value.values()) if hooks else self.describe(value)
-                found[f"{path}.{name}".lstrip(".")] = told
+                description = self._each(value.values()) if hooks else self.describe(value)
+                found[f"{path}.{name}".lstrip(".")] = description
             found[f"{path}.forward()".lstrip(".")] = self.describe(type(part))
         return found
 

@@ -304,8 +304,8 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
             raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its message has")
         asked.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
-    said = f"{len(asked)} proposals, each signed by the coordinator"
-    return said + (f"; {silent} charges name none" if silent else "")
+    sentence = f"{len(asked)} proposals, each signed by the coordinator"
+    return sentence + (f"; {silent} charges name none" if silent else "")
 
 
 def _adopted(lines: Sequence[Line]) -> str:

@@ -122,8 +122,8 @@ def try_coordinator(folder: SiloFolder) -> Reachability:
             not the URL of an HTTP proxy.
     """
     if folder.settings.carrier == "bridge":
-        told = "made by a bridge, whose own log says whether messages pass"
-        return Reachability({"connection": told}, "")
+        finding = "made by a bridge, whose own log says whether messages pass"
+        return Reachability({"connection": finding}, "")
     check_client_certificate(folder.path)
     server = folder.settings.coordinator
     host, proxy = host_of_server(server), proxy_for(server)

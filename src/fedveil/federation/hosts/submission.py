@@ -212,7 +212,7 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     found = read_preprocessed(folder.path)
     own = own if found is None else own.with_refined_schema(found.schema, found.clip)
     share = own.share()
-    return prepare(experiment, FixedPopulation(share, of=share.declared), trains=False)
+    return prepare(experiment, FixedPopulation(share, declared=share.declared), trains=False)
 
 
 class Submission:
@@ -258,10 +258,10 @@ class Submission:
         """
         try:
             self._connection.settimeout(_LAST_WORD_SECONDS)
-            said = json.loads(receive_frame(self._connection))
+            outcome = json.loads(receive_frame(self._connection))
         except (OSError, ProtocolError):
             return None
-        return RunOutcome(error=said["error"], stopped=said["stopped"], silent=tuple(said["silent"]))
+        return RunOutcome(error=outcome["error"], stopped=outcome["stopped"], silent=tuple(outcome["silent"]))
 
 
 def resume_command(home: CoordinatorFolder) -> str:

@@ -62,10 +62,10 @@ class RoundInstructions:
             mask, own = np.zeros(users, dtype=np.bool_), self.get(SampledFlag)
             mask[silo] = own is None or own.drawn
             return mask
-        told = self.get(SampledUsers)
-        if told is not None and len(told.users) != users:
-            raise RefusalError(Code.USERS, len(told.users), users)
-        return None if told is None else told.users
+        sampled = self.get(SampledUsers)
+        if sampled is not None and len(sampled.users) != users:
+            raise RefusalError(Code.USERS, len(sampled.users), users)
+        return None if sampled is None else sampled.users
 
     def start(
         self, plan: SessionPlan, number: int, own: Float32[np.ndarray, " d"] | None = None
@@ -105,7 +105,7 @@ class SiloRoundContext(RoundContext):
         prepared: Prepared,
         number: int,
         start: RoundStartState,
-        told: Bool[np.ndarray, " users"] | None,
+        sampled: Bool[np.ndarray, " users"] | None,
         privacy: PrivacyRandomness,
     ) -> SiloRoundContext:
         """Create the context of a round from the silo's instructions.
@@ -114,7 +114,7 @@ class SiloRoundContext(RoundContext):
             prepared: the experiment as the silo holds it.
             number: number of the round, from 1.
             start: model and clip of the round.
-            told: (|U|,) the sampled users.
+            sampled: (|U|,) the sampled users.
             privacy: randomness of the silo.
         """
         method = prepared.method if start.clip is None else with_clip(prepared.method, start.clip)
@@ -125,7 +125,7 @@ class SiloRoundContext(RoundContext):
             experiment=ExperimentRandomness(prepared.experiment.seed),
             privacy=privacy,
             measured=False,
-            instructions=told,
+            instructions=sampled,
         )
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:

@@ -242,7 +242,7 @@ def _compare(stated: Statement, own: Statement) -> None:
     if _without_figures(stated) != _without_figures(own):
         raise StatementMismatchError
     # Larger figures are accepted: they promise less. _SLACK covers rounding differences between machines.
-    if not all(_at_least(said, found) for said, found in zip(_figures(stated), _figures(own), strict=True)):
+    if not all(_at_least(one, other) for one, other in zip(_figures(stated), _figures(own), strict=True)):
         raise StatementMismatchError
 
 
@@ -265,5 +265,7 @@ def _figures(statement: Statement) -> list[float | None]:
     ]
 
 
-def _at_least(said: float | None, found: float | None) -> bool:
-    return (math.inf if said is None else said) >= (math.inf if found is None else found) * (1 - _SLACK)
+def _at_least(stated: float | None, computed: float | None) -> bool:
+    """Return whether a stated figure is at least the computed one, up to rounding; None is infinite."""
+    lower = (math.inf if computed is None else computed) * (1 - _SLACK)
+    return (math.inf if stated is None else stated) >= lower

@@ -178,19 +178,19 @@ def release_plan(
 
 
 def earlier_sums(
-    told: Sequence[tuple[float, Float64[np.ndarray, " d"]]], release: Callable[[NoisySums], Release]
+    reported: Sequence[tuple[float, Float64[np.ndarray, " d"]]], release: Callable[[NoisySums], Release]
 ) -> NoisySums:
     """Check reported results of earlier releases and return them as noisy sums.
 
     Args:
-        told: the reported numbers, as pairs of noise standard deviation and vector.
+        reported: the reported numbers, as pairs of noise standard deviation and vector.
         release: function that returns the release that follows some noisy sums.
 
     Raises:
         RefusalError: a vector has another length or impossible numbers, or a standard deviation is impossible.
     """
     made: NoisySums = ()
-    for std, vector in told:
+    for std, vector in reported:
         expected, found = release(made), NoisySum(vector, std)
         # The noise of a sum depends on the number of silos in it: one value per possible number.
         possible = {expected.std(summed) for summed in range(1, expected.public.n_silos + 1)}
@@ -526,10 +526,10 @@ class SiloTasks:
             RefusalError: the policy excludes a release, or the part does not fit the earlier releases.
             DataError: the table does not fit the schema.
         """
-        told, planned = phase.released, self._prepared.preprocessing
+        released, planned = phase.released, self._prepared.preprocessing
         if planned is not None:
             experiment, releases = self._prepared.experiment, planned.releases
-            made = earlier_sums(told[: len(releases)], planned.release)
+            made = earlier_sums(released[: len(releases)], planned.release)
             if made:
                 found = planned.combine_releases(experiment, made)
                 self._table = self._table.with_refined_schema(found.schema, found.clip)
@@ -538,15 +538,15 @@ class SiloTasks:
                 if phase.name != releases[len(made)].name:
                     raise RefusalError(Code.RELEASED)
                 return self._refinement(planned, made, phase)
-            told = told[len(releases) :]
-        if not phase.name and not told:
+            released = released[len(releases) :]
+        if not phase.name and not released:
             return self._training(phase)
         evaluation = self._prepared.evaluation
-        if evaluation is None or len(told) >= len(evaluation.releases):
+        if evaluation is None or len(released) >= len(evaluation.releases):
             raise RefusalError(Code.RELEASED)
-        if phase.name != evaluation.releases[len(told)].name:
+        if phase.name != evaluation.releases[len(released)].name:
             raise RefusalError(Code.RELEASED)
-        return self._evaluation(evaluation, earlier_sums(told, evaluation.release), phase)
+        return self._evaluation(evaluation, earlier_sums(released, evaluation.release), phase)
 
     def _training(self, phase: RunPart) -> SiloTrainingTask:
         prepared, policy = self._prepared, self._policy

@@ -91,7 +91,7 @@ class Evaluation:
         return ReleasedEvaluation(name=name, round=round_number, asked=self.asked, releases=sums)
 
 
-def asked_evaluation(experiment: Experiment, of: DeclaredTables) -> EvaluationRequest | None:
+def asked_evaluation(experiment: Experiment, declared: DeclaredTables) -> EvaluationRequest | None:
     """Return the evaluation request of an experiment; None if it has none. No table is opened.
 
     The number of bins is that of the experiment; if it is None, planning chooses the number.
@@ -100,42 +100,42 @@ def asked_evaluation(experiment: Experiment, of: DeclaredTables) -> EvaluationRe
     if section is None:
         return None
     return EvaluationRequest(
-        schema_=of.schema,
-        silo_names=of.silos,
+        schema_=declared.schema,
+        silo_names=declared.silos,
         silos=section.silos or default_silo_weights(experiment),
         **section.model_dump(exclude={"silos"}),
     )
 
 
-def plan_evaluation(experiment: Experiment, of: DeclaredTables) -> Evaluation | None:
+def plan_evaluation(experiment: Experiment, declared: DeclaredTables) -> Evaluation | None:
     """Plan the evaluation of an experiment; return None if it requests none. No table is opened.
 
     Args:
         experiment: its privacy.epsilon covers the whole run.
-        of: declared facts about its tables.
+        declared: declared facts about its tables.
 
     Raises:
         ConfigError: groups of a numerical column, a target without its bounds or horizons, or a budget that is too
             small; the message says which values suffice.
     """
-    asked = asked_evaluation(experiment, of)
+    asked = asked_evaluation(experiment, declared)
     if asked is None:
         return None
     assert experiment.data.table is not None, "Experiment asks for it"
-    _check_names(of.schema)
-    people = of.schema.n_users * experiment.data.table.test_share
-    planner = _Planner(experiment, of, asked)
+    _check_names(declared.schema)
+    people = declared.schema.n_users * experiment.data.table.test_share
+    planner = _Planner(experiment, declared, asked)
     evaluation = planner.planned(people)
     if evaluation.error > MOST_ERROR:
         raise ConfigError(
             f"evaluation: about {people:.0f} people are held out, whose {evaluation.measure} would have noise of "
             f"standard deviation {evaluation.error:.2g}; {MOST_ERROR:g} is allowed. Each of these suffices: "
-            f"{', or '.join(_remedies(experiment, of, asked)) or 'none of a larger epsilon or share'}"
+            f"{', or '.join(_remedies(experiment, declared, asked)) or 'none of a larger epsilon or share'}"
         )
     return evaluation
 
 
-def _remedies(experiment: Experiment, of: DeclaredTables, asked: EvaluationRequest) -> list[str]:
+def _remedies(experiment: Experiment, declared: DeclaredTables, asked: EvaluationRequest) -> list[str]:
     """Return the changes of one public number that make the predicted noise small enough, each by itself.
 
     Every number is planned again with the change, rounded up to two significant digits.
@@ -143,7 +143,7 @@ def _remedies(experiment: Experiment, of: DeclaredTables, asked: EvaluationReque
     privacy, shares, table = experiment.privacy, experiment.shares, experiment.data.table
     assert table is not None, "Experiment asks for it"
     assert privacy.epsilon is not None, "Experiment asks for it"
-    users, test_share, given = of.schema.n_users, table.test_share, asked
+    users, test_share, given = declared.schema.n_users, table.test_share, asked
 
     def error(
         *,
@@ -157,7 +157,7 @@ def _remedies(experiment: Experiment, of: DeclaredTables, asked: EvaluationReque
                 "budget": shares.model_copy(update={"evaluation": share}),
             }
         )
-        return _Planner(changed, of, given).planned(people).error
+        return _Planner(changed, declared, given).planned(people).error
 
     other = shares.preprocessing * (experiment.preprocessing is not None) + shares.votes
     searches = (
@@ -278,8 +278,8 @@ def outputs_of(
 class _Planner:
     """Planner of an evaluation's releases, each with its share of the budget."""
 
-    def __init__(self, experiment: Experiment, of: DeclaredTables, asked: EvaluationRequest) -> None:
-        self._experiment, self._of, self._asked = experiment, of, asked
+    def __init__(self, experiment: Experiment, declared: DeclaredTables, asked: EvaluationRequest) -> None:
+        self._experiment, self._of, self._asked = experiment, declared, asked
         self._whole = document_multiplier(experiment.privacy)
 
     def planned(self, people: float) -> Evaluation:

@@ -61,24 +61,30 @@ class PreparedInference(PreparedReleases):
         return replace(self.fitted, releases=made)
 
 
-def regression_without_noise(document: InferenceDocument, of: DeclaredTables) -> FittedRegression:
+def regression_without_noise(document: InferenceDocument, declared: DeclaredTables) -> FittedRegression:
     """Return the regression of a document, without any release."""
-    return FittedRegression(name=document.name, request=document.inference, schema=of.schema, silos=of.silos)
+    return FittedRegression(
+        name=document.name, request=document.inference, schema=declared.schema, silos=declared.silos
+    )
 
 
-def prepare_inference(document: InferenceDocument, of: DeclaredTables | None = None) -> PreparedInference:
+def prepare_inference(
+    document: InferenceDocument, declared: DeclaredTables | None = None
+) -> PreparedInference:
     """Compose the releases and find their noise from the document and the schema; no table is opened.
 
     See :func:`fedveil.run.releases.requests.prepare_document`.
     """
     request = document.inference
     assert document.data.table is not None, "TableDocument asks for it"
-    of = declared_tables(document.data.table) if of is None else of
-    schema, silos = of.schema, of.silos
-    fitted = regression_without_noise(document, of)
+    declared = declared_tables(document.data.table) if declared is None else declared
+    schema, silos = declared.schema, declared.silos
+    fitted = regression_without_noise(document, declared)
     steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
 
-    designs = [design_release(document, request.silos, step, of, key="inference.silos") for step in steps]
+    designs = [
+        design_release(document, request.silos, step, declared, key="inference.silos") for step in steps
+    ]
 
     def releases(multiplier: float) -> tuple[Release, ...]:
         placed = enumerate(zip(designs, fitted.parts, strict=True), start=1)
@@ -98,8 +104,8 @@ def prepare_inference(document: InferenceDocument, of: DeclaredTables | None = N
     check(planned_at, fitted.family, multiplier, series.declared_for)
     return PreparedInference(
         document=document,
-        declared=of,
-        notes=(*NOTES, *of.schema.matching),
+        declared=declared,
+        notes=(*NOTES, *declared.schema.matching),
         fitted=fitted,
         multiplier=multiplier,
         series=series,

@@ -147,7 +147,7 @@ def read_preprocessed(folder: Path) -> ReleasedPreprocessing | None:
     return read_figures(folder / PREPROCESSED, ReleasedPreprocessing)
 
 
-def wanted_preprocessing(experiment: Experiment, of: DeclaredTables) -> PreprocessingRequest | None:
+def wanted_preprocessing(experiment: Experiment, declared: DeclaredTables) -> PreprocessingRequest | None:
     """Return the refinements that an experiment requests; None if it requests none. No table is opened.
 
     Raises:
@@ -157,8 +157,8 @@ def wanted_preprocessing(experiment: Experiment, of: DeclaredTables) -> Preproce
     if section is None:
         return None
     return PreprocessingRequest(
-        schema_=of.first,
-        silo_names=of.silos,
+        schema_=declared.first,
+        silo_names=declared.silos,
         silos=section.silos or default_silo_weights(experiment),
         bounds=section.bounds,
         impute=section.impute,
@@ -167,36 +167,37 @@ def wanted_preprocessing(experiment: Experiment, of: DeclaredTables) -> Preproce
     )
 
 
-def plan_preprocessing(experiment: Experiment, of: DeclaredTables) -> Preprocessing | None:
+def plan_preprocessing(experiment: Experiment, declared: DeclaredTables) -> Preprocessing | None:
     """Plan the preprocessing of an experiment; return None if it requests none. No table is opened.
 
     Args:
         experiment: the experiment with its budget.
-        of: declared facts about its tables.
+        declared: declared facts about its tables.
 
     Raises:
         ConfigError: columns that cannot be refined, or a budget that is too small; the message says which values
             suffice.
     """
-    wanted = wanted_preprocessing(experiment, of)
+    wanted = wanted_preprocessing(experiment, declared)
     if wanted is None:
         return None
     # The releases share the budget in proportion to their numbers of blocks.
     looked_at = [len(layout.blocks) for layout in wanted.layouts]
     releases = tuple(
-        _planned(experiment, wanted, of, place, many / sum(looked_at)) for place, many in enumerate(looked_at)
+        _planned(experiment, wanted, declared, place, many / sum(looked_at))
+        for place, many in enumerate(looked_at)
     )
     noise = max(
         cdf_noise(layout, wanted.unit, one.std())
         for one, layout in zip(releases, wanted.layouts, strict=True)
     )
-    share = noise / of.schema.n_users
+    share = noise / declared.schema.n_users
     if share > MOST_NOISE:
         raise ConfigError(
             f"preprocessing: the noise on a number of people below a bound would be {share:.0%} of all people, and "
             f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
         )
-    return Preprocessing(wanted=wanted, releases=releases, noise=share, clip=of.clip)
+    return Preprocessing(wanted=wanted, releases=releases, noise=share, clip=declared.clip)
 
 
 def _middle(experiment: Experiment) -> float:
@@ -215,12 +216,12 @@ def _middle(experiment: Experiment) -> float:
 
 
 def _planned(
-    experiment: Experiment, wanted: PreprocessingRequest, of: DeclaredTables, place: int, share: float
+    experiment: Experiment, wanted: PreprocessingRequest, declared: DeclaredTables, place: int, share: float
 ) -> Release:
     """Return one of the releases, with ``share`` of the preprocessing's budget."""
     layout: Layout = wanted.layouts[place]
     step = LocalStatistic(layout=layout)
-    design = design_release(experiment, wanted.silos, step, of, key="preprocessing.silos")
+    design = design_release(experiment, wanted.silos, step, declared, key="preprocessing.silos")
     found = design.with_noise(
         shared_multiplier(share * experiment.shares.preprocessing, document_multiplier(experiment.privacy))
     )

@@ -258,7 +258,7 @@ def design_release(
     document: Experiment | TableDocument,
     silos: SiloWeights,
     step: PersonVector,
-    of: DeclaredTables,
+    declared: DeclaredTables,
     *,
     key: str,
 ) -> UncalibratedRelease:
@@ -268,13 +268,13 @@ def design_release(
         document: the request, with its protection.
         silos: weights of a user over silos.
         step: the local step.
-        of: declared facts about the tables.
+        declared: declared facts about the tables.
         key: key of the weights in the document, for errors.
 
     Raises:
         ConfigError: weights that would reveal counts, or a protection that works on models only.
     """
-    section, facts = document.protection, of.facts(step.length)
+    section, facts = document.protection, declared.facts(step.length)
     protection, weights = section.build(), _WEIGHTS[silos]
     if silos == "equal" and protection.weighs:
         # Under equal weights each silo counts one record per user, so a user has at most |S| in all.

@@ -44,51 +44,51 @@ class RequestScope:
     by_silo: bool = False
 
 
-def statistics_scope(document: ReleaseDocument, of: DeclaredTables) -> RequestScope:
+def statistics_scope(document: ReleaseDocument, declared: DeclaredTables) -> RequestScope:
     """Return the scope of a document of statistics.
 
     Raises:
         FedveilError: a request that does not fit the schema.
     """
     request = document.statistics
-    step = compose(request, of.schema, of.silos)
+    step = compose(request, declared.schema, declared.silos)
     return RequestScope(
         figures=frozenset(name for one in request.release.values() for name in one.figures),
-        columns=frozenset(of.schema.read_columns(step.columns)),
+        columns=frozenset(declared.schema.read_columns(step.columns)),
         numbers=step.length,
         by_silo="silo" in request.by,
     )
 
 
-def regression_scope(document: InferenceDocument, of: DeclaredTables) -> RequestScope:
+def regression_scope(document: InferenceDocument, declared: DeclaredTables) -> RequestScope:
     """Return the scope of a document of a regression.
 
     Raises:
         FedveilError: a request that does not fit the schema.
     """
-    fitted = regression_without_noise(document, of)
+    fitted = regression_without_noise(document, declared)
     steps = [fitted.equation(place) for place in range(len(fitted.parts))]
     return RequestScope(
         figures=frozenset({f"{fitted.family.name}-regression"}),
-        columns=frozenset(of.schema.read_columns(name for step in steps for name in step.columns)),
+        columns=frozenset(declared.schema.read_columns(name for step in steps for name in step.columns)),
         numbers=max(step.length for step in steps),
     )
 
 
-def side_release_scope(experiment: Experiment, of: DeclaredTables) -> RequestScope:
+def side_release_scope(experiment: Experiment, declared: DeclaredTables) -> RequestScope:
     """Return the scope of an experiment's side releases.
 
     The release of lengths of updates reads no column itself.
 
     Args:
         experiment: an experiment with a preprocessing, an evaluation, or both.
-        of: declared facts about its tables.
+        declared: declared facts about its tables.
 
     Raises:
         FedveilError: releases that do not fit the schema.
     """
     found: list[RequestScope] = []
-    wanted, evaluation = wanted_preprocessing(experiment, of), asked_evaluation(experiment, of)
+    wanted, evaluation = wanted_preprocessing(experiment, declared), asked_evaluation(experiment, declared)
     if wanted is not None:
         found.append(
             RequestScope(
@@ -102,7 +102,7 @@ def side_release_scope(experiment: Experiment, of: DeclaredTables) -> RequestSco
         found.append(
             RequestScope(
                 figures=frozenset({"evaluation"}),
-                columns=groups | frozenset(of.schema.read_columns(of.schema.target_columns)),
+                columns=groups | frozenset(declared.schema.read_columns(declared.schema.target_columns)),
                 numbers=max(layout.length for layout in evaluation.layouts),
                 by_silo="silo" in evaluation.by,
             )
@@ -130,27 +130,27 @@ _PREPARE: Final[Mapping[type[TableDocument], Callable[[Any, DeclaredTables | Non
 )
 
 
-def request_scope(document: TableDocument, of: DeclaredTables) -> RequestScope:
+def request_scope(document: TableDocument, declared: DeclaredTables) -> RequestScope:
     """Return the scope of a document at constant cost; no table is opened.
 
     Args:
         document: the request.
-        of: declared facts about the tables.
+        declared: declared facts about the tables.
 
     Raises:
         FedveilError: a request that does not fit the schema; the message names its key.
     """
-    return _ASKED[type(document)](document, of)
+    return _ASKED[type(document)](document, declared)
 
 
-def prepare_document(document: TableDocument, of: DeclaredTables | None = None) -> PreparedReleases:
+def prepare_document(document: TableDocument, declared: DeclaredTables | None = None) -> PreparedReleases:
     """Compose the releases of a document and find their noise; no table is opened.
 
     Args:
         document: the request.
-        of: declared facts about the tables; None: read them from the files that the document names.
+        declared: declared facts about the tables; None: read them from the files that the document names.
 
     Raises:
         FedveilError: any mistake, or a budget that is too small for the request; the message names the key.
     """
-    return _PREPARE[type(document)](document, of)
+    return _PREPARE[type(document)](document, declared)

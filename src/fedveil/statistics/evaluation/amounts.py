@@ -169,9 +169,9 @@ class Amounts(Evaluator):
 class _Moments:
     """Means of a group's powers, and the figures that follow."""
 
-    def __init__(self, of: Amounts, group: Group) -> None:
+    def __init__(self, target: Amounts, group: Group) -> None:
         states, powers = group.parts[_STATES], group.parts[_POWERS]
-        self._of, self._powers, self._per_unit = of, powers, group.people_per_unit
+        self._of, self._powers, self._per_unit = target, powers, group.people_per_unit
         self._n, self._of_n = float(states.values[:2].sum()), 2 * states.variance
         self._enough = self._n >= LEAST_CLASS * math.sqrt(self._of_n) and self._n > 0
         n = self._n if self._enough else 1.0
