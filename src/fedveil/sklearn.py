@@ -190,7 +190,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     Args:
         model: ``"linear"``, another shipped model, or a ``torch.nn.Module``, which is copied.
         epsilon: what one fit spends; or a :class:`fedveil.Budget` for several.
-        delta: of the guarantee; None is that of :func:`fedveil.train`, or of the budget.
+        delta: delta of the guarantee; None is that of :func:`fedveil.train`, or of the budget.
         n_users: the PUBLIC number of all users, with or without records; the same in every fold.
         silos: names of the silos; None takes those that have records, and the statement says so.
         classes: labels in the order of the outputs; None takes those that occur, and the statement says so.

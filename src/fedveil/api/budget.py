@@ -93,10 +93,10 @@ class Budget:
     covered: fits and releases outside the budget, and scores of the fitted models on private records.
 
     Args:
-        epsilon: of all fits together.
+        epsilon: epsilon of all fits together.
         fits: number of fits; a further one is refused. A search with ``refit=True`` needs one more than its folds and
             points.
-        delta: of the guarantee; well below 1 / n_users.
+        delta: delta of the guarantee; well below 1 / n_users.
         file: file of the charges, which several processes share (``n_jobs``). Without one, the budget cannot leave
             this process. An existing file is continued; it must have been begun with the same numbers.
 

@@ -204,8 +204,8 @@ class CrossValidation(Frame):
     """Metrics of every fold on the users that it held out: exact figures of private records.
 
     Attributes:
-        epsilon: of the models of all folds together, for one user.
-        delta: of :attr:`epsilon`.
+        epsilon: epsilon of the models of all folds together, for one user.
+        delta: delta of :attr:`epsilon`.
         results: the result of every fold.
     """
 
@@ -246,8 +246,8 @@ def cross_validate(
         model: as of :func:`fedveil.train`; every fold begins with the same model.
         people: the population; its own test records are left out.
         folds: k, at least 2.
-        epsilon: of all folds together.
-        delta: of the guarantee.
+        epsilon: epsilon of all folds together.
+        delta: delta of the guarantee.
         folder: parent of the run folders.
         arguments: other keyword arguments of :func:`fedveil.train`.
 

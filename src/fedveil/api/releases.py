@@ -135,9 +135,9 @@ class ReleasePlanFrame(Frame):
 
     Attributes:
         epsilon: what the release would spend; None without a guarantee.
-        noise_multiplier: of the first release.
+        noise_multiplier: noise multiplier of the first release.
         numbers: length of a release; None for a regression, whose ``releases`` say it.
-        delta: of the guarantee.
+        delta: delta of the guarantee.
         releases: the releases of a regression; empty for statistics.
     """
 
@@ -183,10 +183,10 @@ def stats(
         request: the table ``[statistics]`` as a mapping, such as ``{"by": ["ward"], "release": {"age": {"show":
             ["count", "mean"]}}}``; docs/reference/experiment.md has its keys.
         epsilon: what the release spends.
-        delta: of the guarantee; well below 1 / n_users.
+        delta: delta of the guarantee; well below 1 / n_users.
         plan: predict every error bar; no record is read and nothing is charged.
         repeat: pay again for cells that a stored release in ``folder`` already has.
-        name: of the release.
+        name: name of the release.
         folder: parent of the run folder.
         settings: further tables of the document, such as ``{"protection": {"name": "secure-aggregation"}}``.
 
@@ -228,10 +228,10 @@ def infer(
         family: ``"logistic"``, ``"linear"`` (with ``cut``), ``"poisson"`` (with ``cap``) or ``"survival"`` (with
             ``grid``).
         epsilon: what the regression spends.
-        delta: of the guarantee; well below 1 / n_users.
+        delta: delta of the guarantee; well below 1 / n_users.
         plan: predict every interval; no record is read and nothing is charged.
         repeat: pay again for a regression that a folder already holds.
-        name: of the regression.
+        name: name of the regression.
         folder: parent of the run folder.
         settings: further tables of the document.
         options: other keys of the table ``[inference]``, such as ``cut``, ``grid`` or ``scale``.

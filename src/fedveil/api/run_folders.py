@@ -144,7 +144,7 @@ def spent(*runs: Run, delta: float | None = None, accountant: str = "pld") -> Sp
 
     Args:
         runs: results, or run folders; a run that is given twice counts once.
-        delta: of the sum; None: that of the runs, if it is the same in all.
+        delta: delta of the sum; None: that of the runs, if it is the same in all.
         accountant: ``"pld"``, ``"rdp"`` or ``"rdp-2017"``.
 
     Raises:

@@ -151,7 +151,7 @@ def _onnx_model(nodes: Sequence[Any], shape: Sequence[int], outputs: int, tensor
 
     Args:
         nodes: its operators, from ``features`` to ``outputs``.
-        shape: of a record.
+        shape: shape of a record.
         outputs: number of outputs.
         tensors: constants.
     """

@@ -24,7 +24,7 @@ def import_from_checkout(name: str) -> ModuleType:
     """Import a module of a package that lies in the current folder.
 
     Args:
-        name: of the module, with its package: ``"benchmarks.harness"``.
+        name: name of the module, with its package: ``"benchmarks.harness"``.
 
     Raises:
         ConfigError: the current folder has no such package.
@@ -77,7 +77,7 @@ def run_benchmark(
     """Run a module of ``benchmarks/`` below the current folder; return its report.
 
     Args:
-        name: of the module; hyphens stand for underscores.
+        name: name of the module; hyphens stand for underscores.
         quick: at most a minute.
         page: where the measured curves are drawn; None: nowhere.
         smallest: the smallest cases alone.

@@ -46,7 +46,7 @@ class GrowingColumn:
     context manager, which closes the file; arrays of it stay valid.
 
     Args:
-        folder: of the file; None keeps the column in memory.
+        folder: folder of the file; None keeps the column in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -117,7 +117,7 @@ class Numbering:
     It is a context manager, which closes its file.
 
     Args:
-        folder: of a file that keeps the numbers; None keeps them in memory.
+        folder: folder of a file that keeps the numbers; None keeps them in memory.
 
     Attributes:
         places: each distinct name with its place in the order of first occurrence.

@@ -62,7 +62,7 @@ def check_models_agree(answers: Answers, silos: Sequence[str]) -> None:
     """Check that every silo has the same next model.
 
     Args:
-        answers: of a round.
+        answers: answers of a round.
         silos: names, by number.
 
     Raises:

@@ -439,7 +439,7 @@ def open_delivery(message: bytes, charter: Charter) -> Membership:
 
     Args:
         message: the delivery.
-        charter: of the reader's federation.
+        charter: charter of the reader's federation.
 
     Raises:
         IntegrityError: it is too long, or not sealed by the charter's founder, or of another charter.

@@ -64,7 +64,7 @@ class Membership:
     Attributes:
         auc: probability that a random member scores higher than a random non-member (ties count half).
         low, high: ends of the two-sided confidence interval of ``auc``.
-        confidence: of that interval.
+        confidence: confidence level of that interval.
         true_positive_rates: (false positive rate, true positive rate) pairs; the threshold lets at most that share of
             the non-members pass.
         members, non_members: number of scores of each kind.
@@ -131,7 +131,7 @@ def membership(
     Args:
         members: (n,) scores of members, n >= 2; the negative loss, for the loss-threshold attack.
         non_members: (k,) scores of non-members, k >= 2.
-        confidence: of the interval.
+        confidence: confidence level of the interval.
 
     Raises:
         PrivacyError: fewer than two scores of either kind, or a score that is NaN.
@@ -210,8 +210,8 @@ def canary_bound(
     Args:
         scores: (m,) a high score indicates inclusion; any function of the released values and of the canaries' data.
         included: (m,) the coins, each fair and independent of everything else.
-        delta: of the claim.
-        confidence: of the bound.
+        delta: delta of the claim.
+        confidence: confidence level of the bound.
 
     Raises:
         PrivacyError: fewer than 4 canaries, or a score that is NaN.

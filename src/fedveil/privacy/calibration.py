@@ -40,7 +40,7 @@ def least_noise(epsilon: Callable[[float], float], budget: Budget, tolerance: fl
     number. The search then continues where epsilon is computable, first at less noise, then at more.
 
     Args:
-        epsilon: of the whole run as a function of the noise multiplier; it must fall as the multiplier grows. It
+        epsilon: epsilon of the run as a function of the noise multiplier; it must fall as the multiplier grows. It
             raises PrivacyError if it cannot be computed.
         budget: target epsilon, delta and accountant.
         tolerance: relative; a multiplier smaller by this factor exceeds the budget.
@@ -72,7 +72,7 @@ class _Curve:
     """Epsilon as a function of the noise multiplier; every value is computed once.
 
     Args:
-        epsilon: of a noise multiplier; raises PrivacyError if it cannot be computed.
+        epsilon: epsilon as a function of the noise multiplier; raises PrivacyError if it cannot be computed.
         budget: the budget that epsilon is compared with.
     """
 
@@ -216,7 +216,7 @@ def _least(
     halves it.
 
     Args:
-        excess: of a noise multiplier.
+        excess: the excess as a function of the noise multiplier.
         bracket: the ends of the bisected interval; the lower end does not fit.
         fitting: a multiplier that fits: the upper end, or a point of the bisection.
         tolerance: relative.

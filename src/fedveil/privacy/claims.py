@@ -145,7 +145,7 @@ class Claim:
 
     Attributes:
         covers: the knowledge that the claim allows.
-        event: of one round.
+        event: event of one round.
         but: additional knowledge that no epsilon covers, in words.
         amplified: whether sampling amplifies the claim. True if neighbours differ by the presence of a unit: a round
             without the unit in its sample equals a round of the neighbour. False if the unit is present in both

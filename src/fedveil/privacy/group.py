@@ -127,7 +127,7 @@ def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tu
 
     Args:
         group_size: k, the most records a user keeps over all silos.
-        noise_multiplier: of DP-SGD, the same in every silo.
+        noise_multiplier: noise multiplier of DP-SGD, the same in every silo.
         silos: (rate, steps) of every silo; steps of one round give the event of one round.
 
     Returns:

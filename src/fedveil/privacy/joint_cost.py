@@ -33,7 +33,7 @@ class JointCost:
 
     Attributes:
         runs: folder, number of charges, and epsilon of every run (None: nothing is guaranteed).
-        epsilon: of all runs together; None if one of them guarantees nothing.
+        epsilon: epsilon of all runs together; None if one of them guarantees nothing.
         delta: the largest change of a probability in addition to the factor e^epsilon.
         accountant: name of the accountant that bounded epsilon.
         unit: the protected unit.
@@ -69,7 +69,7 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
 
     Args:
         folders: run folders; a folder that is given twice counts once.
-        delta: of the figure; default: the delta of the runs, if it is the same in all.
+        delta: delta of the figure; default: the delta of the runs, if it is the same in all.
         accountant: name of the accountant that bounds epsilon.
 
     Raises:

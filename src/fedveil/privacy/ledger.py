@@ -86,15 +86,15 @@ class Entry:
     """Charge: the event of one attempt at one round of one run.
 
     Attributes:
-        index: of the line, from 0.
-        time: of the charge by this machine's clock, in UTC: to the second if the charge has an origin, else the day
-            alone. A silo's ledger stays with the silo. A run's ledger is published with its model, and the duration
+        index: index of the line, from 0.
+        time: time of the charge by this machine's clock, in UTC: to the second if the charge has an origin, else the
+            day alone. A silo's ledger stays with the silo. A run's ledger is published with its model, and the duration
             of a round is private.
         run: name of the run.
         round: number within the run.
         attempt: number of the attempt at the round, from 0.
         unit: unit of privacy.
-        adjacency: of the event.
+        adjacency: adjacency of the event.
         event: the released event.
         origin: terms and parties of the charge, between institutions.
     """
@@ -116,7 +116,7 @@ class Note:
     """Line that charges nothing.
 
     Attributes:
-        index: of the line, from 0.
+        index: index of the line, from 0.
         time: by this machine's clock, in UTC.
         kind: see :data:`NoteKind`.
         text: see :data:`NoteKind`.
@@ -195,7 +195,7 @@ def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple
 
     Args:
         path: name of the file in errors.
-        content: of the file.
+        content: content of the file.
         own: whether this party wrote the lines: then the packages of their events are loaded.
 
     Raises:

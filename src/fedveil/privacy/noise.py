@@ -402,8 +402,8 @@ def grid_law(std: float, grid: float, finest: float = 0.0) -> DiscreteGaussian:
     """Return the noise law for sums on a grid: fine enough to count as Gaussian for every accountant.
 
     Args:
-        std: of the noise, in the unit of the update.
-        grid: of the contributions.
+        std: standard deviation of the noise, in the unit of the update.
+        grid: grid step of the contributions.
         finest: lower limit of the noise's grid, where a float64 sum would not hold a finer one; a power of two, or 0.
     """
     return DiscreteGaussian(std=std, grid=max(grid_for(std, at_most=grid), min(finest, grid)))
@@ -416,7 +416,7 @@ def finest_grid(grid: float, longest: float) -> float:
     longest * 2^18 * grid / step steps, which is at most 2^52 for the returned step. The noise uses the remaining bit.
 
     Args:
-        grid: of the contributions, a power of two.
+        grid: grid step of the contributions, a power of two.
         longest: bounds ||sum of contributions|| / (the bound of one): |U| if users' weights sum to 1.
 
     >>> finest_grid(2.0**-18, 1000.0) == 2.0**-42
@@ -489,7 +489,7 @@ class DiscreteGaussian:
         """Return independent samples in grid units.
 
         Args:
-            shape: of the result.
+            shape: shape of the result.
             source: source of random words.
 
         Returns:

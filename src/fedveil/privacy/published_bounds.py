@@ -275,8 +275,8 @@ class OneRoundProfile:
     """Published (epsilon, delta) of one round, for one record of n.
 
     Attributes:
-        epsilon: of one round.
-        delta: of one round, at most 1.
+        epsilon: epsilon of one round.
+        delta: delta of one round, at most 1.
         records: n, records of a client.
     """
 

@@ -385,7 +385,7 @@ def is_due(
         owner: (m,) user number of each contribution.
         silo: (m,) silo number of each contribution.
         period: b.
-        number: of the round.
+        number: number of the round.
 
     >>> [bool(is_due(np.array([5]), np.array([0], dtype=np.int32), 3, number)[0]) for number in (1, 2, 3, 4, 5)]
     [False, True, False, False, True]

@@ -446,7 +446,7 @@ def epsilons_by_accountant(
 
     Args:
         event: everything that was released.
-        delta: of the statement.
+        delta: delta of the statement.
         adjacency: the neighbouring populations.
     """
     found: list[tuple[str, float | None]] = []
@@ -490,7 +490,7 @@ class StatementBuilder:
     Attributes:
         unit: the protected unit.
         adjacency: the neighbouring populations.
-        delta: of every epsilon in the statement.
+        delta: delta of every epsilon in the statement.
         accountant: bounds every epsilon that is claimed.
         units: public number of units; None if it is not public.
         secure: whether noise and samples were unpredictable.
@@ -581,7 +581,7 @@ def same_privacy(statement: Statement, *, delta: object, accountant: object, see
     """Check that a statement has the requested delta, accountant and randomness; return this in words.
 
     Args:
-        statement: of the run.
+        statement: statement of the run.
         delta, accountant: as requested by the experiment, or by a document of releases.
         seed: ``privacy.insecure_seed``; None: the noise was unpredictable.
 

@@ -231,7 +231,7 @@ def write_points(
         points: (m, n) lattice points.
         dithers: (m, n) accepted dithers.
         ratio: (m,) s / beta of each sub-vector.
-        lattice: of the points.
+        lattice: lattice of the points.
     """
     if _cubic(lattice):
         contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))

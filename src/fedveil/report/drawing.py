@@ -63,7 +63,7 @@ class Series:
         low: lower ends of a ribbon, or of intervals; empty without them.
         high: upper ends.
         dash: one of `DASHES`.
-        opacity: of a ribbon.
+        opacity: opacity of a ribbon.
         labels: a text per point, shown under the pointer; empty for none.
     """
 

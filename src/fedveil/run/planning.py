@@ -45,7 +45,7 @@ class Plan:
         rounds: T, at most; None finds the largest T that the target ``epsilon`` allows for each sigma.
         noise_multipliers: values of sigma; empty finds the least sigma that keeps T rounds within ``epsilon``.
         sampling_rates: values of q, the Poisson rate of users.
-        delta: of the guarantee.
+        delta: delta of the guarantee.
         epsilon: target from which rounds or noise are found; None if both are given.
         group_sizes: values of k of uldp-group.
         records_per_silo, batch_size, epochs: of DP-SGD in uldp-group.

@@ -52,7 +52,7 @@ class Dependence:
     Attributes:
         column: its name.
         unit: unit of the axis, after the name; empty for that of the column.
-        categories: of a category column; empty for numbers.
+        categories: categories of a category column; empty for numbers.
         places: (n,) values of the column.
         curves: what the model gives there, by name.
     """
@@ -86,7 +86,7 @@ class ReleasedModel:
     """Partial dependence and a tree of a released model.
 
     Attributes:
-        dependences: of the columns in which the output moves most.
+        dependences: dependences of the columns in which the output moves most.
         tree: the tree whose leaves differ most; None for models without trees.
     """
 
@@ -99,7 +99,7 @@ class _Column:
     """A column of the schema, or a feature of records without a schema.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         first: place of its first feature.
         feature: its declaration; None without a schema.
     """

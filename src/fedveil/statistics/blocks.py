@@ -188,7 +188,7 @@ class Block:
         encoder: the record's vector.
         groups: a partition; the vector stands at its record's group and is zero at all others, so that its norm is
             that of one group.
-        kind: of the strategy by which every group is sent.
+        kind: kind of the strategy by which every group is sent.
         weight: how much its error counts beside that of other blocks.
 
     Raises:
@@ -272,8 +272,8 @@ class LayoutSlot:
 
     Attributes:
         block: what it is.
-        start: of its numbers in the vector.
-        share: of the squared norm, and so of mu^2.
+        start: index of its first number in the vector.
+        share: share of the squared norm, and so of mu^2.
     """
 
     block: Block
@@ -392,7 +392,7 @@ def decode(
     """Return every block's cells, by release and part.
 
     Args:
-        layout: of the vector.
+        layout: layout of the vector.
         noisy: (d,) the released sum.
         noise_std: standard deviation of its noise, per number.
         unit: what a person's full weight adds to the sum: 1, or 1/|S| where every silo has that weight; cells are

@@ -144,8 +144,8 @@ def declared_groups(schema: Schema, name: str, key: str) -> Categories:
 
     Args:
         schema: what the columns are.
-        name: of the column.
-        key: of the document that asks, for its errors.
+        name: name of the column.
+        key: key of the document that asks, for its errors.
 
     Raises:
         ConfigError: a column that is a number.

@@ -198,7 +198,7 @@ class Planned:
         release, part: which.
         cells: how many cells people spread over, all groups together.
         numbers: how many numbers are sent.
-        share: of the squared norm.
+        share: share of the squared norm.
         noise: standard deviation of the noise on a cell, in people; on a sum of leading cells where these are coded;
             of a correlation.
         error: predicted half width of the 95 % interval for the population.
@@ -235,7 +235,7 @@ def check(found: tuple[Planned, ...], noise_multiplier: float, epsilon: Callable
 
     Args:
         found: what is predicted.
-        noise_multiplier: of the release.
+        noise_multiplier: noise multiplier of the release.
         epsilon: what a release with another multiplier would cost.
 
     Raises:

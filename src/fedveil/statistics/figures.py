@@ -75,7 +75,7 @@ def quantile(
 
     Args:
         values: (B + 2,) ordered cells: below, bins, above.
-        covariance: of their noise.
+        covariance: covariance of their noise.
         edges: (B + 1,) of the bins.
         level: q in (0, 1).
         people_per_unit: how much more than one unit one person may add to a count (|S| for person-silo pairs).
@@ -206,7 +206,7 @@ class Group:
     """A group's cells of one block.
 
     Attributes:
-        name: of the group.
+        name: name of the group.
         values: (width,) estimates.
         covariance: (width, width) of their noise.
         everybody: the estimated number of units of all people, whatever their group.

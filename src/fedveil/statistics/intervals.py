@@ -216,7 +216,7 @@ def positive_ratio(
     Args:
         above: numerator.
         below: denominator.
-        variances: of numerator and denominator, and their covariance.
+        variances: variances of numerator and denominator, and their covariance.
         z: quantile of the normal law; that of 95 % unless it is given.
     """
     of_above, of_below, joint = variances

@@ -199,7 +199,7 @@ def cdf_noise(layout: Layout, unit: float, noise_std: float) -> float:
     Args:
         layout: what is released.
         unit: what a person weighs in the sum of one silo at most.
-        noise_std: of the noise on every number.
+        noise_std: standard deviation of the noise on every number.
     """
     return max(noise_std / (slot.scale * unit) * slot.block.strategy.leading_noise for slot in layout.slots)
 

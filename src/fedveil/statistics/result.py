@@ -39,7 +39,7 @@ class NoisySum:
 
     Attributes:
         vector: (d,) the sum of the silos' messages.
-        std: of the noise on every number.
+        std: standard deviation of the noise on every number.
     """
 
     vector: Float64[np.ndarray, " d"]
@@ -116,7 +116,7 @@ def figures_json(
     """Return the document of released figures.
 
     Args:
-        name: of the run.
+        name: name of the run.
         request: what was asked for.
         releases: the released sums in order, as JSON.
         **further: what else the figures follow from, and figures for readers of the file.
@@ -188,11 +188,11 @@ class ReleasedStatistics:
     """Result of one release.
 
     Attributes:
-        name: of the run.
+        name: name of the run.
         request: what was asked for.
         schema: what the columns are.
         silos: names of all silos.
-        noise_multiplier: of the sum, in units of its sensitivity 1.
+        noise_multiplier: noise multiplier of the sum, in units of its sensitivity 1.
         made: the sum of all silos' messages, as it was released. Its noise is more than the multiplier where shares
             are sized for silos that collude or are missing.
     """

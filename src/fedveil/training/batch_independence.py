@@ -119,7 +119,7 @@ def is_training_batch_independent(
         trainer: with few epochs, or with as many as the trial may take.
         start: (d,) the model.
         cohort: gives the shapes of a record.
-        batch_size: of the local steps, or None. The trial adds so many contributions of ``batch_size`` + 1
+        batch_size: batch size of the local steps, or None. The trial adds so many contributions of ``batch_size`` + 1
             records that they start at every offset from a cache line.
     """
     sizes = _sizes(cohort, batch_size)

@@ -106,7 +106,7 @@ def serve(
         trainer: the trainer of round 1.
         cohort: the records; the same in every process.
         bound: the bound, in the unit that process 0 sends.
-        randomness: of the experiment.
+        randomness: randomness of the experiment.
     """
     device = cohort.device
     while header := receive_json(device):

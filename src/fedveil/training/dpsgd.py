@@ -259,7 +259,7 @@ class RecordSums:
 
         Args:
             models: (m, d) parameters of the silos.
-            batches: of the silos, in the same order; exactly one unless ``side_by_side``.
+            batches: batches of the silos, in the same order; exactly one unless ``side_by_side``.
         """
         layout, device = self._gradients.layout, self._cohort.device
         sums = SiloSums(len(models), layout.dimension, self._bound, device)
@@ -308,7 +308,7 @@ def poisson(n: int, rate: float, source: BitSource) -> Bool[Tensor, " n"]:
     Args:
         n: number of records.
         rate: the probability.
-        source: of uniform 64-bit words; a record joins if its word is below rate * 2^64.
+        source: source of uniform 64-bit words; a record joins if its word is below rate * 2^64.
     """
     words = source.uint64(n)
     threshold = round(rate * 2**64)

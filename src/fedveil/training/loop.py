@@ -131,7 +131,7 @@ class BatchGradient:
 
     Args:
         task: model and loss.
-        device: of the parameters.
+        device: device of the parameters.
         at_once: number of records of a part.
         look: called before every part.
     """

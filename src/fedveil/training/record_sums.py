@@ -44,7 +44,7 @@ class SiloSums:
         n_silos: number of rows of the sums.
         dimension: d.
         bound: the bound that is enforced on each update.
-        device: of the sums.
+        device: device of the sums.
     """
 
     def __init__(self, n_silos: int, dimension: int, bound: Bound, device: torch.device) -> None:

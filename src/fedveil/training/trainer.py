@@ -204,8 +204,8 @@ class TrainJob:
         members: (m,) indices into ``cohort.groups`` of the contributions that take part; each at most once.
         weights: (m,) the weight of each member.
         bound: the bound that is enforced on an update before it is weighted.
-        randomness: of the experiment; batches and dropout masks of a contribution depend only on it, on ``path``
-            and on the contribution's (silo, user). They do not change when other contributions join or leave.
+        randomness: randomness of the experiment; batches and dropout masks of a contribution depend only on it, on
+            ``path`` and on the contribution's (silo, user). They do not change when other contributions join or leave.
         path: names this round's randomness, for instance ``("round", 3)``.
     """
 

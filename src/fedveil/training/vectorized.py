@@ -393,7 +393,7 @@ def train(
 
     Args:
         sgd: the local steps.
-        gradients: of the task.
+        gradients: gradients of the task.
         start: (d,) the model from which they start.
         batches: the steps of the chunk.
     """

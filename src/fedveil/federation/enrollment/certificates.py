@@ -280,9 +280,9 @@ def days_left(path: Path, issuer: Path, *, now: datetime | None = None) -> float
     """Return for how many days a certificate is still valid.
 
     Args:
-        path: of the certificate.
+        path: path of the certificate.
         issuer: path of the authority's certificate.
-        now: of the clock; None: the system's.
+        now: the present time; None: the time of this host's clock.
 
     Raises:
         BusyError: it begins later than this clock.

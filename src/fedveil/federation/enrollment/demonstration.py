@@ -174,9 +174,9 @@ def write_demonstration(
 
     Args:
         folder: made here; must not exist.
-        rounds: of the experiment.
-        host: of the coordinator.
-        port: of the coordinator; silos have none.
+        rounds: number of rounds of the experiment.
+        host: host name of the coordinator.
+        port: port of the coordinator; silos have none.
         hospitals: names, and how many records each has.
 
     Raises:

@@ -76,13 +76,13 @@ class Request:
 
     Attributes:
         role: silo or coordinator.
-        name: of the party.
+        name: name of the party.
         charter: SHA-256 of the charter that it read.
         identity: its public identity key.
-        transport: of a silo its public node key (OpenSSH), of the coordinator a certificate request (PEM).
-        signature: by the identity key.
-        transport_signature: of a silo, by the node key; a certificate request is signed by itself.
-        previous_signature: by the identity key that this one replaces; empty for the first.
+        transport: a silo's public node key (OpenSSH), or the coordinator's certificate request (PEM).
+        signature: signature of the request by the identity key.
+        transport_signature: a silo's signature by the node key; a certificate request contains its own signature.
+        previous_signature: signature by the identity key that this one replaces; empty for the first key.
     """
 
     role: Role
@@ -206,11 +206,11 @@ def create_federation(
 
     Args:
         folder: made here; must not exist.
-        name: of the federation.
+        name: name of the federation.
         schema: the public schema of all silos' tables.
         host: the coordinator's host name or address, as the silos reach it.
         port: its port.
-        passphrase: of both keys' files; None: mode 0600 alone protects them.
+        passphrase: passphrase of both keys' files; None: mode 0600 alone protects them.
 
     Raises:
         ConfigError: the folder exists, or a name, host or port that cannot be, and nothing was made; or the folder
@@ -283,7 +283,7 @@ def revoke(folder: Path, name: str, reason: str) -> Revoked:
 
     Args:
         folder: the founder's.
-        name: of the silo, or ``coordinator``.
+        name: name of the silo, or ``coordinator``.
         reason: for all members to read.
 
     Raises:
@@ -311,7 +311,7 @@ def seal(
 
     Args:
         folder: the founder's.
-        passphrase: of the founder's keys.
+        passphrase: passphrase of the founder's keys.
         days: for how long it is valid.
         above: a serial number that parties have seen before the folder was restored; this one is larger.
 

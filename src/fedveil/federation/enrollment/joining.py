@@ -114,8 +114,8 @@ def join_as_silo(
     Args:
         folder: made here; must not exist.
         charter: the federation's, as the founder handed it out.
-        name: of the silo.
-        passphrase: of the identity key's file; None: mode 0600 alone protects it.
+        name: name of the silo.
+        passphrase: passphrase of the identity key's file; None: mode 0600 alone protects it.
         policy: what the drafted policy allows.
         holds: the silo's own files, for its settings.
 
@@ -151,8 +151,8 @@ def rotate(folder: Path, passphrase: Passphrase | None) -> Request:
     They are used once a membership that names them is accepted. Until then a silo neither moves nor leaves.
 
     Args:
-        folder: of a silo or of the coordinator.
-        passphrase: of the identity keys, the present one and the next.
+        folder: folder of a silo or of the coordinator.
+        passphrase: passphrase of the identity keys, the present one and the next.
 
     Raises:
         ConfigError: no membership was accepted: nobody knows the present keys yet, so nothing is there to replace; or
@@ -211,7 +211,7 @@ def join_as_coordinator(
     Args:
         folder: made here; must not exist.
         charter: the federation's, as the founder handed it out.
-        passphrase: of the identity key's file; None: mode 0600 alone protects it.
+        passphrase: passphrase of the identity key's file; None: mode 0600 alone protects it.
         listen: address and port of this host at which the link listens. They differ from the charter's where an
             address translation, a load balancer or a proxy stands before it; None: the charter's.
 
@@ -243,8 +243,8 @@ def accept(folder: Path, sealed: Path, fingerprint: str, passphrase: Passphrase 
         folder: the party's.
         sealed: ``membership.toml`` as the founder handed it out; beside it lies the party's certificate, ``server.crt``
             or ``silo-NAME.crt``.
-        fingerprint: of the membership, as the founder read it out.
-        passphrase: of the party's identity key.
+        fingerprint: fingerprint of the membership, as the founder read it out.
+        passphrase: passphrase of the party's identity key.
 
     Raises:
         ConfigError: what was typed in is no fingerprint, or a file cannot be written.

@@ -350,7 +350,7 @@ class CoordinatorService:
         """Exchange messages until a part of a run ends; return the silos whose silence has ended it.
 
         Args:
-            party: of the part.
+            party: the coordinator's side of the part.
             most_seconds: patience with silent silos, at most.
 
         Raises:

@@ -68,7 +68,7 @@ class SiloSettings(Settings):
     """``silo.toml``; paths are relative to the silo's folder.
 
     Attributes:
-        name: of the silo.
+        name: name of the silo.
         coordinator: host and port of the coordinator.
         table: the silo's own table, CSV, Parquet or Excel.
         format: how the table is written, in place of the schema's format; no other party learns it.
@@ -78,7 +78,8 @@ class SiloSettings(Settings):
         carrier: what brings messages: ``https``, a process of this silo's own; or ``bridge``, a process of Flower or
             NVFlare on this host that opens ``socket``.
         socket: the key process's socket; with ``group`` outside the silo's folder, which no other user may enter.
-        group: of the users of this host who may open the socket, with ``carrier = "bridge"``; none: the owner alone.
+        group: name of the user group on this host whose members may open the socket, with ``carrier = "bridge"``; None:
+            only the owner may.
     """
 
     name: str
@@ -107,7 +108,7 @@ class _Folder(ABC):
 
     Args:
         path: the folder.
-        passphrase: of its identity key, asked for when the key is used first.
+        passphrase: passphrase of its identity key, asked for when the key is used first.
     """
 
     def __init__(self, path: Path, passphrase: Passphrase | None = None) -> None:

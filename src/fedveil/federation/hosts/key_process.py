@@ -106,7 +106,7 @@ class KeyProcess:
 
     Args:
         party: the silo; closed if the socket cannot be opened.
-        path: of the socket; a stale one is replaced.
+        path: path of the socket; a stale one is replaced.
         sign_of_life: seconds after which a question is not kept waiting any longer.
         group: number of the group that may open the socket; None: the owner alone.
         note_contact: called when a message of the coordinator's was answered.

@@ -275,7 +275,7 @@ def wait(again: str, path: Path, submission: Submission, look: Callable[[], None
     Args:
         again: the command that goes on with it, which the run folder follows.
         path: the run folder, or the document.
-        submission: of the run.
+        submission: submission of the run.
         look: called again and again, and once when it has ended.
 
     Raises:
@@ -304,8 +304,8 @@ def watch(
         again: the command that goes on with it, which the run folder follows.
         folder: the run folder.
         observer: receives the progress of rounds.
-        experiment: of the run.
-        submission: of the run.
+        experiment: experiment of the run.
+        submission: submission of the run.
 
     Raises:
         RunFolderError: as :func:`wait`.

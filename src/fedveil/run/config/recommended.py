@@ -81,7 +81,7 @@ class TableFacts:
         features: p, the number of features of a record, with one for each category of a column.
         scaled: whether a schema scales the features to [-1, 1].
         bounded: whether a number to predict has declared bounds, or survival a declared horizon.
-        epsilon: of training, without the shares of other releases.
+        epsilon: epsilon of training, without the shares of other releases.
         largest_count: largest count that the schema declares of a target; None for other targets.
         protection: name of the protection that was asked for; "" leaves it to the rule.
     """
@@ -133,7 +133,7 @@ class Recommended:
         rounds: T.
         epochs: local epochs of full batches.
         clip: start of the adaptive clip.
-        beta: of the average of models.
+        beta: beta of the average of models.
         most_silos: number of silos up to which secure aggregation is played.
         delta: largest delta.
     """

@@ -204,7 +204,7 @@ def schema_facts(schema: Schema, epsilon: float, protection: str = "") -> TableF
 
     Args:
         schema: the declared columns and target.
-        epsilon: of training (:func:`training_epsilon`).
+        epsilon: epsilon of training (:func:`training_epsilon`).
         protection: name of the protection that was asked for; "" for none.
     """
     target = schema.target

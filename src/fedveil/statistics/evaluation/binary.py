@@ -245,7 +245,7 @@ def predicted_error(bins: int, noise_std: float, people: float) -> float:
 
     Args:
         bins: B.
-        noise_std: of a cell, in people.
+        noise_std: standard deviation of the noise on a cell, in people.
         people: how many are tested.
     """
     return _NOISE * math.sqrt(bins) * noise_std * math.sqrt(2.0) * 2 / people

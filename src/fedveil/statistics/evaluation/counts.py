@@ -30,7 +30,7 @@ class Counts:
 
     Attributes:
         cells: (K, B) people of class k in cell b.
-        variance: of the noise of every cell.
+        variance: variance of the noise of every cell.
         people_per_unit: how many counted units one person may be.
     """
 
@@ -230,7 +230,7 @@ def variance_of_means(placed: ScoreBins, people: Float64[np.ndarray, " bins"]) -
 
     Args:
         placed: the bins, and the first release with its covariance.
-        people: of every bin, as the second release counts them.
+        people: number of people in every bin, as the second release counts them.
     """
     if placed.covariance is None:
         return 0.0

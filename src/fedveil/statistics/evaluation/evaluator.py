@@ -44,7 +44,7 @@ class Sums:
 
     Attributes:
         values: (width,) in people.
-        variance: of the noise of every one; it is white.
+        variance: variance of the noise of every one; it is white.
     """
 
     values: Float64[np.ndarray, " width"]
@@ -103,7 +103,7 @@ class ScoreBins:
     Attributes:
         edges: ascending; equal edges leave bins between them empty.
         cells: the decoded first release; empty where there is none, and before it is made.
-        covariance: of their noise; None where there is none.
+        covariance: covariance of their noise; None where there is none.
     """
 
     edges: tuple[float, ...] = ()
@@ -166,8 +166,8 @@ class Evaluator(ABC):
         """Return the columns of held-out records that the releases read.
 
         Args:
-            outputs: of the model; NaN where it has diverged, which is a cell of its own.
-            targets: of the records.
+            outputs: outputs of the model; NaN where it has diverged, which is a cell of its own.
+            targets: targets of the records.
         """
 
     @abstractmethod
@@ -191,7 +191,7 @@ class Evaluator(ABC):
         """Return the predicted standard deviation of the measure by noise.
 
         Args:
-            variance: of the noise of every block of all people, in people.
+            variance: variance of the noise of every block of all people, in people.
             people: how many are held out.
         """
 

@@ -212,7 +212,7 @@ class ExitCounts:
 
     Attributes:
         cells: (2 J + 1, B): censored and events of every interval, then those beyond; by rising score.
-        variance: of the noise of every cell.
+        variance: variance of the noise of every cell.
         people_per_unit: how many counted units one person may be.
     """
 

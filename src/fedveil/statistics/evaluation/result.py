@@ -83,7 +83,7 @@ class Classes(Evaluator):
     """More than two classes, of which the largest output is predicted, the first of equal ones.
 
     Attributes:
-        names: of the classes.
+        names: names of the classes.
     """
 
     measure: ClassVar[str] = "balanced accuracy"
@@ -148,11 +148,11 @@ class EvaluationRequest(DocumentTable):
     """Request for an evaluation: public, and fixed before a record is read.
 
     Attributes:
-        schema_: of the tables.
+        schema_: schema of the tables.
         silo_names: names of all silos.
         silos: a person's weights over silos.
         by: columns whose groups are compared.
-        bins: of scores; None where there are none, or as many as are usual.
+        bins: number of bins of scores; None: the usual number, or scores have no bins.
         max_standard_error: the largest error of a target that is a number that counts in full; None for the width of
             its bounds.
         horizons: by which events of a survival time are predicted.
@@ -266,7 +266,7 @@ class ReleasedEvaluation:
     """Result of one evaluation.
 
     Attributes:
-        name: of the run.
+        name: name of the run.
         round: after which its model was evaluated.
         asked: what it is of.
         releases: the released sums.

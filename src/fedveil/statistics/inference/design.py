@@ -109,7 +109,7 @@ class Design:
     """All covariates.
 
     Attributes:
-        terms: of the columns, in order.
+        terms: terms of the columns, in order.
     """
 
     terms: tuple[Term, ...]

@@ -179,12 +179,12 @@ class Sums:
         gradient: (d,) g.
         curvature: (d, d) H, symmetric.
         spread: (d, d) S, symmetric; None where it was not sent.
-        gradient_sd: of the noise on every number of g.
-        curvature_sd: of the noise on a diagonal entry of H; on another it is 1 / sqrt 2 of that.
+        gradient_sd: standard deviation of the noise on every number of g.
+        curvature_sd: standard deviation of the noise on a diagonal entry of H; on another it is 1 / sqrt 2 of that.
         spread_sd: the same of S; 0 where it was not sent.
         leading: how many of the coefficients come before those of the covariates.
         stopped: whether records are followed up to a hazard under theta, which moves with theta.
-        levels: of every category column, the coefficients of its categories but the reference.
+        levels: for every category column, the coefficients of its categories except the reference category.
     """
 
     theta: Float64[np.ndarray, " d"]
@@ -208,7 +208,7 @@ class Equation(PersonVector):
         design: what x is.
         bound: B >= 1.
         theta: where, public.
-        shares: of the release.
+        shares: shares of the release.
     """
 
     family: Family
@@ -276,7 +276,7 @@ class Equation(PersonVector):
 
         Args:
             vector: the noisy sum.
-            noise_std: of its noise, per number.
+            noise_std: standard deviation of its noise, per number.
         """
         found = self.code.decode(vector, noise_std)
         return Sums(

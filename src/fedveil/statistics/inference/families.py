@@ -61,7 +61,7 @@ class Family(ABC):
             noise for all, above all for the curvature; a smaller one gives long records less weight.
         curved: whether the mean of the target is no straight line in its predictor.
         multiplies: whether e^coefficient is a ratio (of odds, rates, hazards).
-        unit: of a coefficient on the scale of the equation, in units of the target.
+        unit: unit of a coefficient on the scale of the equation, in units of the target.
         origin: what is added to the intercept, in units of the target.
     """
 

@@ -216,7 +216,7 @@ class Effect:
     """A coefficient in units of its column.
 
     Attributes:
-        name: of the coefficient.
+        name: name of the coefficient.
         estimate: its value.
         low, high: of its 95 % interval for the population.
         z: estimate over standard error.
@@ -284,7 +284,7 @@ def shrunk_covariance(
 
     Args:
         spread: S, with noise.
-        sd: of its noise.
+        sd: standard deviation of its noise.
         slope: A.
         leading: how many coefficients J keeps.
     """
@@ -310,7 +310,7 @@ def effect(
     """Return one coefficient with its figures.
 
     Args:
-        name: of the coefficient.
+        name: name of the coefficient.
         values: coefficient, its variance, the part of that which is noise, and the degrees of freedom of the variance,
             on the scale of the equation.
         unit: what the coefficient is multiplied by.
@@ -370,8 +370,8 @@ class Indicator:
     """An interval, a category, or a reference category, with the weight of its records.
 
     Attributes:
-        weight: of its records.
-        sd: of the noise on it.
+        weight: weight of its records.
+        sd: standard deviation of the noise on it.
         held: the coefficient that is held where the records are too few.
         lost: the coefficients that have no interval then.
     """
@@ -390,7 +390,7 @@ class Identified:
         kept: (k,) which coefficients are solved for.
         lost: those that have no interval, whether they are solved for or not.
         releases: the releases, restricted to what is solved for.
-        estimate: of these.
+        estimate: their estimate.
         enough: whether their curvature is clear of its noise.
     """
 

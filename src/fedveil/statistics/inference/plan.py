@@ -41,7 +41,7 @@ class PlannedEffect:
     """Predicted errors of one coefficient.
 
     Attributes:
-        name: of the coefficient.
+        name: name of the coefficient.
         error: half width of its 95 % interval, in units of its column.
         privacy: the share of its variance that is noise.
         margin: what noise leaves of its curvature, over the standard deviation of that noise.
@@ -187,7 +187,7 @@ def check(
     Args:
         planned_at: what is predicted under a multiple of the noise.
         family: whose it is.
-        noise_multiplier: of all releases together.
+        noise_multiplier: noise multiplier of all releases together.
         epsilon: what releases with another multiplier would cost.
 
     Raises:

@@ -47,7 +47,7 @@ class Part:
     """One release.
 
     Attributes:
-        share: of mu^2.
+        share: share of mu^2.
         shares: within it.
     """
 
@@ -112,7 +112,7 @@ class FittedRegression:
     """A regression, with as many of its releases as were made.
 
     Attributes:
-        name: of the run.
+        name: name of the run.
         request: what was asked for.
         schema: what the columns are.
         silos: names of all silos.

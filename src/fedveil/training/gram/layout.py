@@ -149,7 +149,7 @@ def stack_layouts(
         members: the contributions to lay out, each with records.
         held: the records of all contributions.
         most: bound on rows x width x width.
-        batch_size: of the local steps; None takes all records.
+        batch_size: batch size of the local steps; None takes all records.
     """
     sizes = held.sizes
     reads = step_widths(sizes[members], batch_size)
@@ -330,7 +330,7 @@ class GramPlan:
             cohort: the table.
             members: indices into its groups; the members of one row of the sums are adjacent.
             bias: whether the model has a bias.
-            batch_size: of the local steps.
+            batch_size: batch size of the local steps.
             by_row: whether one call of the loss may hold rows of several contributions.
             memory: bytes of Gram matrices to keep.
         """

@@ -247,7 +247,7 @@ def coefficients(
 
     Args:
         bound: the bound of the contributions.
-        lengths: of the updates.
+        lengths: lengths of the updates.
         weights: (m,) weight w of each contribution.
         dimension: d.
 

@@ -69,7 +69,7 @@ def train_full_batch(
         sgd: rate, epochs, momentum, decay; its batch size is at least every contribution's size.
         grams: K of every block, zero between contributions.
         logits: Z0, zero for padding.
-        targets: of every record; any valid target for padding.
+        targets: targets of every record; any valid target for padding.
         rates: 1 / size of the record's contribution, 0 for padding.
     """
     present, terms = rates > 0, span_terms(sgd)
@@ -126,7 +126,7 @@ class Stack:
 
     Args:
         sizes: n of each contribution, descending; 0 for rows of padding.
-        seeds: of each contribution's batches.
+        seeds: seeds of each contribution's batches.
         step: number of records that a step reads, padding included.
         tile: length of the products; divides the width of the rows.
         start_norm: ||W0||; only a projection with weight decay reads it.

@@ -71,7 +71,7 @@ class Denoiser(Stage):
 
         Args:
             ratio: returns the run's noise-to-travel ratio (:mod:`fedveil.methods.noise_ratio`).
-            shape: of a record's features.
+            shape: shape of a record's features.
         """
         return self
 
@@ -88,7 +88,7 @@ class Denoiser(Stage):
         Args:
             noisy: (d,) the aggregate with its noise, in the unit of an update.
             noise_std: nu, standard deviation of the noise in each coordinate, same unit.
-            shapes: of the tensors that the vector holds; their sizes add up to d.
+            shapes: shapes of the tensors that the vector holds; their sizes add up to d.
 
         Raises:
             ModelError: the aggregate has a NaN or an infinity.

@@ -51,7 +51,7 @@ def ask_key_process(path: str, message: bytes) -> bytes:
     """Hand a message to the key process of this host; return its answer.
 
     Args:
-        path: of the key process's socket: ``run/guard`` in the silo's folder.
+        path: path of the key process's socket: ``run/guard`` in the silo's folder.
         message: a signed message of the coordinator.
 
     Raises:
@@ -77,7 +77,7 @@ class Bridge:
     """Carries the messages of silos between a mailbox and another system, each silo's by a thread of its own.
 
     Args:
-        path: of the link's socket ``run/bridge``.
+        path: path of the link's socket ``run/bridge``.
         pause: seconds between a failure and the next attempt.
     """
 
@@ -193,7 +193,7 @@ class MailboxConnection(http.client.HTTPConnection):
     second for each MiB of the request and of the announced answer. ``tests/test_https_strangers.py`` tries it.
 
     Args:
-        path: of the socket.
+        path: path of the socket.
         seconds: longest wait for the head of an answer.
     """
 
@@ -225,7 +225,7 @@ class MailboxConnection(http.client.HTTPConnection):
             method: such as ``GET``.
             path: and query.
             headers: fields of the request, with ``Content-Length`` where the body comes in pieces.
-            body: of the request.
+            body: body of the request.
             longest: bytes of the longest body that is read.
 
         Raises:
@@ -265,7 +265,7 @@ def _connect(path: str, seconds: float, size: int) -> TimedSocket:
     """Connect to a Unix socket; its path may be longer than the 108 bytes that the kernel takes.
 
     Args:
-        path: of the socket.
+        path: path of the socket.
         seconds: for the connection and all that passes by it; see :meth:`TimedSocket.allow`.
         size: bytes that are to pass.
     """

@@ -121,7 +121,7 @@ def quantise(*, std: float, secret: bytes) -> Mod:
     (docs/theory/lrsuq.md).
 
     Args:
-        std: of the noise, in the unit of the parameters.
+        std: standard deviation of the noise, in the unit of the parameters.
         secret: at least 16 bytes that this client and the server share.
     """
     codec = gaussian_channel(std)

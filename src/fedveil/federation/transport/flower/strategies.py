@@ -92,7 +92,7 @@ class Dequantised(_Wrapper):
 
     Args:
         inner: any strategy.
-        std: of the noise that the clients' quantisers make.
+        std: standard deviation of the noise that the clients' quantisers make.
         secrets: by node, the bytes that it shares with the server.
         arrays: name of the array record that the inner strategy reads.
     """

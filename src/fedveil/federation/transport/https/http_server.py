@@ -42,7 +42,7 @@ class Limits:
         handshake_seconds: for TLS.
         header_seconds: from the connection to the end of the first header.
         idle_seconds: from an answer to the end of the next header.
-        header_bytes: of the request line and all header fields.
+        header_bytes: largest size of the request line and all header fields together, in bytes.
         lag_seconds: how far a body, or the reader of an answer, may lag behind ``least_rate``.
         least_rate: bytes a second.
         strangers: connections that no member has been recognised on.

@@ -45,7 +45,7 @@ class Members:
 
     Attributes:
         keys: SHA-256 (hex) of the SubjectPublicKeyInfo of each silo's key, by silo number.
-        names: of the silos, for the log.
+        names: names of the silos, for the log.
         revoked: digests of keys that were removed from the federation.
     """
 

@@ -301,9 +301,9 @@ class SiloClient:
         """Return status, headers (names in lower case) and body of an answer, of at most ``largest`` bytes.
 
         Args:
-            method: of the request.
-            path: of the request.
-            headers: of the request, with ``Content-Length`` where there is content.
+            method: HTTP method of the request.
+            path: path of the request.
+            headers: headers of the request, with ``Content-Length`` where there is content.
             content: pieces of the body; None: there is none.
 
         Raises:

@@ -73,12 +73,12 @@ class SiloPrivacyFilter(Filter):  # type: ignore[misc]
     ====================================  ===================================================================
 
     Args:
-        folder: of ledger and statement, this silo's alone; has an empty ``ledger.jsonl`` at first. ``{site}`` in it
-            stands for the site's name in NVFlare.
+        folder: folder of ledger and statement, this silo's alone; has an empty ``ledger.jsonl`` at first. ``{site}`` in
+            it stands for the site's name in NVFlare.
         clip: C, l2 norm of an update, in the unit of the parameters.
         noise_multiplier: z; the noise has the standard deviation z C in every coordinate.
         epsilon: budget over all jobs.
-        delta: of the budget.
+        delta: delta of the budget.
 
     Raises:
         PrivacyError: a number outside its domain.
@@ -145,7 +145,7 @@ class _Received:
 
     Args:
         arrays: NumPy arrays or tensors by name; copied.
-        number: of the round, as the server wrote it.
+        number: number of the round, as the server wrote it.
     """
 
     def __init__(self, arrays: Mapping[str, Any], number: Any) -> None:

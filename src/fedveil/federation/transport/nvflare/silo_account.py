@@ -64,7 +64,7 @@ class SiloAccount:
         clip: C, l2 norm of an update, in the unit of the parameters.
         noise_multiplier: z, at least 2^-10; the noise has the standard deviation z C in every coordinate.
         epsilon: budget over all updates.
-        delta: of the budget.
+        delta: delta of the budget.
 
     Raises:
         PrivacyError: a number outside its domain.
@@ -86,7 +86,7 @@ class SiloAccount:
         Several jobs of a site, each a process, take turns. An update with NaN or infinity becomes zero.
 
         Args:
-            folder: of ledger and statement; has an empty ledger at first.
+            folder: folder of ledger and statement; has an empty ledger at first.
             job: name of the job.
             update: one row; overwritten.
 
