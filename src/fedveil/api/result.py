@@ -22,7 +22,7 @@ from fedveil.bundle.writing import Source, write_bundle
 from fedveil.data.records import Population
 from fedveil.files import as_path
 from fedveil.privacy.statement import Statement, show_epsilon
-from fedveil.report.document import refuse_no_page, write_document
+from fedveil.report.document import check_page_suffix, write_document
 from fedveil.report.figure_files import write_figures
 from fedveil.report.page import run_plots, write_report
 from fedveil.report.run_data import load_run
@@ -325,7 +325,7 @@ class Result:
         """
         copied = None if path is None else as_path(path, "report")
         if copied is not None:
-            refuse_no_page(copied)
+            check_page_suffix(copied)
         other = without_privacy.folder if isinstance(without_privacy, Result) else without_privacy
         written = write_report(
             self.folder,

@@ -20,7 +20,7 @@ from fedveil.cli.options import (
 )
 from fedveil.errors import ConfigError
 
-if TYPE_CHECKING:  # it needs the extra, which not every command does
+if TYPE_CHECKING:  # these modules need the extra fedveil[federation], and not every command does
     from fedveil.federation.hosts.coordinator_service import CoordinatorService
     from fedveil.federation.hosts.folders import CoordinatorFolder
 
@@ -48,14 +48,14 @@ MembershipFingerprint = Annotated[
 
 
 def typed_fingerprint(given: str | None) -> str:
-    """Return the fingerprint of a membership that was given, or that the operator types in."""
-    asked = "fingerprint of the membership that the founder reads out"
-    return given if given is not None else str(typer.prompt(asked))
+    """Return the given fingerprint of a membership; without one, ask the operator for it."""
+    prompt = "fingerprint of the membership that the founder reads out"
+    return given if given is not None else str(typer.prompt(prompt))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstAccept:
-    """The options by which a party accepts a membership and is served by one command."""
+    """The options of ``serve`` by which a party first accepts a membership."""
 
     sealed: Annotated[
         Path | None,
@@ -82,10 +82,10 @@ class FirstAccept:
         announce(f"accepted: serial {made.serial}, valid until {made.valid_until}")
 
 
-def tell_request(path: Path, fingerprint: str, as_json: bool) -> None:
-    """Say where a party's request is, and what its operator reads out."""
-    told = f"send to the founder: {path}", f"read out by telephone: {fingerprint}"
-    print_result(as_json, {"request": path, "fingerprint": fingerprint}, *told)
+def print_request(path: Path, fingerprint: str, as_json: bool) -> None:
+    """Print the path of a party's request, and the fingerprint that its operator reads out."""
+    lines = f"send to the founder: {path}", f"read out by telephone: {fingerprint}"
+    print_result(as_json, {"request": path, "fingerprint": fingerprint}, *lines)
 
 
 @coordinator.command("join")
@@ -110,7 +110,7 @@ def join_command(
     asked = join_as_coordinator(
         folder, charter, passphrase=key.passphrase(), listen=read_address("--listen", listen)
     )
-    tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
+    print_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
 
 @coordinator.command("accept")
@@ -136,7 +136,7 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
     from fedveil.federation.enrollment.joining import rotate
 
     asked = rotate(folder, PromptedPassphrase(descriptor))
-    tell_request(folder / "coordinator.request", asked.fingerprint, as_json)
+    print_request(folder / "coordinator.request", asked.fingerprint, as_json)
 
 
 @coordinator.command("serve")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, tell_request, typed_fingerprint
+from fedveil.cli.coordinator import FirstAccept, MembershipFingerprint, print_request, typed_fingerprint
 from fedveil.cli.options import (
     Descriptor,
     Json,
@@ -59,7 +59,7 @@ def join_command(
         users=None if files.users is None else files.users.absolute(),
     )
     asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase(), holds=holds)
-    tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
+    print_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("rotate")
@@ -68,7 +68,7 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
     from fedveil.federation.enrollment.joining import rotate
 
     asked = rotate(folder, PromptedPassphrase(descriptor))
-    tell_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
+    print_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
 
 
 @silo.command("accept")

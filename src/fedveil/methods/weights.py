@@ -236,7 +236,7 @@ class Weights(Stage):
             np.minimum.at(first, groups.user[most], groups.silo[most])
             return torch.from_numpy((most & (groups.silo == first[groups.user])).astype(np.float64))
         scores: np.ndarray = groups.size.astype(np.float64)
-        if self.power != 1:  # relative to a user's largest, so that no power is beyond all numbers
+        if self.power != 1:  # relative to the user's largest count, so that no power overflows
             scores = (scores / largest[groups.user]) ** self.power
         # Equation 3 of ULDP-FL with the power p: w_su = n_su^p / sum_s' n_s'u^p.
         totals = np.bincount(groups.user, weights=scores, minlength=n_users)

@@ -150,10 +150,10 @@ def document(*, title: str, kicker: str, lead: str, sections: Sequence[Section])
     )
 
 
-def refuse_no_page(path: Path) -> None:
-    """Refuse a path without the suffix of a page.
+def check_page_suffix(path: Path) -> None:
+    """Check that a path has the suffix of a page.
 
-    Such a file could be a table or an experiment, and would be overwritten.
+    A file with another suffix could be a table or an experiment, and would be overwritten.
 
     Raises:
         ConfigError: the suffix is neither .html nor .htm.
@@ -169,7 +169,7 @@ def write_document(path: Path, text: str) -> Path:
         ConfigError: the suffix is neither .html nor .htm.
         RunFolderError: the file cannot be written (a full disk, for example); an older page stays unchanged.
     """
-    refuse_no_page(path)
+    check_page_suffix(path)
     with writing(path, RunFolderError):
         replace_file(path, text.encode())
     return path

@@ -39,23 +39,23 @@ class ChosenMethod(ChoiceField):
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return the pydantic schema, which also names a missing table ``[local]`` if the section is wrong."""
-        both = Annotated[Any, PlainValidator(self._read_beside), PlainSerializer(Choice.document)]
+        both = Annotated[Any, PlainValidator(self._read_section), PlainSerializer(Choice.document)]
         return handler.generate_schema(both)
 
-    def _read_beside(self, given: Any, there: ValidationInfo) -> Choice:
+    def _read_section(self, given: Any, there: ValidationInfo) -> Choice:
         try:
             return self.read(given)
         except WrongSectionError as error:
             absent = there.data.get("local", ...) is None
             if not absent or error.section is None or not Choice(self.kind, given[_NAME]).needs("local"):
                 raise
-            told = {
+            problem = {
                 "type": "value_error",
                 "loc": (),
                 "msg": explain_missing_local(given[_NAME]),
                 "input": None,
             }
-            raise WrongSectionError([*error.problems, told], error.section) from None
+            raise WrongSectionError([*error.problems, problem], error.section) from None
 
     def read(self, given: Any) -> Choice:
         """Return the choice of a table; for a method composed in Python, its description."""
@@ -86,7 +86,7 @@ class InMemoryMethod(Choice):
         Raises:
             ConfigError: a stage holds a value without a description; the message names its path.
         """
-        stages = {one.name: _spelt(getattr(method, one.name), one.name) for one in fields(method)}
+        stages = {one.name: _describe_value(getattr(method, one.name), one.name) for one in fields(method)}
         return cls(kind="methods", name=f"{SESSION}{method.name}", keys={_STAGES: stages}, value=method)
 
     @classmethod
@@ -108,7 +108,7 @@ class InMemoryMethod(Choice):
             if self.value is None
             else {one.name: getattr(self.value, one.name) for one in fields(self.value)}
         )
-        found = {name: type(one) for name, one in stages.items() if _is_strange(type(one))}
+        found = {name: type(one) for name, one in stages.items() if _is_third_party(type(one))}
         return tuple(
             f"the {name} {one.__qualname__} comes from {one.__module__}, and was handed over in Python"
             for name, one in found.items()
@@ -205,12 +205,12 @@ def describe_algorithm(algorithm: LocalAlgorithm) -> str:
     """
     if isinstance(algorithm, DescribedAlgorithm):
         return algorithm.text
-    return _spelt(algorithm, "local")
+    return _describe_value(algorithm, "local")
 
 
 def unverified_algorithm(local: LocalSgd | None) -> tuple[str, ...]:
     """Return a sentence on a local algorithm of another package that was passed in Python."""
-    if local is None or not _is_strange(type(local.algorithm)):
+    if local is None or not _is_third_party(type(local.algorithm)):
         return ()
     if choice_of("local_algorithms", local.algorithm) is not None:
         return ()  # named, so it is listed with its package
@@ -220,7 +220,7 @@ def unverified_algorithm(local: LocalSgd | None) -> tuple[str, ...]:
     )
 
 
-def _spelt(value: Any, path: str) -> str:
+def _describe_value(value: Any, path: str) -> str:
     """Return a description of a value that is the same in every session.
 
     Raises:
@@ -231,11 +231,12 @@ def _spelt(value: Any, path: str) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         inside = ", ".join(
-            f"{one.name}={_spelt(getattr(value, one.name), f'{path}.{one.name}')}" for one in fields(value)
+            f"{one.name}={_describe_value(getattr(value, one.name), f'{path}.{one.name}')}"
+            for one in fields(value)
         )
-        return f"{kind.__module__ + ':' if _is_strange(kind) else ''}{kind.__qualname__}({inside})"
+        return f"{kind.__module__ + ':' if _is_third_party(kind) else ''}{kind.__qualname__}({inside})"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_spelt(one, f'{path}.{at}') for at, one in enumerate(value))}]"
+        return f"[{', '.join(_describe_value(one, f'{path}.{at}') for at, one in enumerate(value))}]"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     raise ConfigError(
@@ -244,6 +245,6 @@ def _spelt(value: Any, path: str) -> str:
     )
 
 
-def _is_strange(kind: type[Any]) -> bool:
+def _is_third_party(kind: type[Any]) -> bool:
     """Return whether a class comes from another package."""
     return kind.__module__.partition(".")[0] not in (PACKAGE, "builtins")
