@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedveil.errors import PrivacyError
 from fedveil.privacy.bounds import Clip, ClipL1, Unbounded
-from fedveil.privacy.row_norms import EXACT_FLOAT32_ROWS, contribution_norms, l1_norms
+from fedveil.privacy.row_norms import EXACT_FLOAT32_ROWS, contribution_norms, l1_norms, truncate_
 from fedveil.training.record_sums import SiloSums
 
 both_clips = pytest.mark.parametrize("kind", [Clip, ClipL1])
@@ -33,6 +33,19 @@ def matrices(draw: st.DrawFn) -> Tensor:
 
 def quantized(clip: Clip | ClipL1 | Unbounded, deltas: Tensor, weights: Tensor) -> Tensor:
     return clip.quantize_(deltas.clone(), clip.norms(deltas), weights)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_numbers_are_truncated_in_place_bit_for_bit_as_pytorch_does(kind):
+    spread = torch.randn(1000, dtype=kind) * 2.0 ** torch.randint(-20, 40, (1000,))
+    numbers = torch.cat(
+        [spread, torch.tensor([*HARD_VALUES, 0.5, -0.5, 1.5, 2.0**24, -(2.0**24) - 2], dtype=kind)]
+    )
+    for given_ in (numbers.clone(), numbers.repeat(3, 2)[:, ::2], numbers[:0].clone()):
+        expected = torch.trunc(given_)
+        assert truncate_(given_) is given_
+        assert torch.equal(given_.nan_to_num(7.25), expected.nan_to_num(7.25))
+        assert torch.equal(given_.signbit(), expected.signbit())
 
 
 def length(units: Tensor, clip: Clip | ClipL1) -> Fraction:

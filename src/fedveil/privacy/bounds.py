@@ -42,6 +42,7 @@ from fedveil.privacy.row_norms import (
     contribution_norms,
     drop_nonfinite_,
     l1_norms,
+    truncate_,
 )
 
 _L1_UNITS_BITS: Final = 22
@@ -251,7 +252,7 @@ class FixedVector(_NormClip):
         check_weights(weights)
         drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / self.grid
-        return torch.trunc_(deltas.mul_(scale[:, None]))
+        return truncate_(deltas.mul_(scale[:, None]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
@@ -190,6 +191,22 @@ def drop_nonfinite_(deltas: Float[Tensor, "m d"], norms: Float64[Tensor, " m"]) 
         deltas[dropped] = 0.0
 
 
+def truncate_(values: Tensor) -> Tensor:
+    """Round every number towards zero to a whole number, in place, and return the values.
+
+    On a CPU NumPy does it, bit for bit as ``torch.trunc``: PyTorch's kernel takes ten times as long, an eighth of a
+    step of DP-SGD.
+
+    >>> truncate_(torch.tensor([2.7, -2.7])).tolist()
+    [2.0, -2.0]
+    """
+    if values.device.type != "cpu":
+        return values.trunc_()
+    numbers = values.numpy()
+    np.trunc(numbers, out=numbers)
+    return values
+
+
 def float32_below(values: Float64[Tensor, " m"]) -> Float32[Tensor, " m"]:
     """Return the largest float32 numbers that are not above the non-negative float64 values.
 
@@ -250,4 +267,4 @@ class ScalingBound(SteadyBound):
         drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / (self.unit * self.grid)
         # Rounding the factor to the nearest float32 could lengthen a row by 2^-24; rounding it down cannot.
-        return deltas.mul_(float32_below(scale)[:, None]).trunc_()
+        return truncate_(deltas.mul_(float32_below(scale)[:, None]))
