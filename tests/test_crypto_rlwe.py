@@ -2,6 +2,7 @@
 
 import math
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -228,6 +229,21 @@ def test_another_version_or_layout_of_seal_is_refused(keys, edit, message):
     data = seal_format.ciphertext_bytes((1, 2, 3, 4), keys[0].encrypt(1), ntt=False)
     with pytest.raises(CryptoError, match=message):
         seal_format.parse_ciphertext(edit(data))
+
+
+def test_a_compressed_object_takes_the_memory_of_its_content_and_no_more(keys):
+    """A buffer of the largest size for each of thousands of ciphertexts took longer than decompression."""
+    words = keys[0].encrypt(123)
+    plain = seal_format.ciphertext_bytes((1, 2, 3, 4), words, ntt=False)
+    header = plain[:5] + b"\x02" + plain[6:16]
+    compressor = pytest.importorskip("zstandard").ZstdCompressor()
+    compressed = header + compressor.compress(plain[16:])
+    tracemalloc.start()
+    try:
+        np.testing.assert_array_equal(seal_format.parse_ciphertext(compressed), words)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_received_ciphertexts_and_keys_are_checked(keys):

@@ -41,6 +41,7 @@ SEED_BYTES: Final = 64
 _GENERATOR: Final = struct.Struct(f"<B{SEED_BYTES}s")
 _BLAKE2XB: Final = 1
 _LARGEST: Final = 1 << 28
+_PART: Final = 1 << 20  # bytes; larger than any ciphertext here
 
 
 class MemoryFile:
@@ -188,12 +189,16 @@ def _body(data: bytes) -> memoryview:
         raise CryptoError(f"SEAL wrote with compression mode {compression}; zstd is expected")
     try:
         stream = _decompressor().stream_reader(memoryview(data)[_HEADER.size :])
-        body = stream.read(_LARGEST + 1)  # a limit, so that a small compressed object cannot fill the memory
+        # In parts: each call allocates what it may return, which takes longer than the decompression if that is all.
+        parts, length = [], 0
+        while part := stream.read(_PART):
+            parts.append(part)
+            length += len(part)
+            if length > _LARGEST:  # a small compressed object cannot fill the memory
+                raise CryptoError(f"SEAL's compressed object has more than {_LARGEST} bytes")
     except ZstdError as error:
         raise CryptoError("SEAL's compressed object cannot be read") from error
-    if len(body) > _LARGEST:
-        raise CryptoError(f"SEAL's compressed object has more than {_LARGEST} bytes")
-    return memoryview(body)
+    return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
 
 @cache
