@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
 from fedveil.errors import PrivacyError
@@ -87,6 +88,24 @@ def test_epsilon_is_the_least_that_leaves_room_for_the_distance(name: str, event
     assert found == pytest.approx(accountant.epsilon(event, left), rel=1e-8)
     assert accountant.delta(at_distance(event, distance), found) <= DELTA * (1 + 1e-6)
     assert accountant.delta(at_distance(event, distance), found * 0.999) > DELTA * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("slack", [1e-3, 1e-5, 1e-7])
+def test_an_epsilon_is_found_where_the_distance_takes_about_all_that_delta_can_spare(slack: float) -> None:
+    """The least of delta_event(e) + (1 + e^e) d is just below delta, and fixed-point iteration takes for ever there."""
+    mu, distance = 5.0, 1e-12
+    release = GaussianEvent(noise_multiplier=1 / mu)
+
+    def needed(epsilon: float) -> float:
+        upper, lower = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
+        return float(upper - math.exp(epsilon) * lower + (1 + math.exp(epsilon)) * distance)
+
+    least = minimize_scalar(needed, bounds=(5, 28), method="bounded", options={"xatol": 1e-12})
+    delta = float(least.fun) * (1 + slack)
+    exact = brentq(lambda epsilon: needed(epsilon) - delta, 5, least.x, xtol=1e-13)
+    found = make_accountant("pld").epsilon(at_distance(release, distance), delta)
+    assert exact * (1 - 1e-8) <= found <= exact * (1 + 1e-6)
+    assert make_accountant("pld").epsilon(at_distance(release, distance), least.fun * (1 - slack)) == math.inf
 
 
 def test_where_the_distance_takes_all_of_delta_nothing_is_guaranteed() -> None:

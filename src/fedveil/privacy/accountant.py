@@ -148,7 +148,36 @@ class Accountant(ABC):
                 return epsilon
             # Rounding up lets the iteration pass the fixed point; unrounded values may only converge to it.
             epsilon = found * (1 + _STEP)
-        return math.inf
+        try:
+            return self._least_apart(event, delta, distance, epsilon)
+        except PrivacyError:
+            return math.inf
+
+    def _least_apart(self, event: Event, delta: float, distance: float, low: float) -> float:
+        """Return the least epsilon above ``low`` with delta_event(epsilon) + (1 + e^epsilon) d <= delta.
+
+        Where the distance takes about all that delta can spare, fixed-point iteration rises too slowly. Both summands
+        are convex in e^epsilon, so a search by thirds finds whether their least sum is small enough, and a bisection
+        finds the least epsilon whose sum is. Every epsilon that is returned was checked against the inequality.
+        """
+
+        def excess(epsilon: float) -> float:
+            return self.delta(event, epsilon) + _seen_apart(epsilon, distance) - delta
+
+        left, right = low, max(low, math.log(delta / distance))
+        for _ in range(_MOST_STEPS):
+            first, second = left + (right - left) / 3, right - (right - left) / 3
+            at_first, at_second = excess(first), excess(second)
+            if min(at_first, at_second) <= 0:
+                enough = first if at_first <= at_second else second
+                break
+            left, right = (left, second) if at_first <= at_second else (first, right)
+        else:
+            return math.inf
+        while enough - low > _STEP * enough:
+            middle = (low + enough) / 2
+            low, enough = (low, middle) if excess(middle) <= 0 else (middle, enough)
+        return enough
 
 
 _LEAST_DELTA: Final = 1e-300
