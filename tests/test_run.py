@@ -217,8 +217,11 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
     with pytest.raises(RunFolderError, match="charges were lost"):
         resume(outcome.folder, Silent())
-    (outcome.folder / "metrics.jsonl").unlink()  # the head in the checkpoint alone shows it
-    with pytest.raises(RunFolderError, match="charges were lost"):
+    (outcome.folder / "metrics.jsonl").unlink()  # the statement shows it
+    with pytest.raises(RunFolderError, match="that privacy.json counts; charges were lost"):
+        resume(outcome.folder, Silent())
+    (outcome.folder / "privacy.json").unlink()  # the head in the checkpoint alone shows it
+    with pytest.raises(RunFolderError, match="the ledger of the checkpoint, which had 4; charges were lost"):
         resume(outcome.folder, Silent())
 
 
