@@ -218,7 +218,7 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="charges were lost"):
         resume(outcome.folder, Silent())
     (outcome.folder / "metrics.jsonl").unlink()  # the statement shows it
-    with pytest.raises(RunFolderError, match="that privacy.json counts; charges were lost"):
+    with pytest.raises(RunFolderError, match=r"that privacy\.json counts; charges were lost"):
         resume(outcome.folder, Silent())
     (outcome.folder / "privacy.json").unlink()  # the head in the checkpoint alone shows it
     with pytest.raises(RunFolderError, match="the ledger of the checkpoint, which had 4; charges were lost"):
