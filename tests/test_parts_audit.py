@@ -160,7 +160,7 @@ def test_released_numbers_are_those_that_silos_signed(
     (held,) = [one for one in verify_run(copied).checks if one.name == "releases"]
     assert held.outcome == "holds"
     assert held.detail.endswith(
-        "told, and signed, prep/1, eval/1; the coordinator alone signed eval/2: no silo sees a sum"
+        "received and signed prep/1, eval/1; the coordinator alone signed eval/2: no silo sees a sum"
     )
     resigned_file(study, copied, "evaluation.json", change)
     found = {one.name: one for one in verify_run(copied).checks}
@@ -268,7 +268,7 @@ def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
     files = files_of(study.run.path)
     run = RecordedRun(files)
     run.check_signatures(None, whole=True)
-    record = [run._ended(line.data) for line in run._lines]
+    record = [run._record_line(line.data) for line in run._lines]
     check_releases(files, record, whole=True)
     asked = json.loads(record[0].experiment)
     of_another = [replace(record[0], part="eval/1"), *record[1:]]

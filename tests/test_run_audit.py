@@ -221,8 +221,8 @@ def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
     files = files_of(folder)
     run, text = RecordedRun(files), files[name].decode()
     assert {one.name: one.outcome for one in run.check_signatures(None, whole=True)}["releases"] == "holds"
-    record, toml = [run._ended(line.data) for line in run._lines], name.endswith("toml")
-    tried, unnoticed, meant = 0, [], released_files._meant
+    record, toml = [run._record_line(line.data) for line in run._lines], name.endswith("toml")
+    tried, unnoticed, meant = 0, [], released_files._expected_content
     known = cache(lambda: meant(*given))
     given: tuple[Any, ...] = ()
 
@@ -236,7 +236,7 @@ def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
         with pytest.raises(FedveilError):
             check_releases({**files, name: json.dumps(nothing).encode()}, record, whole=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(released_files, "_meant", once)
+        patched.setattr(released_files, "_expected_content", once)
         for place, changed in changed_values(tomllib.loads(text) if toml else json.loads(text)):
             content = tomlkit.dumps(changed) if toml else json.dumps(changed)
             tried += 1
