@@ -132,7 +132,7 @@ def test_impossible_targets_are_refused() -> None:
 
 def test_a_budget_that_binds_nothing_is_refused() -> None:
     huge = Budget(epsilon=1e9, delta=DELTA)
-    with pytest.raises(BudgetError, match="protects nobody"):
+    with pytest.raises(BudgetError, match="gives no privacy"):
         calibrate_noise(lambda s: gaussian_rounds(1, s), huge)
     with pytest.raises(BudgetError, match="does not bind"):
         calibrate_rounds(GaussianEvent(noise_multiplier=5.0), huge)

@@ -263,7 +263,7 @@ def test_whoever_tidies_up_is_not_in_the_way_of_whoever_starts(made: Demonstrati
     timer = threading.Timer(0.1, os.close, (descriptor,))
     timer.start()
     running = RunningFolder(silo)
-    with pytest.raises(BusyError, match="served already"):
+    with pytest.raises(BusyError, match="already served"):
         RunningFolder(silo)
     timer.join()
     running.close()

@@ -161,7 +161,7 @@ def test_a_channel_cannot_say_that_its_messages_tell_less_than_a_noisy_message(t
         content: ClassVar[Reveals] = tells
 
     with pytest.raises(
-        CompositionError, match=r"Quiet, given as channel, says .*; content is one of MESSAGE, "
+        CompositionError, match=r"Quiet, given as channel, declares .*; content is one of MESSAGE, "
     ):
         replace(AVG, channel=Quiet(noise_multiplier=1.0, scale=1.0))
 
