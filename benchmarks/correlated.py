@@ -17,7 +17,7 @@ from benchmarks.harness import Row
 from benchmarks.price import trained
 from fedveil.run.config.experiment import parse
 from fedveil.run.populations import FixedPopulation, PopulationCache
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import prepare
 
 PERIOD, ROUNDS, EPSILON = 5, 100, 3.85

@@ -27,7 +27,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.noise_ratio import noise_to_displacement
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import prepare
 
 TABLE: Final = "defaults"

@@ -26,8 +26,7 @@ from fedveil.data.records import Records
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import END
-from fedveil.federation.hosts.sockets import KEY_PROCESS, free_port
+from fedveil.federation.hosts.sockets import END, KEY_PROCESS, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, open_session, read_document
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
@@ -41,7 +40,7 @@ from fedveil.protocols.messages import SERVER
 from fedveil.protocols.session_messages import GlobalModel, ProtocolMessage, RoundTask
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import ExperimentParts

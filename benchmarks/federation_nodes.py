@@ -22,8 +22,7 @@ from benchmarks.harness import Row
 from benchmarks.silo_threads import connected
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END
-from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.sockets import END, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, read_document
 from fedveil.run.folder.run_folder import RunFolder
 

@@ -31,8 +31,7 @@ from fedveil.data.records import Population, Records
 from fedveil.federation.enrollment.demonstration import Provisioned, provision
 from fedveil.federation.enrollment.joining import DraftedPolicy
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import END, SOCKET
-from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.sockets import END, SOCKET, free_port
 from fedveil.federation.hosts.submission import Submission, read_document
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.run.config.experiment import Experiment, parse

@@ -21,7 +21,7 @@ from fedveil.privacy.claims import Role
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.populations import PopulationCache
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import Prepared, prepare
 
 TABLE: Final = "first-run"

@@ -42,7 +42,7 @@ from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, Se
 from fedveil.privacy.ledger import Budget
 from fedveil.run.config.experiment import parse
 from fedveil.run.populations import FixedPopulation, PopulationCache
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import Prepared, prepare
 from fedveil.training.metrics import accuracy
 

@@ -37,7 +37,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.experiment import parse
 from fedveil.run.executors import Workers, play_tasks, task_of_checkout
 from fedveil.run.populations import FixedPopulation, PopulationCache
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.rounds.round_context import RoundContext
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import SimulatedParties, play_round

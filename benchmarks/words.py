@@ -21,7 +21,7 @@ from fedveil.privacy.rounding import LEAST_STEPS
 from fedveil.protocols.masking.secure_aggregation import AggregationPlan
 from fedveil.run.config.experiment import parse
 from fedveil.run.populations import PopulationCache
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import prepare
 
 _SILOS: Final = 20

@@ -16,7 +16,7 @@ from fedveil.run.audit import audit
 from fedveil.run.config.experiment import parse
 from fedveil.run.executors import Workers, play_tasks, task_of_checkout
 from fedveil.run.folder.documents import read_rows
-from fedveil.run.observer import NullObserver, Observer
+from fedveil.run.loop import NullObserver, Observer
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import Outcome

@@ -45,8 +45,7 @@ from fedveil.registry import names
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.folder.shown import uncovered_outputs
-from fedveil.run.loop import RunParts
-from fedveil.run.observer import Observer
+from fedveil.run.loop import Observer, RunParts
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import ExperimentParts, Outcome

@@ -14,8 +14,7 @@ from typing import Any
 from fedveil.errors import ProtocolError
 from fedveil.federation.enrollment.demonstration import Demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END, SOCKET, receive_frame, send_frame
-from fedveil.federation.hosts.sockets import address
+from fedveil.federation.hosts.sockets import END, SOCKET, address, receive_frame, send_frame
 from fedveil.privacy.ledger import read_entries
 from fedveil.run.folder.run_folder import RunFolder
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from fedveil.privacy.ledger import read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, merge, parse
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 
 
 class Silent(NullObserver):

@@ -22,7 +22,7 @@ from fedveil.randomness import PrivacyRandomness
 from fedveil.run.audit import audit, canary_scores, infer_membership
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.simulation import play_round
 from fedveil.run.training_run import resume, run

@@ -24,11 +24,10 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.bundle.archive import SUMS, BundleError, read_files, sums, write_files
 from fedveil.bundle.bundle import write_table
 from fedveil.bundle.card import CARD, model_card
 from fedveil.bundle.export import export_onnx, export_torch
-from fedveil.bundle.manifest import Manifest, sign
+from fedveil.bundle.manifest import SUMS, BundleError, Manifest, read_files, sign, sums, write_files
 from fedveil.bundle.verification import NOT_CHECKABLE, verify_bundle
 from fedveil.checks import Verification
 from fedveil.crypto.keys import IdentityKey
@@ -500,7 +499,7 @@ def test_a_statement_of_another_delta_or_of_noise_from_a_known_seed_is_refuted(
     """The seed stands in the bundle's own experiment, so everybody can subtract the noise."""
     larger = replace(trained.statement, delta=trained.statement.delta * 2)
     changed = rewritten(made, tmp_path / "larger", {"privacy.json": _bytes(larger)})
-    assert "another was asked for" in failures(fv.verify(changed))["experiment"]
+    assert "another was requested" in failures(fv.verify(changed))["experiment"]
     fewer = {"privacy.json": _bytes(replace(trained.statement, units=1))}  # so that no delta is too large
     fewer_said = failures(fv.verify(rewritten(made, tmp_path / "fewer", fewer)))["experiment"]
     assert fewer_said == "the statement counts 1 users, and 20 are declared"

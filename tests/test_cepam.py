@@ -16,7 +16,6 @@ from scipy import stats
 
 from fedveil.data.records import Groups
 from fedveil.errors import CompositionError, ConfigError
-from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, cepam_laplace, fl, fl_gaussian, fl_gaussian_sdq, fl_laplace
 from fedveil.methods.client_messages import (
     ClientMessages,
@@ -27,7 +26,7 @@ from fedveil.methods.client_messages import (
     Numbers,
 )
 from fedveil.methods.derive import derive
-from fedveil.methods.dp_fed_ls import dp_fed_ls
+from fedveil.methods.dp_fed_ls import CentralGaussian, dp_fed_ls
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.named_channels import through_messages
 from fedveil.methods.weights import Weights

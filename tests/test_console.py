@@ -19,7 +19,7 @@ from rich.console import Console
 from fedveil.cli import federation as federation_commands
 from fedveil.console import Terminal, observer, rows_table, transposed_table
 from fedveil.errors import RefusedRunError, SilentSiloError
-from fedveil.federation.hosts.ipc import RunOutcome
+from fedveil.federation.hosts.sockets import RunOutcome
 from fedveil.privacy.statement import show_noise
 from fedveil.reference import summary
 from fedveil.registry import members, names

@@ -31,7 +31,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.run import process_group
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import STARTED_BY, Row
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import resume, run

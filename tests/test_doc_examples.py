@@ -34,7 +34,7 @@ from fedveil.run.config.experiment import merge, parse, parse_assignment
 from fedveil.run.config.release_document import InferenceDocument
 from fedveil.run.config.study import Selection, load_study, study_documents
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.run.sweep import Axis, points

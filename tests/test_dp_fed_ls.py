@@ -29,7 +29,7 @@ from fedveil.privacy.events import (
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.config.experiment import Experiment, merge, parse
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import play_round

@@ -373,10 +373,10 @@ def test_a_budget_whose_file_is_gone_or_replaced_admits_no_fit(tmp_path: Path) -
     fitted(epsilon=budget)
     for put_back in (None, before):
         file.unlink() if put_back is None else file.write_bytes(put_back)
-        with pytest.raises(RunFolderError, match="charges that this process has seen are gone"):
+        with pytest.raises(RunFolderError, match="charges that this process has seen are missing"):
             fitted(epsilon=budget)
         file.unlink()
-        with pytest.raises(RunFolderError, match="is gone, and with it what was spent"):
+        with pytest.raises(RunFolderError, match="is missing, and with it the spent budget"):
             pickle.loads(bits)
 
 

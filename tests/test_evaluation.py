@@ -521,7 +521,7 @@ def test_an_evaluation_is_never_charged_above_the_budget(
 
 
 def test_a_model_that_was_evaluated_is_not_trained_on(tmp_path: Path) -> None:
-    from fedveil.run.observer import StopTraining
+    from fedveil.run.loop import StopTraining
 
     class Once(Silent):
         def on_round_end(self, row: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from reproduction.table import Table
 from fedveil.errors import ConfigError, HostError
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.run.executors import check_threads, local_workers, open_workers, play_tasks, task_of_checkout
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.populations import PopulationCache
 from tests.runs import experiment
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
-from fedveil.federation import cpu_quota
+from fedveil.federation import policy
 from fedveil.federation.grammar import ENDINGS, OPENINGS, OUTSIDE, SIGNS, Grammar
 from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo_ledger import LEDGER
@@ -355,7 +355,11 @@ def _content(value: Any, seen: dict[int, int], add: Callable[[bytes], None]) -> 
 
 def on_disk(folder: Path) -> dict[str, bytes]:
     """All files of a folder but the quota's, which counts the processor time of refused messages too."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != cpu_quota.FILE)
+    paths = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != policy.UNCHARGED_CPU_FILE
+    )
     return {str(path): path.read_bytes() for path in paths}
 
 

@@ -18,11 +18,10 @@ import pytest
 
 from fedveil.errors import ConfigError, ProtocolError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.cpu_quota import CpuQuota, Deadline
 from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import ReplyKind, check_lengths
 from fedveil.federation.ledger_heads import NONE
-from fedveil.federation.policy import Policy
+from fedveil.federation.policy import CpuQuota, Deadline, Policy
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.terms import canonical

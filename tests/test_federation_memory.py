@@ -14,8 +14,7 @@ from benchmarks.silo_threads import served, wait_for
 
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END
-from fedveil.federation.hosts.sockets import KEY_PROCESS, free_port
+from fedveil.federation.hosts.sockets import END, KEY_PROCESS, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, read_document
 from fedveil.run.folder.documents import read_statement
 from tests.processes import tree

@@ -14,7 +14,7 @@ import pytest
 from fedveil.cli.federation_page import federation_page
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END, RunOutcome
+from fedveil.federation.hosts.sockets import END, RunOutcome
 from fedveil.federation.hosts.submission import create_run, read_document
 from tests.commands import ended
 from tests.report_folders import statement

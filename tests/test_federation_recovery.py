@@ -342,7 +342,7 @@ def test_no_noisy_vector_is_in_two_sums_whatever_goes_wrong(
 @pytest.mark.parametrize(
     ("protection", "reason"),
     [
-        ({"on_dropout": "retry"}, 'goes on without silos by on_dropout = "recover"'),
+        ({"on_dropout": "retry"}, 'on_dropout = "recover" continues a round without silos'),
         ({"dropout_rate": 0.1}, "drops silos in a simulation"),
     ],
 )

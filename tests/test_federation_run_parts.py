@@ -28,7 +28,7 @@ from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.protocols.refusals import Code
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.steps.experiment import ExperimentParts
 from fedveil.run.training_run import run

@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.torch import save_file
 
-from fedveil.bundle.archive import SUMS, BundleError, sums
 from fedveil.bundle.bundle import load_bundle
 from fedveil.bundle.card import model_card
+from fedveil.bundle.manifest import SUMS, BundleError, sums
 from fedveil.bundle.writing import bundle_run
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
@@ -38,11 +38,10 @@ from fedveil.errors import DataError, FedveilError, RunFolderError
 from fedveil.federation.audit.ledger_audit import LedgerExport, _signed, export_ledger, verify_ledger
 from fedveil.federation.audit.run_record import STATE, identify
 from fedveil.federation.coordinator import draw_sample
-from fedveil.federation.cpu_quota import CpuQuota
 from fedveil.federation.enrollment.founder import Request
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Charter, Membership
-from fedveil.federation.policy import Policy
+from fedveil.federation.policy import CpuQuota, Policy
 from fedveil.federation.silo_data import SiloFiles, load_silo_population
 from fedveil.federation.silo_session.tasks import training_plan
 from fedveil.federation.store import RecordStore, RoundRecord

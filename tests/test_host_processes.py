@@ -16,8 +16,7 @@ import pytest
 
 from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import SOCKET
-from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.sockets import SOCKET, free_port
 from fedveil.run.folder.run_folder import RunFolder
 from tests.processes import (
     FEDVEIL,

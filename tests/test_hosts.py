@@ -43,12 +43,11 @@ from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.coordinator_service import AttachedLink
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import RunOutcome
 from fedveil.federation.hosts.key_process import KeyProcess, open_silo
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics_server import Meter
 from fedveil.federation.hosts.silo_checks import inspect_silo
-from fedveil.federation.hosts.sockets import LINK, RunningFolder, free_port, listen
+from fedveil.federation.hosts.sockets import LINK, RunningFolder, RunOutcome, free_port, listen
 from fedveil.federation.hosts.submission import Submission, create_run, due_parts, read_document, watch
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo import SiloParty

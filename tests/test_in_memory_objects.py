@@ -123,7 +123,7 @@ def test_what_reads_run_folders_reads_this_one(
         ),
         (
             {"method": replace(METHOD, channel=Unsayable(noise_multiplier=1.0, scale=0.5))},
-            "method.channel.rule: experiment.toml cannot say type",
+            "method.channel.rule: experiment.toml cannot represent type",
         ),
     ],
 )

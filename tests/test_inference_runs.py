@@ -119,7 +119,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"inference": LOGISTIC.replace('"ward"', '"only"')}, "one category"),
         ({"inference": LOGISTIC + '\nreference = { ward = "q" }'}, "not declared"),
         ({"inference": LOGISTIC + '\nreference = { age = "q" }'}, "has no categories"),
-        ({"inference": LOGISTIC + '\nreference = { stay = "q" }'}, "no such feature is asked for"),
+        ({"inference": LOGISTIC + '\nreference = { stay = "q" }'}, "no such feature is requested"),
         ({"inference": LOGISTIC + "\nscale = { ward = { centre = 0, scale = 1 } }"}, "have no scale"),
         ({"inference": LOGISTIC + "\nscale = { age = { centre = 0, scale = 0 } }"}, "scale.age.scale"),
         ({"inference": LOGISTIC + "\nbound = 0.5"}, "inference.bound"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ProtocolError
-from fedveil.federation.hosts.ipc import send_frame
 from fedveil.federation.hosts.key_process import KeyProcess
+from fedveil.federation.hosts.sockets import send_frame
 from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING
 from tests.processes import ask
 

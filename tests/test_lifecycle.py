@@ -25,7 +25,7 @@ from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.run.config.experiment import Experiment, merge, parse
 from fedveil.run.config.release_document import InferenceDocument, read_releases
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.observer import StopTraining
+from fedveil.run.loop import StopTraining
 from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.releases.preprocessing import read_preprocessed

@@ -26,7 +26,7 @@ from fedveil.privacy.ledger import read_entries
 from fedveil.protocols.refusals import Code
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.populations import FixedPopulation
-from fedveil.run.releases.run_preprocessing import lengths_of_updates
+from fedveil.run.releases.records import lengths_of_updates
 from fedveil.run.setup import prepare
 from fedveil.statistics.preprocessing import LENGTH
 from tests.federation_world import (

@@ -19,10 +19,9 @@ from fedveil.federation.enrollment.demonstration import write_demonstration
 from fedveil.federation.enrollment.founder import revoke, seal
 from fedveil.federation.hosts.coordinator_service import CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import RunOutcome
 from fedveil.federation.hosts.metrics_server import ask_party
 from fedveil.federation.hosts.silo_service import ServedSilo, SiloService
-from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.sockets import RunOutcome, free_port
 from fedveil.federation.hosts.submission import Submission, create_run, read_document
 from fedveil.federation.membership import (
     Charter,

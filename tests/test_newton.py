@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 import fedveil as fv
-from fedveil.bundle.archive import BundleError
 from fedveil.bundle.export import export_onnx, export_torch
+from fedveil.bundle.manifest import BundleError
 from fedveil.data.records import Affine, Population, Records
 from fedveil.data.schema import Schema
 from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
-from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.derive import derive, sensitivity
+from fedveil.methods.dp_fed_ls import CentralGaussian
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.newton import expected_length, newton
 from fedveil.methods.partial_encryption import PartialEncryption

@@ -9,12 +9,11 @@ import pytest
 
 from fedveil.errors import CompositionError, PrivacyError
 from fedveil.methods.capabilities import ServerNoise
-from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.cepam import cepam_gaussian, fl_gaussian
 from fedveil.methods.channels import Channel
 from fedveil.methods.client_messages import ClientMessages, Numbers
 from fedveil.methods.derive import derive
-from fedveil.methods.dp_fed_ls import dp_fed
+from fedveil.methods.dp_fed_ls import CentralGaussian, dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method

@@ -189,7 +189,7 @@ def test_votes_have_their_share_and_the_whole_run_the_declared_epsilon() -> None
     ("changes", "reason"),
     [
         ({"protection": {"vote_noise": 1.0}}, "finds protection.vote_noise; remove one of the two"),
-        ({"protection": {"partition": "released", "votes": "plain"}}, "nobody votes"),
+        ({"protection": {"partition": "released", "votes": "plain"}}, "there are no votes"),
         ({"budget": None}, r"give vote_noise, or a share of the budget for it \(budget\.votes\)"),
         ({"budget": {"votes": 1.0}}, "must be < 1"),
         ({"budget": {"votes": 0.9}}, "leave nothing for training"),
@@ -209,5 +209,5 @@ def test_what_no_share_is_of_is_refused(changes: dict[str, Any], reason: str) ->
 
 
 def test_without_votes_there_is_no_share_of_them() -> None:
-    with pytest.raises(CompositionError, match="under NoProtection nobody votes"):
+    with pytest.raises(CompositionError, match="under NoProtection there are no votes"):
         voting(protection=None)

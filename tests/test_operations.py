@@ -52,10 +52,16 @@ from fedveil.federation.hosts.deployment import (
     write_deployment,
 )
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import SOCKET, RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.key_process import open_silo
 from fedveil.federation.hosts.metrics_server import MetricsServer, as_metrics
-from fedveil.federation.hosts.sockets import RunningFolder, address
+from fedveil.federation.hosts.sockets import (
+    SOCKET,
+    RunningFolder,
+    RunOutcome,
+    address,
+    receive_frame,
+    send_frame,
+)
 from fedveil.federation.hosts.status import party_status
 from fedveil.federation.hosts.submission import Submission, read_document, wait
 from fedveil.federation.silo_ledger import LEDGER

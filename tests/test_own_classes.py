@@ -14,11 +14,10 @@ from torch import nn
 import fedveil as fv
 from fedveil.errors import CompositionError, ConfigError, FedveilError, ModelError
 from fedveil.federation.proposal_review import check_deployable
-from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.client_messages import ClientMessages, Layered
 from fedveil.methods.contributions import SiloContribution, SiloUserContribution
 from fedveil.methods.correlated import CorrelatedNoise
-from fedveil.methods.dp_fed_ls import dp_fed
+from fedveil.methods.dp_fed_ls import CentralGaussian, dp_fed
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.named_channels import LayeredShares, lrsuq

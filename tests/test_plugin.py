@@ -28,7 +28,7 @@ from fedveil.registry import KINDS
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.config.study import load_study
 from fedveil.run.folder.documents import read_statement
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import resume, run
 from tests.doc_examples import BLOCKS, PLUGIN, TRIED

@@ -29,7 +29,7 @@ from fedveil.privacy.ledger import Ledger, read_entries
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.folder.run_folder import PREPROCESSED, SCHEMA, RunFolder
 from fedveil.run.releases.preprocessing import read_preprocessed, write_preprocessed
-from fedveil.run.releases.run_preprocessing import lengths_of_updates
+from fedveil.run.releases.records import lengths_of_updates
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import resume, run
@@ -459,7 +459,7 @@ def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_m
         ({"preprocessing": {"pool": {"age": 30}}}, "'age' is no category"),
         ({"preprocessing": {"pool": {"ward": -1}}}, "preprocessing.pool.ward: must be > 0"),
         ({"preprocessing": {"bounds": ["age", "age"]}}, "named twice"),
-        ({"preprocessing": {"bounds": [], "impute": [], "pool": None}}, "nothing is asked for"),
+        ({"preprocessing": {"bounds": [], "impute": [], "pool": None}}, "no release is requested"),
         ({"preprocessing": {"scale": ["age"]}}, "no such key"),
         ({"privacy": {"epsilon": 0.1}}, "larger privacy.epsilon"),
         (

@@ -14,8 +14,7 @@ import pytest
 
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END
-from fedveil.federation.hosts.sockets import free_port
+from fedveil.federation.hosts.sockets import END, free_port
 from fedveil.privacy.ledger import read_entries
 from tests.processes import FEDVEIL, Processes, rounds, seeded, submittable, tree
 

@@ -29,7 +29,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.registry import find, names
 from fedveil.run.config.choice import own_keys
 from fedveil.run.config.experiment import parse
-from fedveil.run.observer import StopTraining
+from fedveil.run.loop import StopTraining
 from fedveil.run.setup import prepare
 
 N = 60

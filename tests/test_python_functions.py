@@ -174,7 +174,7 @@ def test_statistics_are_planned_released_and_not_paid_twice(hospitals: fv.Popula
         assert abs(counts[ward]["estimate"] - 200) < 6 * noise
     assert "differential privacy" in str(found)
     assert len(read_entries(found.folder / "ledger.jsonl")) == 1
-    with pytest.raises(ConfigError, match="has every cell that is asked for"):
+    with pytest.raises(ConfigError, match="has every requested cell"):
         fv.stats(hospitals, REQUEST, epsilon=4.0, folder=tmp_path)
     assert found.report().exists()
     ((title, table),) = found.tables

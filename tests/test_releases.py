@@ -500,7 +500,7 @@ def test_show_refuses_what_was_not_released(released: Path, arguments: list[str]
 
 def test_the_same_cells_are_not_paid_for_twice(released: Path) -> None:
     asked = [str(released.parent.parent / "cohort.toml"), "--runs", str(released.parent)]
-    assert "has every cell that is asked for" in ended("stats", *asked).mistake
+    assert "has every requested cell" in ended("stats", *asked).mistake
     again = as_json("stats", *asked, "--repeat")
     assert Path(again["folder"]).name == "cohort-2"
     page = Path(again["report"]).read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from fedveil.cli.app import app
 from fedveil.cli.benchmarks import reproduce_command
 from fedveil.errors import ConfigError, HostError
 from fedveil.privacy.published_bounds import remark_1_noise
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from tests.executors import numbered, workers
 
 ROOT = Path(__file__).parent.parent

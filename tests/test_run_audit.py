@@ -20,7 +20,7 @@ import tomlkit
 from safetensors.torch import load_file
 
 from fedveil.api.predictor import Predictor
-from fedveil.bundle.archive import read_files
+from fedveil.bundle.manifest import read_files
 from fedveil.bundle.verification import verify_bundle
 from fedveil.bundle.writing import Source, write_bundle
 from fedveil.checks import Verification, run_check
@@ -602,7 +602,7 @@ def test_a_bundle_carries_the_signatures_of_its_run(world: World, copied: Path, 
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     sums = made / "SHA256SUMS"
-    from fedveil.bundle.archive import sums as listed
+    from fedveil.bundle.manifest import sums as listed
 
     files = {one.name: one.read_bytes() for one in made.iterdir() if one.is_file()}
     sums.write_bytes(listed(files))

@@ -25,12 +25,11 @@ from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
 from fedveil.federation.hosts.coordinator_service import AttachedLink, CoordinatorService
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import send_frame
 from fedveil.federation.hosts.link_folder import LinkFolder
 from fedveil.federation.hosts.metrics_server import ask_party
 from fedveil.federation.hosts.silo_checks import try_coordinator
 from fedveil.federation.hosts.silo_service import SiloService
-from fedveil.federation.hosts.sockets import LINK, address, free_port
+from fedveil.federation.hosts.sockets import LINK, address, free_port, send_frame
 from fedveil.federation.hosts.submission import Submission
 from tests.commands import ended
 from tests.processes import Processes, tree

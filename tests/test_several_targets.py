@@ -23,8 +23,7 @@ from sklearn.metrics import (
 from torch import nn
 
 import fedveil as fv
-from fedveil.bundle.archive import BundleError
-from fedveil.bundle.manifest import Manifest
+from fedveil.bundle.manifest import BundleError, Manifest
 from fedveil.data.records import Population, Records
 from fedveil.data.schema import parse_schema
 from fedveil.errors import ConfigError, DataError, ModelError

@@ -379,7 +379,7 @@ def test_a_million_people_are_not_truncated_away() -> None:
 
 
 def test_an_empty_request_and_a_weight_of_zero_are_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing is asked"):
+    with pytest.raises(ConfigError, match="no release is requested"):
         Layout(())
 
 

@@ -20,7 +20,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.report.page import report_page, write_report
 from fedveil.report.run_data import NOT_COVERED, load_run
 from fedveil.report.summary import PUBLIC, summarise
-from fedveil.run.releases.run_evaluation import calibration_bins, confusion, roc_points
+from fedveil.run.releases.records import calibration_bins, confusion, roc_points
 from tests.report_folders import statement, write_run
 
 

@@ -16,7 +16,7 @@ import torch
 from fedveil.errors import ConfigError
 from fedveil.run.config.experiment import parse
 from fedveil.run.executors import check_processes, local_workers
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.process_group import pickle_for_workers, receive_parts, send_parts
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run

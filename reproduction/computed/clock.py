@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.folder.run_folder import Row
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import Prepared
 from fedveil.run.training_run import run
 

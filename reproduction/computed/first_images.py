@@ -16,9 +16,9 @@ from typing import Final
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.folder.run_folder import Row, RunFolder
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.populations import PopulationCache
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
 from reproduction.results import Values

@@ -35,7 +35,7 @@ from fedveil.data.catalogue.data_set import store
 from fedveil.data.catalogue.mnist import CANONICAL_RECORDS, MNIST_CENTRED, read_idx
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.setup import Prepared, prepare
 from fedveil.training.task import Task
 from reproduction.results import Values

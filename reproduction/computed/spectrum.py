@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveil.run.config.experiment import Experiment, parse, parse_assignment
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.folder.run_folder import Row, RunFolder
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
 from fedveil.training.server.denoise import smooth, spectrum

@@ -15,7 +15,7 @@ from typing import Final
 from fedveil.run.config.experiment import parse
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.folder.run_folder import Row
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run

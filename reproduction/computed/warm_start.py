@@ -16,7 +16,7 @@ from typing import Any, Final
 from fedveil.run.config.experiment import parse, parse_assignment
 from fedveil.run.config.study import Selection, study_documents
 from fedveil.run.folder.run_folder import Row
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.populations import PopulationCache
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run

@@ -23,7 +23,7 @@ from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.registry import names
 from fedveil.run.config.experiment import merge, parse, parse_assignment
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
 from fedveil.training.counters import batch_order

@@ -25,7 +25,7 @@ from fedveil.privacy.events import Adjacency, Event, GaussianEvent, PoissonSampl
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.config.experiment import merge, parse
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
 from tests.contract.plugin_members import plugin_members

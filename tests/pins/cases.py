@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId, derive
 from fedveil.run.config.experiment import merge, parse
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import run
 from fedveil.training.trainer import Progress, Sums, TrainJob

@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import cache, partial
 
 from fedveil.errors import CompositionError, PrivacyError
-from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.client_messages import Layered
 from fedveil.methods.contributions import ClientContribution
 from fedveil.methods.correlated import CorrelatedNoise, with_correlated_noise
-from fedveil.methods.dp_fed_ls import client_sampler
+from fedveil.methods.dp_fed_ls import CentralGaussian, client_sampler
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.method import Method

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedveil.errors import CompositionError
-from fedveil.methods.central_gaussian import CentralGaussian
 from fedveil.methods.channels import Identity
 from fedveil.methods.client_messages import ClientMessages, Dithered, Layered, Numbers
 from fedveil.methods.contributions import (
@@ -17,6 +16,7 @@ from fedveil.methods.contributions import (
     SiloContribution,
     SiloUserContribution,
 )
+from fedveil.methods.dp_fed_ls import CentralGaussian
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.methods.method import Method
 from fedveil.methods.named_channels import LayeredShares

@@ -244,8 +244,8 @@ class Budget:
                 lines, torn = self._log.read()
                 if lines[: len(self._seen)] != self._seen:
                     raise RunFolderError(
-                        f"{self.file} (fedveil.Budget): charges that this process has seen are gone from the file; put "
-                        "it back, or begin a budget of other people with another file"
+                        f"{self.file} (fedveil.Budget): charges that this process has seen are missing from the file; "
+                        "restore it, or begin a budget of other people with another file"
                     )
                 self._seen = lines
                 charges = self._read(lines, torn)
@@ -306,7 +306,7 @@ def _open_budget(epsilon: float, fits: int, delta: float, file: Path) -> Budget:
         RunFolderError: the file is gone, and with it what was spent.
     """
     if not file.exists():
-        raise RunFolderError(f"{file} (fedveil.Budget) is gone, and with it what was spent; put it back")
+        raise RunFolderError(f"{file} (fedveil.Budget) is missing, and with it the spent budget; restore it")
     return Budget(epsilon, fits=fits, delta=delta, file=file)
 
 

@@ -33,7 +33,7 @@ from fedveil.run.config.experiment import Experiment, flatten_keys
 from fedveil.run.folder.documents import NORM_LEVELS, RoundRow
 from fedveil.run.folder.run_folder import Row, RunFolder
 from fedveil.run.folder.shown import METRICS, Kind
-from fedveil.run.observer import StopTraining
+from fedveil.run.loop import StopTraining
 from fedveil.run.setup import Prepared
 from fedveil.run.steps.experiment import Outcome
 
@@ -214,8 +214,8 @@ class CallbackObserver:
             if one.needs_public_test and not public_test:
                 raise ConfigError(
                     f"callbacks: {type(one).__name__} ends the run by test metrics, and these test records are held "
-                    "out of the private ones: when the run ends would tell of them. Hand over public records: "
-                    "fedveil.population(..., test=(features, targets))"
+                    "out of the private ones: the end of the run would leak information about them. Give public "
+                    "records: fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
         # Read once: a callback that clears `sees_private` later has already seen private numbers, and must not become

@@ -115,7 +115,7 @@ def class_weights_of(given: Mapping[Label, float] | None, people: Population) ->
     if not isinstance(given, Mapping):
         raise ConfigError(
             "class_weight: a weight for each class is needed, such as {'sick': 5.0, 'well': 1.0}, from public "
-            "knowledge of how rare a class is; weights counted from the records ('balanced') tell how many there are"
+            "knowledge of how rare a class is; weights counted from the records ('balanced') reveal the class counts"
         )
     classes = people.classes or tuple(range(people.n_classes or 0))
     if set(given) != set(classes):

@@ -292,7 +292,7 @@ def _metrics(
             )
         if name in found:
             raise ConfigError(
-                f"metrics: two are called {name}; a report tells them by name, so give each its own"
+                f"metrics: two are called {name}; a report distinguishes them by name, so give each its own"
             )
         found[name] = metrics
     return found

@@ -295,8 +295,8 @@ def release_statistics(
     stored = None if repeat else find_release_folder(document, prepared, folder)
     if stored is not None:
         raise ConfigError(
-            f"{document.name}: {stored} has every cell that is asked for, of the same tables; `fedveil show {stored}` "
-            "reads it again for nothing, --repeat (repeat=True in Python) pays for another"
+            f"{document.name}: {stored} has every requested cell, of the same tables; "
+            f"`fedveil show {stored}` reads it again at no cost, --repeat (repeat=True in Python) pays for another"
         )
     return read_statistics(make_releases(prepared, folder, files))
 
@@ -374,8 +374,9 @@ def release_regression(
     stored = None if repeat else find_inference_folder(document, folder)
     if stored is not None:
         raise ConfigError(
-            f"{document.name}: {stored} is this regression of the same tables; `fedveil show {stored}` reads it again "
-            f"for nothing, `fedveil resume {stored}` ends it if it was interrupted, --repeat (repeat=True in Python) "
+            f"{document.name}: {stored} is this regression of the same tables; "
+            f"`fedveil show {stored}` reads it again at no cost, `fedveil resume {stored}` ends it if it was "
+            f"interrupted, --repeat (repeat=True in Python) "
             "pays for another"
         )
     return read_regression(make_releases(prepared, folder, files))

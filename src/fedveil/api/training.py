@@ -56,7 +56,6 @@ from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
 from fedveil.training.server.averages import Average
 from fedveil.training.server.denoise import Denoiser
 from fedveil.training.server.optimizers import Optimizer
-from fedveil.training.steps import LocalSgd
 
 Table: TypeAlias = str | Mapping[str, Any]
 """A stage by its name, or by its table as in a TOML document."""
@@ -562,7 +561,9 @@ def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: L
         RunFolderError: the run began with another local algorithm.
     """
     began = PLAIN if experiment.local is None else experiment.local.algorithm
-    plain = experiment if experiment.local is None else _without_algorithm(experiment, experiment.local)
+    plain = experiment
+    if experiment.local is not None:
+        plain = experiment.model_copy(update={"local": replace(experiment.local, algorithm=PLAIN)})
     now = _with_algorithm(plain, algorithm)
     before, here = (describe_algorithm(one) for one in (began, algorithm))
     if before != here:
@@ -571,10 +572,6 @@ def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: L
             "what it began with, or train in a folder of its own"
         )
     return now
-
-
-def _without_algorithm(experiment: Experiment, local: LocalSgd) -> Experiment:
-    return experiment.model_copy(update={"local": replace(local, algorithm=PLAIN)})
 
 
 _MODEL_ARGUMENTS: Final = (

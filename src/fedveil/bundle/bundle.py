@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from fedveil.api.predictor import Predictor, warn_of_positions
 from fedveil.arguments import explain_arguments, explain_arguments_as
 from fedveil.bundle import manifest
-from fedveil.bundle.archive import BundleError, read_files
-from fedveil.bundle.manifest import Manifest
+from fedveil.bundle.manifest import BundleError, Manifest, read_files
 from fedveil.data.records import Affine
 from fedveil.data.schema import Format, Schema
 from fedveil.data.table_file import open_table, without_days

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from fedveil.bundle.archive import BundleError
 from fedveil.bundle.bundle import Bundle
+from fedveil.bundle.manifest import BundleError
 from fedveil.errors import ConfigError
 from fedveil.files import as_path, writing
 from fedveil.sanitize import sanitize

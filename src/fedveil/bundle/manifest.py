@@ -1,9 +1,26 @@
-"""Manifest of a bundle, ``bundle.json``, and its Ed25519 signatures over the digests of all its files."""
+"""What a bundle says of itself: the digests of its files, its manifest ``bundle.json``, and the signatures over both.
+
+Claim: :func:`read_files` returns files with the bytes that were written, or raises an error that names the
+    difference.
+
+* ``SHA256SUMS`` lists the digest of every other file except the signatures; ``sha256sum --check`` reads it too.
+* A zip archive must equal, byte for byte, the archive that :func:`write_files` makes of its files. So its headers hide
+  nothing.
+* The contents of a zip archive may not exceed its own length, whatever its headers say. So a small archive cannot
+  exhaust memory.
+
+Not claimed: protection against an attacker who can write the bundle, and with it another list of digests. Signatures
+protect against this attacker. ``tests/test_bundle.py`` flips bits of every file.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +28,169 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedveil.bundle.archive import SUMS, BundleError, add_file, read_files
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.data.column_checks import SEVERAL_TARGETS
 from fedveil.data.records import Label, Task
-from fedveil.errors import CryptoError
-from fedveil.files import parse_json, reading
+from fedveil.errors import CryptoError, FedveilError
+from fedveil.files import LARGEST_FILE, parse_json, read_content, reading, replace_file, writing
+from fedveil.sanitize import sanitize
 from fedveil.validation import DocumentTable, validate_document
+
+# --- files of a bundle, in a folder or a zip archive, with digests of all bytes ---
+
+
+class BundleError(FedveilError):
+    """Error of a bundle that is missing, damaged, changed, or of another version; it names the file."""
+
+
+SUMS: Final = "SHA256SUMS"
+_NAME: Final = re.compile(r"(signatures/)?[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LINE: Final = re.compile(r"([0-9a-f]{64})  (\S+)")
+_MOST_FILES: Final = 1100  # a thousand silos may sign
+_ENTRY: Final = b"PK\x01\x02"
+"""Signature of a file entry in the central directory of a zip archive."""
+
+
+def sums(files: Mapping[str, bytes]) -> bytes:
+    """Return the content of ``SHA256SUMS``: one line per file except signatures, sorted by name."""
+    lines = [
+        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n"
+        for name in sorted(files)
+        if name != SUMS and not name.startswith("signatures/")
+    ]
+    return "".join(lines).encode()
+
+
+def write_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a bundle: a zip archive if the path ends in ``.zip``, else a folder.
+
+    Raises:
+        BundleError: the path exists, or cannot be written.
+    """
+    if path.exists():
+        raise BundleError(f"{path} exists already; choose another name")
+    with writing(path, BundleError):
+        if path.suffix == ".zip":
+            replace_file(path, _zipped(files))
+            return
+        for name, content in files.items():
+            place = path / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(place, content)
+
+
+def add_file(path: Path, name: str, content: bytes) -> None:
+    """Add a file to a bundle.
+
+    Raises:
+        BundleError: the bundle is damaged, already has a file of this name, or cannot be written.
+    """
+    files = read_files(path)
+    if name in files:
+        raise BundleError(f"{path}: has {name} already")
+    with writing(path, BundleError):
+        if path.is_dir():
+            (path / name).parent.mkdir(exist_ok=True)
+            replace_file(path / name, content)
+        else:
+            replace_file(path, _zipped({**files, name: content}))
+
+
+def read_files(path: Path) -> dict[str, bytes]:
+    """Return the files of a bundle by name, after a check of every file against its digest.
+
+    Raises:
+        BundleError: the path is no bundle, or a file is missing, changed or not listed; the error names the file.
+    """
+    files = _from_folder(path) if path.is_dir() else _from_zip(path)
+    if SUMS not in files:
+        raise BundleError(f"{path}: no bundle: it has no {SUMS}")
+    listed: dict[str, str] = {}
+    with reading(f"{path}: {SUMS}", BundleError):
+        lines = files[SUMS].decode("ascii").splitlines()
+    for number, line in enumerate(lines, start=1):
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise BundleError(f"{path}: {SUMS}, line {number}: not a digest and a name")
+        listed[found[2]] = found[1]
+    for name in listed:
+        if name not in files:
+            raise BundleError(f"{path}: {sanitize(name)} is listed in {SUMS}, but missing")
+    for name, content in files.items():
+        if name == SUMS or name.startswith("signatures/"):
+            continue
+        if name not in listed:
+            raise BundleError(f"{path}: {sanitize(name)} is not listed in {SUMS}: it was added or renamed")
+        if hashlib.sha256(content).hexdigest() != listed[name]:
+            raise BundleError(
+                f"{path}: {name} has changed since the bundle was written: its digest is another"
+            )
+    # Every listed digest is right by now. Comparing the bytes also refuses another order, or a line twice.
+    if files[SUMS] != sums(files):
+        raise BundleError(f"{path}: {SUMS} is not as it was written")
+    return files
+
+
+def _from_folder(path: Path) -> dict[str, bytes]:
+    names: list[str] = []
+    with reading(path, BundleError):
+        for root, _, inside in os.walk(path):
+            names += [(Path(root) / name).relative_to(path).as_posix() for name in inside]
+            if len(names) > _MOST_FILES:  # inside the loop: a huge folder is not listed to its end
+                raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
+    for name in names:
+        _check_name(path, name)
+    return {name: read_content(path / name, BundleError, largest=LARGEST_FILE) for name in sorted(names)}
+
+
+def _from_zip(path: Path) -> dict[str, bytes]:
+    content = read_content(path, BundleError, largest=LARGEST_FILE)
+    if (
+        content.count(_ENTRY) > _MOST_FILES
+    ):  # counted before `zipfile` parses the entries into objects, which take many times their bytes
+        raise BundleError(f"{path}: more than {_MOST_FILES} files: no bundle")
+    try:
+        with reading(path, BundleError), zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            # Stored entries are no longer than the archive. Overlapping entries could claim the same bytes many
+            # times.
+            if sum(entry.file_size for entry in entries) > len(content):
+                raise BundleError(f"{path} is damaged, or no bundle: its files have more bytes than it has")
+            for entry in entries:
+                _check_name(path, entry.filename)
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise BundleError(f"{path}: {entry.filename} is compressed; a bundle's files are not")
+            files = {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: an entry is marked as encrypted
+        raise BundleError(f"{path} is damaged, or no zip archive ({sanitize(str(error))})") from None
+    if _zipped(files) != content:
+        raise BundleError(
+            f"{path} has changed since the bundle was written: the archive is not that of its files"
+        )
+    return files
+
+
+def _check_name(path: Path, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BundleError(f"{path}: '{sanitize(name)}' is no file of a bundle")
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    """Return the unique archive of these files: uncompressed, sorted, independent of time and machine."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = (
+                3,
+                0o644 << 16,
+            )  # 3: Unix; zipfile's default depends on the OS
+            archive.writestr(entry, files[name])
+    return stream.getvalue()
+
+
+# --- manifest and signatures ---
+
 
 # --- manifest ---
 

@@ -21,10 +21,9 @@ from typing import Final
 
 import fedveil
 from fedveil.arguments import explain_arguments_as
-from fedveil.bundle.archive import BundleError, read_files
 from fedveil.bundle.bundle import Bundle, load_bundle
 from fedveil.bundle.card import CARD, model_card
-from fedveil.bundle.manifest import NAME, signatures
+from fedveil.bundle.manifest import NAME, BundleError, read_files, signatures
 from fedveil.checks import Check, Unchecked, Verification, check_trusted, not_checkable, run_check
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
@@ -107,7 +106,7 @@ def _model(bundle: Bundle) -> str:
 def _card(bundle: Bundle, files: dict[str, bytes]) -> str:
     """Check that the card is the page of this manifest and this statement, if the same version wrote it."""
     if bundle.manifest.fedveil != fedveil.__version__:
-        raise Unchecked(f"version {bundle.manifest.fedveil} of fedveil wrote it, whose words may be others")
+        raise Unchecked(f"version {bundle.manifest.fedveil} of fedveil wrote it, whose texts may differ")
     if files.get(CARD) != model_card(bundle.manifest, bundle.statement).encode():
         raise BundleError(f"{CARD} is not the page of this manifest and this statement")
     return "the page of this manifest and this statement"

@@ -13,9 +13,17 @@ from safetensors.torch import save
 import fedveil
 from fedveil.api.predictor import Predictor
 from fedveil.bundle import manifest
-from fedveil.bundle.archive import SUMS, sums, write_files
 from fedveil.bundle.card import CARD, model_card
-from fedveil.bundle.manifest import InputPart, LedgerPart, Manifest, ModelPart, Reached
+from fedveil.bundle.manifest import (
+    SUMS,
+    InputPart,
+    LedgerPart,
+    Manifest,
+    ModelPart,
+    Reached,
+    sums,
+    write_files,
+)
 from fedveil.data.records import Population
 from fedveil.data.schema import Label, read_schema
 from fedveil.errors import ConfigError, RunFolderError

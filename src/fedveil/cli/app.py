@@ -209,12 +209,12 @@ COMMANDS: Final = {
         "Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves.",
     ),
     "bundle": Command(
-        "bundles:bundle_command",
+        "results:bundle_command",
         "Pack a run's model, schema, statement and ledger into one folder or zip, for use elsewhere.",
     ),
-    "predict": Command("bundles:predict_command", "Predict for every record of a table."),
-    "export": Command("bundles:export_command", "Write a bundle's model for other programs."),
-    "sign": Command("bundles:sign_command", "Sign a bundle that you made or have checked."),
+    "predict": Command("results:predict_command", "Predict for every record of a table."),
+    "export": Command("results:export_command", "Write a bundle's model for other programs."),
+    "sign": Command("results:sign_command", "Sign a bundle that you made or have checked."),
     "verify": Command(
         "results:verify_command",
         "Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked.",

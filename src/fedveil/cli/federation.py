@@ -24,7 +24,7 @@ from fedveil.cli.options import (
 from fedveil.console import observer, print_json, transposed_table
 from fedveil.errors import ConfigError, RefusedRunError, SilentSiloError
 from fedveil.federation.enrollment.certificates import CERTIFICATE_DAYS
-from fedveil.federation.hosts.ipc import END, RunOutcome
+from fedveil.federation.hosts.sockets import END, RunOutcome
 from fedveil.sanitize import sanitize
 
 if TYPE_CHECKING:  # these modules need the extra fedveil[federation], and not every command does

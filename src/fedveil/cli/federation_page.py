@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from fedveil.errors import FedveilError
 from fedveil.federation.hosts.folders import CoordinatorFolder
-from fedveil.federation.hosts.ipc import END
 from fedveil.federation.hosts.metrics_server import ask_party
+from fedveil.federation.hosts.sockets import END
 from fedveil.federation.hosts.status import party_status
 from fedveil.files import parse_json, read_content
 from fedveil.privacy.claims import Role

@@ -84,7 +84,7 @@ def run_command(
     from fedveil.report.compare import compare
     from fedveil.report.page import write_report
     from fedveil.run.config.study import load_study
-    from fedveil.run.observer import NullObserver
+    from fedveil.run.loop import NullObserver
     from fedveil.run.process_group import rank
     from fedveil.run.remarks import people_warnings
     from fedveil.run.training_run import run

@@ -61,15 +61,15 @@ def find_leaking_features(
         # A constant column equals a constant target without a leak: np.ptp excludes it.
         if len(column) and np.ptp(column) and any(_equal(column, kind) for kind in kinds):
             yield (
-                f"features: {called} is what is predicted, in every record: nobody has it when it is needed; take it "
-                "out"
+                f"features: {called} is what is predicted, in every record: "
+                "it is unknown when a prediction is needed; remove it"
             )
         if _may_be_an_id(column[:_FIRST], person[:_FIRST]) and identifies_user(
             column.astype(np.float64), person, names
         ):
             yield (
-                f"features: {called} has one whole number in all records of a person, and another for everybody else: "
-                "if it is an id, a model learns from it who somebody is; take it out"
+                f"features: {called} has one whole number in all records of a person, "
+                "and a different one for every other person: if it is an id, a model identifies people by it; remove it"
             )
 
 

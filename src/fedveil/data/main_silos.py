@@ -49,8 +49,8 @@ def read_salted(path: Path) -> SaltedFile:
     salt, *lines = as_text(content, path, DataError).removesuffix("\n").split("\n")
     if not _SALT.fullmatch(salt):
         raise DataError(
-            f"{path}: line 1 is not 64 hexadecimal digits; draw them at random (openssl rand -hex 32): without them "
-            "the file's digest, which everybody reads, tells what is in it"
+            f"{path}: line 1 is not 64 hexadecimal digits; draw them at random (openssl rand -hex 32): "
+            "without them the file's public digest reveals its content"
         )
     for number, line in enumerate(lines, start=2):
         if _CONTROL.search(line):

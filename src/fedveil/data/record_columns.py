@@ -328,8 +328,8 @@ def _data_set_of(data: Any) -> Any:
             _check_loader(loader)
     if isinstance(data, IterableDataset):
         raise ConfigError(
-            "population: an iterable data set has no length and no items by number, so nobody can say which record is "
-            "whose; make it a data set with __len__ and __getitem__"
+            "population: an iterable data set has no length and no items by number, "
+            "so no record can be assigned to its user; make it a data set with __len__ and __getitem__"
         )
     return data
 

@@ -543,7 +543,7 @@ def _refuse_sparse(path: Path) -> None:
                 if rectangle > max(_SMALL_SHEET, _SPARSE * cells):
                     raise DataError(
                         f"{path}, {sanitize(member.filename)}: the sheet is nearly empty between its first and its "
-                        "last cell; delete what stands far from the table, and save it again"
+                        "last cell; delete the cells far from the table, and save it again"
                     )
 
 

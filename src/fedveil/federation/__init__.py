@@ -2,7 +2,7 @@
 
 The package does not open connections. A transport (Flower, files, tests) carries the bytes.
 
-    who belongs to a federation   ``membership``; limits of one silo: ``policy``, ``cpu_quota``
+    who belongs to a federation   ``membership``; limits of one silo: ``policy``
     messages                      ``signed_message``: format and signature; ``grammar``: which message may come when
     what a run is                 ``terms``: text and rules of a run; ``session_plan``
     coordinator                   ``coordinator``, ``exchange``

@@ -189,7 +189,7 @@ def check_deployable(prepared: Prepared) -> None:
     if count_dropouts(method.channel) and method.protection.on_dropout != "recover":
         raise CompositionError(
             f'{method.name}: protection.on_dropout = "retry" with max_dropouts = {count_dropouts(method.channel)}: '
-            'between institutions a round goes on without silos by on_dropout = "recover"; "end" waits for all of them'
+            'between institutions on_dropout = "recover" continues a round without silos; "end" waits for all of them'
         )
     if method.protection.dropout_rate:
         raise CompositionError(

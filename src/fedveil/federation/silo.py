@@ -22,12 +22,11 @@ from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import FedveilError, ProtocolError, RunFolderError
-from fedveil.federation.cpu_quota import FILE, CpuQuota, Outcome
 from fedveil.federation.errors import RefusalError, to_refusal
 from fedveil.federation.grammar import is_proposal, out_of_session_kind
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
-from fedveil.federation.policy import Policy
+from fedveil.federation.policy import UNCHARGED_CPU_FILE, CpuQuota, Outcome, Policy
 from fedveil.federation.proposal_review import review_proposal
 from fedveil.federation.session_plan import SessionAdmission, session_run
 from fedveil.federation.signed_message import SignedMessage, session_in
@@ -141,7 +140,7 @@ class SiloParty:
         self._last: _Exchange | None = None
         self._over = False
         self._admission = SessionAdmission(clock)
-        self._cpu_quota = CpuQuota(state / FILE)
+        self._cpu_quota = CpuQuota(state / UNCHARGED_CPU_FILE)
         self._outcome: Outcome = "refused"
 
     def __enter__(self) -> SiloParty:
@@ -225,7 +224,7 @@ class SiloParty:
         """Return the size limit in bytes of a message with this beginning, before the rest is read.
 
         Args:
-            beginning: the first :data:`~.limits.BEGINNING` bytes, or more; unverified.
+            beginning: the first :data:`~.transport.interface.BEGINNING` bytes, or more; unverified.
         """
         session, last = self._session, self._last
         known = session is not None and last is not None and session_in(beginning) == (last.run, last.session)

@@ -4,8 +4,8 @@ A method is built by a function that returns a :class:`Method`. The function's k
 table ``[method]`` of an experiment. :mod:`fedveil.registry` lists the names.
 
     published systems       ``uldp`` (ULDP-FL), ``dp_fed_ls`` (DP-Fed-LS), ``paraaegis``, ``cepam``; baseline ``fedavg``
-    stages                  ``contributions``, ``weights``, channels (``gaussian_shares``, ``central_gaussian``,
-                            ``named_channels``, ``client_messages``, ``correlated``), protections (``protection_stage``,
+    stages                  ``contributions``, ``weights``, channels (``gaussian_shares``, ``named_channels``,
+                            ``client_messages``, ``correlated``), protections (``protection_stage``,
                             ``secure_aggregation``, ``private_weighting``, ``partial_encryption``)
     composition             ``method``: stages in one value; ``derive``: the guarantee of this value, per party
 """

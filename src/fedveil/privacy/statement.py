@@ -595,8 +595,8 @@ def same_privacy(statement: Statement, *, delta: object, accountant: object, see
         )
     if (delta, accountant) != (statement.delta, statement.accountant):
         raise IntegrityError(
-            f"the statement is for delta {statement.delta:g} by accountant '{sanitize(statement.accountant)}', and "
-            "another was asked for"
+            f"the statement is for delta {statement.delta:g} by accountant '{sanitize(statement.accountant)}', "
+            "and another was requested"
         )
     return f"delta {statement.delta:g} and accountant {statement.accountant}, as was asked for"
 

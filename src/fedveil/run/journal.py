@@ -165,8 +165,8 @@ class Journal:
         ):
             raise RunFolderError(
                 f"{self.folder.path}: the ledger was charged for this document with noise whose last digits differ "
-                "from those computed here: another machine, or another version of NumPy or SciPy, calibrated it; go on "
-                "where it was begun"
+                "from those computed here: another machine, or another version of NumPy or SciPy, "
+                "calibrated it; resume it where it was begun"
             )
         raise RunFolderError(
             f"{self.folder.path}: the ledger was charged for other releases than those of the document; {remedy}"

@@ -34,7 +34,7 @@ from fedveil.run.config.study import Selection, load_study
 from fedveil.run.executors import Workers, check_worker, local_workers, play_tasks
 from fedveil.run.folder.documents import RoundRow, read_lines
 from fedveil.run.folder.run_folder import Row, RunFolder, drop_unbegun, finite
-from fedveil.run.observer import NullObserver
+from fedveil.run.loop import NullObserver
 from fedveil.run.process_group import require_one_process
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome

@@ -28,8 +28,7 @@ from fedveil.run.config.task_choice import check_code
 from fedveil.run.environment import environment
 from fedveil.run.folder.diagnostics import RECORDS, population_diagnostics, require_same_records
 from fedveil.run.folder.run_folder import RunFolder
-from fedveil.run.loop import play_part
-from fedveil.run.observer import Observer
+from fedveil.run.loop import Observer, play_part
 from fedveil.run.process_group import agree, follow, lead, rank, share_training, share_with_ranks
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.simulation import TRANSCRIPT, ReleaseParties, TrainingParties

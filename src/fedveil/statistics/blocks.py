@@ -304,7 +304,7 @@ class Layout:
     def __post_init__(self) -> None:
         """Refuse a vector without numbers, and blocks that nobody weighs."""
         if not self.blocks:
-            raise ConfigError("statistics.release: nothing is asked for")
+            raise ConfigError("statistics.release: no release is requested")
         if self.length > MOST_NUMBERS:
             many = max(self.blocks, key=lambda block: block.length)
             raise ConfigError(

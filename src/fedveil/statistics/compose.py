@@ -170,9 +170,10 @@ class _Composer:
         if release is not None and release.edges is not None:
             return release.edges[0], release.edges[-1]
         if categories_of(self._schema, column, key) is not None:
-            raise ConfigError(f"{key}: '{column}' has categories; numbers are asked for")
+            raise ConfigError(f"{key}: '{column}' has categories; numbers are needed")
         raise ConfigError(
-            f"{key}: '{column}' has no declared bounds, and bounds taken from the records would tell of them; give "
+            f"{key}: '{column}' has no declared bounds, and bounds taken from the records would leak information "
+            f"about them; give "
             "lower and upper, or edges"
         )
 

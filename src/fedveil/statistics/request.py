@@ -109,7 +109,8 @@ class ColumnRelease(_Part):
     def _no_discovery(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "discover" in given:
             raise ValueError(
-                "discover is refused: to publish a category that nobody declared tells that somebody has it; declare "
+                "discover is refused: publishing a category that was not declared reveals that a person has it; "
+                "declare "
                 "the code list in the schema, and all others are counted as undeclared"
             )
         return given
@@ -130,7 +131,8 @@ class ColumnRelease(_Part):
     def _declared(self) -> ColumnRelease:
         if isinstance(self.bins, str):
             raise ValueError(
-                f"bins = '{self.bins}': bins that depend on the records tell of them; give their number, or edges"
+                f"bins = '{self.bins}': bins that depend on the records leak information about them; give their "
+                f"number, or edges"
             )
         if self.bins is not None and self.edges is not None:
             raise ValueError("give bins or edges, not both")

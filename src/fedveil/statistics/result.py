@@ -67,7 +67,7 @@ class NoisySum:
         """
         found = cls(np.array(data["vector"], dtype=np.float64), float(data["noise_std"]))
         if not found.fits(length):
-            raise RunFolderError(f"{origin} is damaged: its numbers do not fit what was asked for")
+            raise RunFolderError(f"{origin} is damaged: its numbers do not fit the request")
         if not 1 / _MOST <= found.std <= _MOST:
             raise RunFolderError(
                 f"{origin} is damaged: its noise has a standard deviation that no release has"

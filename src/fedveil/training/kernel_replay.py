@@ -340,5 +340,5 @@ class _Unread(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _READS or isinstance(func, HigherOrderOperator):
-            raise RuntimeError(f"{func} cannot stand in a list of kernels")
+            raise RuntimeError(f"{func} cannot be recorded in a list of kernels")
         return func(*args, **(kwargs or {}))

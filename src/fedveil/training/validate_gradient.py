@@ -97,7 +97,7 @@ def batches_like_loop(task: Task, cohort: Cohort) -> bool:
         BatchedGradients.for_task(task, cohort.device),
         BatchGradient(task, cohort.device, _WIDTH),
     )
-    batch, models = _two_slots(task, cohort), _two_models(task, cohort)
+    batch, models = _two_slots(cohort), _two_models(task, cohort)
     try:
         with single_threaded(), without_fallback_warnings(), torch.random.fork_rng(devices=[]):
             found = (
@@ -212,7 +212,7 @@ def _batch(cohort: Cohort, slots: int, width: int) -> tuple[Tensor, Tensor, Tens
     )
 
 
-def _two_slots(task: Task, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _two_slots(cohort: Cohort) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return two made-up contributions; the first has one record less and is padded by its last record.
 
     Training pads in the same way.

@@ -221,8 +221,9 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
     """
     if not is_own(type(loss)) and type(loss).slopes is not Loss.slopes:
         raise ModelError(
-            f"loss {loss.name} brings slopes of its own, or derives from a loss that has some: they are asked for many "
-            "contributions at once, and nobody has tried them; derive from fedveil's Loss, and give `records` alone"
+            f"loss {loss.name} brings slopes of its own, or derives from a loss that has some: "
+            "they are computed for many contributions at once, which is untested; derive from fedveil's Loss, "
+            "and give `records` alone"
         )
     unused = redefined(loss, *_FIXED)
     if unused:

@@ -224,7 +224,7 @@ class RecordedRun:
         words = ", ".join(f"serial {one.serial} ({one.fingerprint})" for one in found)
         if charter is None:
             raise Unchecked(
-                f"{words}; whose seal it has was not asked: --charter names the one you were handed"
+                f"{words}; its seal was not checked: --charter names the charter that you received"
             )
         for one in found:
             one.check_seal(Charter.read(charter))

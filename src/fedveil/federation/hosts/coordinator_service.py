@@ -26,15 +26,19 @@ from typing import TYPE_CHECKING, Any, Final
 from fedveil.errors import ConfigError, FedveilError, ProtocolError
 from fedveil.federation.hosts.child_process import ChildProcess, ProcessError
 from fedveil.federation.hosts.folders import CoordinatorFolder, MembershipFile, members_of
-from fedveil.federation.hosts.ipc import END, SOCKET, RunOutcome, receive_frame, send_frame
 from fedveil.federation.hosts.metrics_server import Meter, MetricsServer, as_metrics
 from fedveil.federation.hosts.sockets import (
+    END,
     LINK,
+    SOCKET,
     RunningFolder,
+    RunOutcome,
     accept_connections,
     address,
     check_closed,
     listen,
+    receive_frame,
+    send_frame,
 )
 from fedveil.federation.hosts.status import LinkConnection, party_status
 from fedveil.federation.membership import MembershipDelivery

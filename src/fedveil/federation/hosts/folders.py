@@ -27,8 +27,7 @@ from fedveil.federation.enrollment.certificates import (
     days_left,
     node_key_digest,
 )
-from fedveil.federation.hosts.link_folder import LinkFolder
-from fedveil.federation.hosts.settings import Settings, group_number
+from fedveil.federation.hosts.link_folder import LinkFolder, Settings, group_number
 from fedveil.federation.hosts.sockets import KEY_PROCESS
 from fedveil.federation.membership import CHARTER, MEMBERSHIP, Charter, Membership
 from fedveil.federation.transport.https.mailbox import Members

@@ -19,8 +19,7 @@ from typing import Final, Protocol
 
 from fedveil.errors import ConfigError, ProtocolError
 from fedveil.federation.hosts.folders import SiloFolder
-from fedveil.federation.hosts.ipc import receive_frame, send_frame
-from fedveil.federation.hosts.sockets import accept_connections, listen
+from fedveil.federation.hosts.sockets import accept_connections, listen, receive_frame, send_frame
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.transport.bridge.relay import TimedSocket

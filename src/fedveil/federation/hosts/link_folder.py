@@ -1,4 +1,4 @@
-"""Folder of the link: the process of the coordinator that listens to the network.
+"""Settings files of the parties, and the folder of the link: the coordinator's process that listens to the network.
 
 The link (:mod:`~fedveil.federation.hosts.link`) ends the silos' TLS connections and passes messages on to the
 coordinator over a local socket. Its folder has the TLS key and certificate, and no other key. The link reads no other
@@ -7,15 +7,51 @@ file of the coordinator, so an intruder into this process gets neither the ident
 
 from __future__ import annotations
 
+import grp
 import logging
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 from pydantic import Field
 
 from fedveil.errors import ConfigError
 from fedveil.federation.enrollment.certificates import days_left
-from fedveil.federation.hosts.settings import Settings, group_number
+from fedveil.files import read_toml, replace_file, writing
+from fedveil.validation import DocumentTable, validate_document
+
+# --- settings files of the parties: TOML, no key that is not known, and errors that name file and key ---
+
+
+class Settings(DocumentTable):
+    """The keys of one file."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a settings file; what is wrong is named by file and key."""
+        return validate_document(cls, read_toml(path), path)
+
+    def write(self, path: Path) -> None:
+        """Write a settings file, whole or not at all; what the disk refuses is a :class:`ConfigError` that names it."""
+        import tomlkit  # a served link reads settings and writes none
+
+        with writing(path, ConfigError):
+            replace_file(path, tomlkit.dumps(self.model_dump(mode="json", exclude_none=True)).encode())
+
+
+def group_number(name: str | None, path: Path) -> int | None:
+    """Return the number of a group of this host; None if a settings file names none.
+
+    Raises:
+        ConfigError: this host has no such group.
+    """
+    try:
+        return None if name is None else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"{path}: group: this host has no group '{name}'") from None
+
+
+# --- the link's folder ---
+
 
 _WARNING_DAYS: Final = 30.0
 """A certificate that is valid for fewer days is reported in the log."""

@@ -1,4 +1,4 @@
-"""Unix sockets that their owner alone can open, or a group; the folder they lie in while a party is served; ports."""
+"""Unix sockets that their owner alone can open, or a group; the frames on them; the folder that they lie in; ports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedveil.errors import BusyError, ConfigError
+from fedveil.errors import BusyError, ConfigError, ProtocolError
+from fedveil.federation.transport.interface import BEGINNING, LARGEST_MESSAGE
 from fedveil.files import with_host_code, writing
 from fedveil.sanitize import FaultLog
 
@@ -205,3 +208,76 @@ class RunningFolder:
     def _empty(self) -> None:
         for entry in self.path.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+# --- frames, between a silo's key process and its transport and to submit a run; a run's outcome ---
+#
+#     frame: length (8) | bytes        request: one frame        answer: one byte, 0 message or 1 refusal, and one frame
+
+
+_LENGTH: Final = struct.Struct(">Q")
+
+
+def send_frame(connection: socket.socket, data: bytes) -> None:
+    """Send bytes, preceded by their length."""
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def receive_frame(
+    connection: socket.socket,
+    longest: Callable[[bytes], int] = lambda beginning: LARGEST_MESSAGE,
+    allow: Callable[[int], None] = lambda length: None,
+) -> bytes:
+    """Return the bytes of a frame.
+
+    Args:
+        connection: where they come from.
+        longest: how many they may be, by the first :data:`BEGINNING` of them; no more are read of a longer frame.
+        allow: called with their number, before the rest of them is read.
+
+    Raises:
+        ProtocolError: longer than that, or cut short.
+    """
+    (length,) = _LENGTH.unpack(_exactly(connection, b"", _LENGTH.size))
+    beginning = _exactly(connection, b"", min(length, BEGINNING))
+    if length > (limit := longest(beginning)):
+        raise ProtocolError(f"a frame of {length} bytes is above the limit of {limit}")
+    allow(length)
+    return _exactly(connection, beginning, length)
+
+
+def _exactly(connection: socket.socket, begun: bytes, length: int) -> bytes:
+    """Return so many bytes, of which some have been received."""
+    received = bytearray(begun)
+    while len(received) < length:
+        some = connection.recv(min(length - len(received), 1 << 20))
+        if not some:
+            raise ProtocolError(f"a frame ends {length - len(received)} bytes early")
+        received += some
+    return bytes(received)
+
+
+# --- outcome of a submitted run ---
+
+
+END: Final = "run_end.json"
+"""Written when a run's play ends: an :class:`RunOutcome`."""
+
+SOCKET: Final = "party"
+"""The coordinator's socket for submissions, in its folder ``run``."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Outcome of a submitted run.
+
+    Attributes:
+        error: what went wrong, if anything.
+        stopped: why it ended before its last round, if it did.
+        silent: silos whose silence has ended it.
+    """
+
+    error: str | None
+    stopped: str | None
+    silent: tuple[str, ...]

@@ -18,7 +18,7 @@ from typing import Any, Final
 from fedveil import __version__
 from fedveil.errors import ConfigError
 from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
-from fedveil.federation.hosts.ipc import END
+from fedveil.federation.hosts.sockets import END
 from fedveil.files import read_toml
 from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.events import all_of

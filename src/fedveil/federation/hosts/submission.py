@@ -18,8 +18,7 @@ from fedveil.federation.audit.released_files import DECLARED
 from fedveil.federation.audit.run_record import RunRecord, members_at_end, signed_end
 from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.hosts.folders import CoordinatorFolder, schema_digest
-from fedveil.federation.hosts.ipc import SOCKET, RunOutcome, receive_frame, send_frame
-from fedveil.federation.hosts.sockets import address
+from fedveil.federation.hosts.sockets import SOCKET, RunOutcome, address, receive_frame, send_frame
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.proposal_review import check_deployable
 from fedveil.federation.session_plan import SessionPlan
@@ -33,8 +32,7 @@ from fedveil.run.config.release_document import KINDS, DeclaredTables, TableDocu
 from fedveil.run.config.task_choice import beginning, complete_for_table
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.folder.run_folder import SCHEMA, RunFolder
-from fedveil.run.loop import EndingT, Part, RunParts
-from fedveil.run.observer import NullObserver, Observer
+from fedveil.run.loop import EndingT, NullObserver, Observer, Part, RunParts
 from fedveil.run.populations import FixedPopulation
 from fedveil.run.releases.preprocessing import read_preprocessed
 from fedveil.run.releases.release import ReleasePart
@@ -134,8 +132,8 @@ def due_parts(home: CoordinatorFolder, path: Path) -> Iterator[CoordinatorParty[
     """
     if path.resolve().parent != (home / _RUNS).resolve():
         raise RunFolderError(
-            f"{path}: a coordinator goes on with runs of its own folder {home / _RUNS} alone: what another folder "
-            "names would run beside its keys"
+            f"{path}: a coordinator goes on with runs of its own folder {home / _RUNS} "
+            "only: code that another folder names would run on the host of its keys"
         )
     yield from _due_parts(home, path)
 

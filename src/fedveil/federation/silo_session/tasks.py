@@ -35,9 +35,8 @@ from torch import Tensor
 from fedveil.data.columns import ColumnTable
 from fedveil.data.records import Groups
 from fedveil.errors import OwnRecordsError
-from fedveil.federation.cpu_quota import Deadline
 from fedveil.federation.errors import RefusalError
-from fedveil.federation.policy import Policy
+from fedveil.federation.policy import Deadline, Policy
 from fedveil.federation.session_plan import MODEL, UNIT, RoundStartState, SessionPlan
 from fedveil.federation.silo_data import PartyTable
 from fedveil.federation.silo_session.round_inputs import SiloRoundContext, as_tensor
@@ -59,8 +58,8 @@ from fedveil.protocols.session_messages import Finalize, RunPart
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.releases.evaluation import Evaluation, groups_of, outputs_of, with_outputs
 from fedveil.run.releases.preprocessing import Preprocessing
+from fedveil.run.releases.records import lengths_of_updates, training_rows
 from fedveil.run.releases.release import Release, ReleaseInputs
-from fedveil.run.releases.run_preprocessing import lengths_of_updates, training_rows
 from fedveil.run.releases.series import PreparedReleases
 from fedveil.run.rounds.client_inputs import ChannelInputs, RoundInputs, make_round_inputs
 from fedveil.run.rounds.round_context import SumHistory, next_model

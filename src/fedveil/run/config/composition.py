@@ -97,8 +97,8 @@ class Composition:
         if share := experiment.shares.votes:
             if not (isinstance(protection, VoteNoise) and protection.noisy_votes):
                 raise CompositionError(
-                    f"budget.votes: under {type(protection).__name__} nobody votes; partial encryption counts votes "
-                    "with noise by partition = 'noisy-votes'"
+                    f"budget.votes: under {type(protection).__name__} there are no votes; partial encryption counts "
+                    "votes with noise by partition = 'noisy-votes'"
                 )
             ballots = method.contribution.ballots(population.n_silos)
             # Every round's vote has an equal part of the share of mu^2: share / T.

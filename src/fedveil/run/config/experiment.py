@@ -55,7 +55,7 @@ def refuse_session(key: str, name: str) -> None:
     """
     if name.startswith(SESSION):
         raise ConfigError(
-            f"{key}: '{name}' was handed over in a Python session, and is nowhere to be found from here; "
+            f"{key}: '{name}' was handed over in a Python session, and is not available in this process; "
             "fedveil.resume(folder, model, people) goes on with the same objects"
         )
 
@@ -134,7 +134,7 @@ class DataSection(Section):
             raise ValueError("n_users: the public number of users is required")
         if self.table is not None and (self.allocation is not None or self.n_silos is not None):
             raise ValueError(
-                "allocation and n_silos belong to catalogue data; your tables say who holds what"
+                "allocation and n_silos belong to catalogue data; your tables have the users and silos of all records"
             )
         if self.table is not None and self.n_users is not None:
             raise ValueError("n_users: the schema of your tables declares it")
@@ -349,7 +349,7 @@ class PreprocessingSection(Section):
         """Check that the section requests a refinement."""
         if not (self.bounds or self.impute or self.pool or self.clip):
             raise ValueError(
-                "nothing is asked for; give bounds, impute, pool or clip, or remove [preprocessing]"
+                "no release is requested; give bounds, impute, pool or clip, or remove [preprocessing]"
             )
         return self
 
@@ -499,8 +499,8 @@ class Experiment(Section):
         if self.evaluation is not None and (self.data.table is None or self.data.table.test_file is not None):
             raise ValueError(
                 "evaluation: is of records that are held out of your own tables (data.table, in Python fedveil.tables, "
-                "without a test file); a test table that comes from outside belongs to nobody in a silo, and metrics "
-                "on it need no noise"
+                "without a test file); "
+                "a test table from outside has records of no silo's users, and metrics on it need no noise"
             )
 
     def resolve_paths(self, folder: Path) -> Experiment:

@@ -126,8 +126,9 @@ class InMemoryMethod(Choice):
         """
         if self.value is None:
             raise ConfigError(
-                f"method.name: '{sanitize(self.name)}' was composed in a Python session, and is nowhere to be found "
-                "from here; fedveil.resume(folder, model, people, method=...) goes on with the same composition"
+                f"method.name: '{sanitize(self.name)}' was composed in a Python session, and "
+                "is not available in this process; fedveil.resume(folder, model, people, method=...) goes on with "
+                "the same composition"
             )
         pooling = given.get("colluding_silos", 0)
         if pooling not in (0, count_colluding(self.value.channel)):
@@ -192,8 +193,9 @@ class DescribedAlgorithm(LocalAlgorithm):
     def refuses(self, method: Any) -> Iterable[str]:
         """Refuse every method: only the session that made the algorithm can run it."""
         yield (
-            f"local.name: '{sanitize(self.name)}' was handed over in a Python session, and is nowhere to be found from "
-            "here; fedveil.resume(folder, model, people, local=...) goes on with the same algorithm"
+            f"local.name: '{sanitize(self.name)}' was handed over in a Python session, and "
+            "is not available in this process; fedveil.resume(folder, model, people, local=...) goes on with the "
+            "same algorithm"
         )
 
 
@@ -240,8 +242,9 @@ def _describe_value(value: Any, path: str) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     raise ConfigError(
-        f"method.{path}: experiment.toml cannot say {type(value).__qualname__}, so that a resumed run could not be "
-        "told from another; stages are numbers, texts, lists of them, and dataclasses of those"
+        f"method.{path}: experiment.toml cannot represent {type(value).__qualname__}, "
+        "so that a resumed run could not be distinguished from another; stages are numbers, texts, lists of "
+        "them, and dataclasses of those"
     )
 
 

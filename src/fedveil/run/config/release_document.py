@@ -65,8 +65,8 @@ def declared_tables(table: TableSection) -> DeclaredTables:
         return DeclaredTables(schema=schema, silos=schema.silos)
     if schema.silo is not None:
         raise ConfigError(
-            "schema: the silos are those that occur in a column, and which occur is for records to tell; declare "
-            "silos, all of them: silos = ['north', 'south']"
+            "schema: the silos are those that occur in a column, "
+            "and the set that occurs depends on the records; declare silos, all of them: silos = ['north', 'south']"
         )
     return DeclaredTables(schema=schema, silos=tuple(sorted({path.stem for path in table.files})))
 

@@ -336,6 +336,7 @@ def check_code(experiment: Experiment, trusted: Collection[str], folder: Path) -
     names = ", ".join(f"{key} = '{sanitize(path)}'" for path, key in strange.items())
     allowed = " ".join(f"--code {sanitize(path)}" for path in strange)
     raise ConfigError(
-        f"{folder}: its experiment names code of this machine that would be imported and run: {names}. A run folder "
-        f"may come from somebody else; if you trust that code to run on what this folder holds, say so: {allowed}"
+        f"{folder}: its experiment names code of this machine that would be imported and run: {names}. "
+        f"A run folder may come from another person; if you trust that code to run on what this folder holds, "
+        f"say so: {allowed}"
     )

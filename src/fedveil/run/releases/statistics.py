@@ -59,7 +59,7 @@ class PreparedRelease(PreparedReleases):
         requested = (self.document.statistics, declared.schema, declared.silos)
         if (stored.request, stored.schema, stored.silos) != requested:
             raise RunFolderError(
-                f"{folder / FILE} is a release of other figures, or of other tables, than asked for"
+                f"{folder / FILE} is a release of other figures, or of other tables, than requested"
             )
         return (stored.made,)
 

@@ -39,8 +39,7 @@ from fedveil.run.folder.diagnostics import RECORDS
 from fedveil.run.folder.run_folder import PREPROCESSED, STATEMENT, Row, RunFolder
 from fedveil.run.folder.statement import state
 from fedveil.run.journal import Step, StepKey, Witness
-from fedveil.run.loop import Part, RunParts
-from fedveil.run.observer import Observer
+from fedveil.run.loop import Observer, Part, RunParts
 from fedveil.run.releases.evaluation import read_evaluation
 from fedveil.run.releases.preprocessing import (
     check_declared,
@@ -48,10 +47,9 @@ from fedveil.run.releases.preprocessing import (
     settle_schema,
     write_preprocessed,
 )
+from fedveil.run.releases.records import FILE as PUBLIC_TEST
+from fedveil.run.releases.records import describe_public_test, score_held_out, training_records
 from fedveil.run.releases.release import Release, ReleasePart, no_model, refuse_repeat
-from fedveil.run.releases.run_evaluation import FILE as PUBLIC_TEST
-from fedveil.run.releases.run_evaluation import describe_public_test, score_held_out
-from fedveil.run.releases.run_preprocessing import training_records
 from fedveil.run.releases.side_releases import BESIDE, read_spent_budget
 from fedveil.run.setup import Prepared
 from fedveil.run.steps.training import TrainingPart

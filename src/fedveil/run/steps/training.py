@@ -21,10 +21,9 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.run.folder.documents import SCHEMA_VERSION
 from fedveil.run.folder.run_folder import Checkpoint, Row, RunFolder, finite
 from fedveil.run.journal import Journal, Step
-from fedveil.run.loop import Played
-from fedveil.run.observer import Observer, StopTraining
+from fedveil.run.loop import Observer, Played, StopTraining
 from fedveil.run.releases.evaluation import read_evaluation
-from fedveil.run.releases.run_evaluation import evaluate
+from fedveil.run.releases.records import evaluate
 from fedveil.run.releases.side_releases import read_spent_budget
 from fedveil.run.remarks import remarks
 from fedveil.run.rounds.diagnostics import RoundDiagnostics

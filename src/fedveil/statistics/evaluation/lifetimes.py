@@ -227,7 +227,8 @@ class ExitCounts:
         if not (self._enough(cases, len(cases)) and self._enough(controls, rows)) or self._tied:
             return None
         ties = tilted_ties(_controls_and_cases(self.cells, place))
-        return _shifted(self.estimate(lambda cells: _area(_controls_and_cases(cells, place))), ties)
+        found = self.estimate(lambda cells: _area(_controls_and_cases(cells, place)))
+        return replace(found, value=found.value + ties)
 
     def concordance(self) -> Estimate | None:
         """Return C; None where events, or people beyond the first interval, are too few, or scores are tied."""
@@ -318,7 +319,3 @@ def _rise(cells: Cells) -> Float64[np.ndarray, " B"]:
         events / everybody, sample_weight=everybody, y_min=EXTREME, y_max=1 - EXTREME
     )
     return np.asarray(np.clip(np.gradient(np.log(-np.log1p(-smooth))), 0, STEEPEST))
-
-
-def _shifted(found: Estimate, by: float) -> Estimate:
-    return replace(found, value=found.value + by)

@@ -191,8 +191,8 @@ class EvaluationRequest(DocumentTable):
             self._only("survival times", ("bins", "horizons"))
             if not self.horizons:
                 raise ConfigError(
-                    "evaluation.horizons: give the times by which events are predicted, such as [365, 730]; times "
-                    "taken from the records would tell of them"
+                    "evaluation.horizons: give the times by which events are predicted, such as [365, 730]; "
+                    "times taken from the records would leak information about them"
                 )
             return Lifetimes(self.horizons, BINS if self.bins is None else self.bins)
         if not isinstance(target, Amount):
@@ -203,8 +203,8 @@ class EvaluationRequest(DocumentTable):
         self._only("numbers", ("max_standard_error",))
         if target.bounds is None:
             raise ConfigError(
-                "evaluation: give the bounds of the target, target.lower and target.upper of the schema; bounds taken "
-                "from the records would tell of them"
+                "evaluation: give the bounds of the target, target.lower and target.upper of the schema; "
+                "bounds taken from the records would leak information about them"
             )
         lower, upper = target.bounds
         return Amounts(

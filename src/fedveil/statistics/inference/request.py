@@ -95,7 +95,7 @@ class _Asked(_Part):
         for key, given in (("scale", self.scale), ("reference", self.reference)):
             for name in given:
                 if name not in taken:
-                    raise ConfigError(f"inference.{key}.{name}: no such feature is asked for")
+                    raise ConfigError(f"inference.{key}.{name}: no such feature is requested")
         found = Design(terms=tuple(self._term(schema, name) for name in taken))
         if len(found.names) > MOST_COEFFICIENTS:
             raise ConfigError(

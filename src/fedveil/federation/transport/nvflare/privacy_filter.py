@@ -150,7 +150,7 @@ class _Received:
 
     def __init__(self, arrays: Mapping[str, Any], number: Any) -> None:
         self.number = number
-        self._arrays = {name: _copied(name, array) for name, array in arrays.items()}
+        self._arrays = {name: _as_tensor(name, array).clone() for name, array in arrays.items()}
         self._moving = [name for name, array in self._arrays.items() if torch.is_floating_point(array)]
         self._tensors = {name for name, array in arrays.items() if isinstance(array, Tensor)}
 
@@ -213,10 +213,6 @@ def _as_tensor(name: str, array: Any) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(array).reshape(array.shape))
     except TypeError as error:
         raise ModelError(f"array {name!r}: its type {array.dtype} is not supported") from error
-
-
-def _copied(name: str, array: Any) -> Tensor:
-    return _as_tensor(name, array).clone()
 
 
 def _with_round(fl_ctx: FLContext) -> Shareable:

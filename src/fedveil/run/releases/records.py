@@ -1,4 +1,7 @@
-"""Score a model on test records: exact metrics in a simulation, or held-out records for a release.
+"""Records that the releases of a run read: for its preprocessing, its exact metrics, and its evaluation.
+
+Preprocessing reads columns of the training records, or the lengths of updates. Test records score a model: exact
+metrics in a simulation, or held-out records for a release.
 
 On a public test table the released model is also described by confusion counts, ROC curve and calibration. They follow
 from the released model and public records, so they cost no privacy. Records that were held out of private tables are
@@ -8,6 +11,7 @@ never described: nothing exact may be computed from them beside the metrics that
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +19,78 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.data.columns import ColumnTable
+from fedveil.data.columns import ColumnTable, Numbers, State, read_columns
+from fedveil.data.records import Population
+from fedveil.data.tables import files_of
+from fedveil.methods.method import training_bound
 from fedveil.run.folder.run_folder import Row, finite
 from fedveil.run.releases.evaluation import attach_scores, outputs_of
 from fedveil.run.setup import Prepared
+from fedveil.statistics.preprocessing import LENGTH
 from fedveil.training.shapes import single_threaded
+from fedveil.training.trainer import Progress
+
+# --- preprocessing ---
+
+
+def training_records(prepared: Prepared, made: int) -> ColumnTable:
+    """Return the training records in the columns of the release after ``made`` others.
+
+    Held-out records are left out.
+    """
+    population, table, planned = prepared.population, prepared.experiment.data.table, prepared.preprocessing
+    assert planned is not None
+    if planned.releases[made].of_model:
+        return lengths_of_updates(prepared, prepared.task.initial())
+    assert table is not None, "Experiment asks for it"
+    files = files_of(population, table.files)
+    found = read_columns(planned.wanted.schema_, files, planned.releases[made].step.columns)
+    if population.test_rows is None:
+        return found
+    return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))
+
+
+def training_rows(population: Population) -> ColumnTable:
+    """Return the silo and user of every training record, without columns."""
+    records = population.train
+    return ColumnTable(
+        columns={},
+        silo=records.silo,
+        user=records.user,
+        n_users=population.n_users,
+        silo_names=population.silo_names,
+    )
+
+
+def lengths_of_updates(
+    prepared: Prepared, model: Float32[Tensor, " d"], progress: Progress | None = None
+) -> ColumnTable:
+    """Return the training records with the length of the update of each record's (silo, user) pair.
+
+    The update is that of a first round: a function of the pair's records, the model and public facts only. A pair
+    with weight 0 is not trained and has no length.
+
+    Args:
+        prepared: the experiment that runs.
+        model: (d,) float32 model from which the updates start.
+        progress: called between chunks of local training.
+    """
+    experiment, setting = prepared.experiment, prepared.setting
+    context = prepared.round_context(1, model, {}, experiment.privacy.randomness(), progress=progress)
+    groups, table = setting.cohort.groups, training_rows(prepared.population)
+    members = torch.from_numpy(np.flatnonzero(setting.weights.cpu().numpy() > 0))
+    norms, values = np.zeros(len(groups)), np.zeros(len(table))
+    job = context.job(members, training_bound(setting.method))
+    norms[members.numpy()] = context.trainer.sums(job, progress).norms.cpu().numpy()
+    # `groups.order` lists the records by contribution: every record gets the length of its pair's update.
+    values[groups.order] = np.repeat(norms, groups.size)
+    # Updates that are not finite count as zero in training; here they count as a missing length.
+    counted = np.isfinite(values) & (values > 0)
+    state = np.where(counted, State.VALID, State.MISSING).astype(np.int8)
+    return replace(table, columns={LENGTH: Numbers(values=np.where(counted, values, 0.0), state=state)})
+
+
+# --- scores on test records ---
 
 _SMALL: Final = 2**27
 """Most parameters times test records of an evaluation with one thread: about 20 ms of a linear model or a network."""
