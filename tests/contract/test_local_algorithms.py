@@ -289,6 +289,34 @@ class Scaled(LocalAlgorithm):
         return gradient / gradient.abs().max().clamp(min=10)
 
 
+class Writes(LocalAlgorithm):
+    """Computes the pull of FedProx in the place of the global model, from which the next contributions start."""
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        return gradient + 0.1 * start.sub_(at.mean())
+
+
+class WritesAt(LocalAlgorithm):
+    """Computes it in the place of the models, which are the global model at the first step."""
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        return gradient + 0.1 * at.sub_(start)
+
+
+class Views(LocalAlgorithm):
+    """Returns a view of the global model, to which trainers add weight decay."""
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        return start.expand_as(gradient)
+
+
+class Forgets(LocalAlgorithm):
+    """Returns nothing."""
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Any:
+        gradient.mul_(2)
+
+
 class Nothing(LocalAlgorithm):
     """Defines no direction."""
 
@@ -300,7 +328,11 @@ class Nothing(LocalAlgorithm):
         (Guarded(), r"Guarded, .*: slope\(\) of one contribution depends on those computed beside it"),
         (Scaled(), r"Scaled, .*: slope\(\) of one contribution depends on those computed beside it"),
         (Remembers(), r"Remembers, .*depends on those computed beside it, or on earlier calls"),
-        (Wide(), r"Wide, .*: slope\(\) is \(64, 257\) of torch.float64; float32 of the shape"),
+        (Wide(), r"Wide, .*: slope\(\) is \(64, 257\) of torch.float64; a float32 tensor of the shape"),
+        (Forgets(), r"Forgets, .*: slope\(\) is NoneType; a float32 tensor of the shape"),
+        (Writes(), r"Writes, .*: slope\(\) writes to the model or returns a view of it"),
+        (WritesAt(), r"WritesAt, .*: slope\(\) writes to the model or returns a view of it"),
+        (Views(), r"Views, .*: slope\(\) writes to the model or returns a view of it"),
         (Nothing(), r"Nothing, given as local algorithm, does not define slope\(\)"),
     ],
 )

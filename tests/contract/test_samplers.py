@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from fedveil.privacy.accounting import make_accountant
 from fedveil.privacy.claims import Claim, Reveals, covered_knowledge, least_covering_claim
 from fedveil.privacy.events import Adjacency, Event, GaussianEvent, PoissonSampledEvent
 from fedveil.privacy.sampling import Everyone, PoissonUsers, Sampler, UniformClients
-from fedveil.randomness import PrivacyRandomness
+from fedveil.randomness import BitSource, PrivacyRandomness
 from fedveil.run.config.experiment import merge, parse
 from fedveil.run.loop import NullObserver
 from fedveil.run.setup import prepare
 from fedveil.run.training_run import run
 from tests.contract.plugin_members import plugin_members
+from tests.plugins import installing
 
 FALSE_ALARM = 1e-7
 ROUNDS, USERS = 8_000, 250
@@ -340,6 +342,72 @@ def test_a_sampler_that_does_not_fit_is_refused(changes: dict[str, Any], message
 @dataclass(frozen=True, kw_only=True)
 class UnruledEvent(Event, type="without a rule, for tests"):
     """An event that no rule bounds."""
+
+
+WRONG_DRAWS: dict[str, Callable[[np.ndarray], Any]] = {
+    "nothing": lambda mask: None,
+    "indices": np.flatnonzero,
+    "counts": lambda mask: 2 * mask,
+    "floats": lambda mask: mask.astype(float),
+    "a list": lambda mask: mask.tolist(),
+    "a column": lambda mask: mask[:, None],
+    "one user more": lambda mask: np.append(mask, True),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_DRAWS)
+def test_what_is_no_mask_is_refused(wrong: str) -> None:
+    """A forgotten return took all users, under the epsilon of a sample of them."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Liar(PoissonUsers):
+        def draw(self, n: int, source: BitSource) -> Any:
+            return WRONG_DRAWS[wrong](super().draw(n, source))
+
+    with pytest.raises(PrivacyError, match=r"Liar, given as sampler: draw\(\) is .* booleans is needed"):
+        Liar(rate=0.5).checked_draw(60, PrivacyRandomness.insecure(1).stream("a"))
+
+
+def test_a_sampler_is_tried_before_anything_is_charged(tmp_path: Path) -> None:
+    code = """
+from dataclasses import dataclass
+from fedveil.privacy.sampling import PoissonUsers
+
+@dataclass(frozen=True, kw_only=True)
+class Forgets(PoissonUsers):
+    def draw(self, n, source):
+        super().draw(n, source)
+"""
+    with installing(tmp_path) as install:
+        install("liars", {"samplers": {"forgets": "liars:Forgets"}}, {"liars": code})
+        wanted = parse(merge(EXPERIMENT, {"sampler": {"name": "forgets", "rate": 0.5}}), "test")
+        with pytest.raises(PrivacyError, match=r"Forgets, given as sampler: draw\(\) is NoneType"):
+            prepare(wanted)
+
+
+def test_a_mask_that_the_sampler_keeps_is_copied() -> None:
+    kept = np.zeros(4, dtype=np.bool_)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Keeps(PoissonUsers):
+        def draw(self, n: int, source: BitSource) -> Any:
+            return kept
+
+    found = Keeps(rate=0.5).checked_draw(4, PrivacyRandomness.insecure(1).stream("a"))
+    kept[:] = True
+    assert not found.any()
+
+
+def test_a_draw_of_another_size_than_declared_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Fewer(UniformClients):
+        def draw(self, n: int, source: BitSource) -> Any:
+            found = super().draw(n, source)
+            found[np.flatnonzero(found)[0]] = False
+            return found
+
+    with pytest.raises(PrivacyError, match="another number of users than its size, 3"):
+        Fewer(population=9, sample=3).checked_draw(9, PrivacyRandomness.insecure(1).stream("a"))
 
 
 def test_an_event_without_a_rule_has_no_epsilon() -> None:

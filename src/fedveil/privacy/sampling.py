@@ -108,6 +108,30 @@ class Sampler(ABC):
     def draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
         """Return a mask of the sampled users among ``n``."""
 
+    def checked_draw(self, n: int, source: BitSource) -> Bool[np.ndarray, " n"]:
+        """Return a mask that :meth:`draw` drew, in an array of its own.
+
+        Anything else would have other users take part than the claim counts: where nothing is returned, all of them.
+
+        Raises:
+            PrivacyError: what was drawn is no mask of n users, or not of the declared number of them.
+        """
+        found: Any = self.draw(n, source)
+        if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != (n,):
+            kind = (
+                f"{found.shape} of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
+            )
+            raise PrivacyError(
+                f"{type(self).__name__}, given as sampler: draw() is {kind}; an array of {n} booleans is needed, True "
+                "for a user who takes part"
+            )
+        if self.size is not None and int(found.sum()) != self.size:
+            raise PrivacyError(
+                f"{type(self).__name__}, given as sampler: draw() has another number of users than its size, "
+                f"{self.size}"
+            )
+        return found.copy()
+
     @abstractmethod
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """Amplify claims by subsampling: turn claims over all users into claims over the sampled users."""

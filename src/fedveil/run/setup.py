@@ -38,7 +38,7 @@ from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import compose_with_rounds
-from fedveil.run.rounds.round_context import RoundContext, TrainingSetup
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup, draw_users
 from fedveil.training.dpsgd import RECORD_MEMORY, DpSgdTrainer
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import State
@@ -232,6 +232,8 @@ def prepare(
     # Noise that is calibrated to an epsilon depends on the public facts, which depend on the composed method:
     # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
+    # A sampler of another package is tried here: at its first round, the round would be charged already.
+    draw_users(method, population.n_users, PrivacyRandomness.insecure(0), 1)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)

@@ -8,8 +8,8 @@ contribution's own records, the released model, public numbers and its seeds. So
 at most the bound: an algorithm changes no privacy event.
 
 **Conditions**, and where they are enforced: the rows of a batch are independent, and nothing is remembered between
-calls (:func:`check_rows`, tried with made-up rows); nothing but the update leaves a contribution
-(:class:`LocalAlgorithm` has no other output).
+calls or written to the global model, from which others start (:func:`check_rows`, tried with made-up rows); nothing
+but the update leaves a contribution (:class:`LocalAlgorithm` has no other output).
 
 docs/how-to/local-algorithms.md shows how to add one.
 """
@@ -51,10 +51,11 @@ class LocalAlgorithm(Stage):
     ) -> Float[Tensor, "m d"]:
         """Return the direction of a step of m contributions, in place of the gradient.
 
-        Row i may depend on row i of ``gradient`` and ``at``, and on ``start``, alone.
+        Row i may depend on row i of ``gradient`` and ``at``, and on ``start``, alone. ``at`` and ``start`` are not
+        modified, and the result is no view of them: at the first step, ``at`` is the global model itself.
 
         Args:
-            gradient: (m, d) gradients of the mean loss of each batch.
+            gradient: (m, d) gradients of the mean loss of each batch; may be modified.
             at: (m, d) models at which they were computed.
             start: (d,) global model at the start of the round.
         """
@@ -165,7 +166,8 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
     A bound on each contribution bounds nothing if the update of one depends on another, so bits must agree.
 
     Raises:
-        CompositionError: a result of another shape or type; a row that depends on its neighbours or on earlier calls.
+        CompositionError: a result of another shape or type; a row that depends on its neighbours or on earlier calls;
+            a global model that is written to.
     """
     where = f"{type(algorithm).__name__}, given as local algorithm: slope()"
     count = _ROWS[-1]
@@ -173,17 +175,29 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
     gradient, at = (torch.randn(count, dimension, generator=generator) for _ in range(2))
     start = torch.randn(dimension, generator=generator)
 
-    def computed(chosen: Tensor, others: float | None = None) -> Tensor:
+    def computed(chosen: Tensor, others: float | None = None) -> Any:
         """Return the directions of some rows; ``others`` stands in all odd rows."""
         odd = torch.zeros_like(chosen, dtype=torch.bool) if others is None else chosen % 2 == 1
         slopes, models = (torch.where(odd[:, None], others or 0.0, one[chosen]) for one in (gradient, at))
-        return algorithm.slope(slopes, models, start)
+        shared = models.clone(), start.clone()
+        found = algorithm.slope(slopes, *shared)
+        # Bytes are compared: rows may hold NaN.
+        kept = (
+            one.numpy().tobytes() == other.numpy().tobytes()
+            for one, other in zip(shared, (models, start), strict=True)
+        )
+        places = {one.untyped_storage().data_ptr() for one in shared}
+        if not all(kept) or (isinstance(found, Tensor) and found.untyped_storage().data_ptr() in places):
+            raise CompositionError(
+                f"{where} writes to the model or returns a view of it: other contributions start from that model, so "
+                "bounding each bounds nothing; compute with operations that return new tensors"
+            )
+        return found
 
     whole = computed(torch.arange(count))
-    if whole.shape != gradient.shape or whole.dtype != torch.float32:
-        raise CompositionError(
-            f"{where} is {tuple(whole.shape)} of {whole.dtype}; float32 of the shape of the gradient is needed"
-        )
+    if not isinstance(whole, Tensor) or whole.shape != gradient.shape or whole.dtype != torch.float32:
+        kind = f"{tuple(whole.shape)} of {whole.dtype}" if isinstance(whole, Tensor) else type(whole).__name__
+        raise CompositionError(f"{where} is {kind}; a float32 tensor of the shape of the gradient is needed")
 
     def compare(found: Tensor, wanted: Tensor) -> None:
         if not torch.equal(found, wanted):

@@ -212,7 +212,7 @@ def draw_users(
         return None
     # The stream's name must be unique per attempt: a repeated attempt needs a fresh sample (see `CohortInputs`).
     path = ("participants", round_number, *(("attempt", attempt) if attempt else ()))
-    return method.sampler.draw(n_users, privacy.stream(*path))
+    return method.sampler.checked_draw(n_users, privacy.stream(*path))
 
 
 # --- next model ---
