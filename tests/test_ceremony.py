@@ -652,11 +652,24 @@ def test_two_silos_of_one_node_key_are_not_sealed_together(parties: Parties, tmp
             admit(parties.founder, tmp_path / "west.request", named.fingerprint)
     same = replace(joined, transport=node_public(parties.root / "south" / "node.key").decode())
     same.with_signatures(identity, private).write(tmp_path / "west.request")
-    admit(parties.founder, tmp_path / "west.request", same.fingerprint)
-    with pytest.raises(ConfigError, match="south and west have the same node key"):
-        parties.seal()
-    revoke(parties.founder, "west", "has the key of another silo")
-    parties.seal()
+    with pytest.raises(IntegrityError, match="its key was admitted as 'south'; each party has its own keys"):
+        admit(parties.founder, tmp_path / "west.request", same.fingerprint)
+    # Admitted and then revoked as "west", the key of "south" stood in memberships as revoked and in use.
+    assert "south" in parties.seal().silos
+
+
+def test_a_silo_is_not_admitted_under_two_names(parties: Parties, tmp_path: Path) -> None:
+    """No membership with both could be sealed, and revoking one name revoked the key of both."""
+    charter, south = parties.founder / "charter.toml", parties.root / "south"
+    joined = join_as_silo(tmp_path / "west", charter, name="west", passphrase=None)
+    node = load_pem_private_key((tmp_path / "west" / "node.key").read_bytes(), None)
+    assert isinstance(node, ec.EllipticCurvePrivateKey)
+    identity = IdentityKey.load(south / "identity.key", asked)
+    twice = replace(joined, identity=identity.public).with_signatures(identity, node)
+    twice.write(tmp_path / "west.request")
+    with pytest.raises(IntegrityError, match="its key was admitted as 'south'"):
+        admit(parties.founder, tmp_path / "west.request", twice.fingerprint)
+    assert parties.seal().silos == ("north", "south")
 
 
 def test_a_key_of_small_order_is_refused_by_its_place(parties: Parties) -> None:

@@ -248,8 +248,8 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
 
     Raises:
         ConfigError: what was typed in is no fingerprint.
-        IntegrityError: another fingerprint, a foreign request, or a key that was revoked or is not replaced by its
-            owner.
+        IntegrityError: another fingerprint, a foreign request, or a key that was revoked, was admitted under another
+            name, or is not replaced by its owner.
     """
     asked = Request.read(request)
     asked.check(Charter.read(folder / CHARTER).digest)
@@ -265,6 +265,15 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
     }:
         raise IntegrityError(f"{request}: its key was revoked; a revoked key does not come back")
     place = folder / _ADMITTED / f"{_slot(asked)}.request"
+    for other in sorted((folder / _ADMITTED).glob("*.request")):
+        known = Request.read(other)
+        # Both under one key could not be sealed, and revoking either would revoke the key of both.
+        if other != place and (
+            known.identity == asked.identity or known.transport_digest == asked.transport_digest
+        ):
+            raise IntegrityError(
+                f"{request}: its key was admitted as '{known.name}'; each party has its own keys and one name"
+            )
     if place.exists():
         before = Request.read(place)
         if before.identity != asked.identity:
