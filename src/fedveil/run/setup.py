@@ -233,7 +233,8 @@ def prepare(
     # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
     # A sampler of another package is tried here: at its first round, the round would be charged already.
-    draw_users(method, population.n_users, PrivacyRandomness.insecure(0), 1)
+    if type(method.sampler).__module__.partition(".")[0] != "fedveil":
+        draw_users(method, population.n_users, PrivacyRandomness.insecure(0), 1)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)
