@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from fedveil.run.executors import Workers, play_tasks, task_of_checkout
 from fedveil.run.folder.documents import read_rows
 from fedveil.run.loop import NullObserver, Observer
 from fedveil.run.populations import PopulationCache
-from fedveil.run.setup import prepare
+from fedveil.run.setup import Prepared, prepare
 from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import resume, run
 from reproduction.results import Curves, ResultFolder, Run, Values, rounded
@@ -151,7 +152,10 @@ def _computed(table: Table, seed: int | None) -> Iterator[Run]:
 def _trained(job: Job, cell: Cell, observer: Observer, populations: PopulationCache) -> Run:
     table, settings = job.table, cell.settings()
     parent = job.runs / table.name / settings[:16]
-    interrupted = (parent / str(cell.document["name"]) / "experiment.toml").is_file()
+    folder = parent / str(cell.document["name"])
+    if cell.training_records and folder.exists():  # a run that goes on would be evaluated on test records
+        shutil.rmtree(folder)
+    interrupted = (folder / "experiment.toml").is_file()
     before = time.process_time()
     outcome = _play(cell, parent, observer, populations, interrupted=interrupted)
     spent = None if interrupted else rounded(time.process_time() - before)
@@ -174,7 +178,22 @@ def _play(
 ) -> Outcome:
     if interrupted:
         return resume(parent / str(cell.document["name"]), observer)
-    return run(prepare(parse(cell.document, cell.name), populations), parent, observer)
+    prepared = prepare(parse(cell.document, cell.name), populations)
+    return run(_on_training_records(prepared) if cell.training_records else prepared, parent, observer)
+
+
+def _on_training_records(prepared: Prepared) -> Prepared:
+    """Put the training records in the place of the test records."""
+    population = prepared.population
+    train = population.train
+    trained = replace(
+        population,
+        test_features=train.features,
+        test_targets=train.targets,
+        test_weights=None,
+        test_rows=None,
+    )
+    return replace(prepared, population=trained)
 
 
 def _attacked(folder: Path) -> Values:

@@ -88,7 +88,11 @@ def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: 
     """
     name = said.value or table.value
     higher, lower = (
-        {run.seed: value for run in results.runs_of(cell) if (value := run.values.get(name)) is not None}
+        {
+            run.seed: value
+            for run in results.runs_of(cell)
+            if (value := _value_at(run, name, said.round)) is not None
+        }
         for cell in pair
     )
     seeds = sorted(set(higher) & set(lower), key=lambda seed: seed or 0)
@@ -109,6 +113,11 @@ def comparison(table: Table, said: Expectation, pair: tuple[str, str], results: 
     return replace(found, order="contradicted") if said.same and found.order == "holds" else found
 
 
+def _value_at(run: Run, name: str, number: int) -> float | None:
+    """Return a value at an evaluated round, 0 being the last; None where it is not defined there."""
+    return dict(run.curve.get(name, ())).get(number) if number else run.values.get(name)
+
+
 def order_rows(table: Table, results: Results) -> list[Line]:
     """Return a line for every order between cells of the table, those of the paper first.
 
@@ -121,7 +130,7 @@ def order_rows(table: Table, results: Results) -> list[Line]:
             sign = "=" if said.same else "<" if said.less else ">"
             stated = f"beyond the paper: {said.says}" if said.beyond else said.says
             row = {"stated": "" if number else stated, "order": f"`{pair[0]}` {sign} `{pair[1]}`"}
-            row |= {"value": said.value or table.value}
+            row |= {"value": (said.value or table.value) + (f", round {said.round}" if said.round else "")}
             if found is None:
                 rows.append(row | {"verdict": "too few runs"})
                 continue

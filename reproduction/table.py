@@ -57,6 +57,7 @@ class Expectation(_Strict):
     Attributes:
         says: in words, with the place in the paper.
         value: which value is compared; empty: the table's.
+        round: the evaluated round at which it is compared; 0: the last.
         less: whether the first of a pair is said to lie below the second.
         same: whether the two are said to be alike, which runs may contradict and cannot show.
         beyond: whether it is ours, and no statement of the paper: the index does not count it.
@@ -66,6 +67,7 @@ class Expectation(_Strict):
 
     says: str
     value: str = ""
+    round: Annotated[int, Field(ge=0)] = 0
     less: bool = False
     same: bool = False
     beyond: bool = False
@@ -128,6 +130,8 @@ class Table(_Strict):
         items: the items of the index that it belongs to.
         parts: runs of presets.
         attack: whether the loss of every run's last model is attacked: whose area under the curve is ``attack AUC``.
+        training_records: whether the models are evaluated on the records that they train on, which a simulation on
+            public data alone may have in the place of the test records: no epsilon covers such metrics.
         compute: or the name of a function ``MODULE:FUNCTION`` below ``reproduction.computed``.
         exact: whether the computation has no chance in it.
         value: the value that is compared with the published one.
@@ -157,6 +161,7 @@ class Table(_Strict):
     items: Annotated[tuple[str, ...], Field(min_length=1)]
     parts: tuple[Part, ...] = ()
     attack: bool = False
+    training_records: bool = False
     compute: str = ""
     exact: bool = False
     value: str
@@ -183,8 +188,12 @@ class Table(_Strict):
     def _one_way(self) -> Table:
         if bool(self.parts) == bool(self.compute):
             raise ValueError("needs either parts or compute")
-        if self.attack and not self.parts:
-            raise ValueError("attack: a computation has no model")
+        if (self.attack or self.training_records) and not self.parts:
+            raise ValueError("attack and training_records: a computation has no model")
+        if self.attack and self.training_records:
+            raise ValueError(
+                "attack: an attack tells training records from test records; training_records has none"
+            )
         if self.exact and not self.compute:
             raise ValueError("exact: a run of a preset has chance in it")
         if self.attack and self.rounds and not self.curves:
@@ -217,7 +226,8 @@ class Table(_Strict):
             selection = Selection(scenarios=part.scenarios, variants=part.variants, overrides=overrides)
             for document in study_documents(part.preset, selection):
                 label = "-".join(text for text in (part.label, document["name"]) if text)
-                found.append(Cell(label, document | {"name": f"{label}-seed{seed}"}))
+                named = document | {"name": f"{label}-seed{seed}"}
+                found.append(Cell(label, named, training_records=self.training_records))
         return found
 
     def computation(self) -> tuple[Computation, str]:
@@ -231,14 +241,22 @@ class Table(_Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table that is a run of a preset: its name and the document of its experiment."""
+    """A cell of a table that is a run of a preset.
+
+    Attributes:
+        name: of the cell.
+        document: of its experiment.
+        training_records: as the table's.
+    """
 
     name: str
     document: dict[str, Any]
+    training_records: bool = False
 
     def settings(self) -> str:
-        """Return the digest of the document without name and seed."""
-        return digest({key: value for key, value in self.document.items() if key not in ("name", "seed")})
+        """Return the digest of the document without name and seed, and of what is evaluated if not test records."""
+        document = {key: value for key, value in self.document.items() if key not in ("name", "seed")}
+        return digest({"evaluated on": "training records"} | document if self.training_records else document)
 
     def check(self) -> None:
         """Refuse an experiment that is not valid."""

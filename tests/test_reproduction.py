@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from reproduction.index import IndexItem, index_items
 from reproduction.layout import lay_out
 from reproduction.page import _counted, pages
@@ -23,13 +24,16 @@ from reproduction.rows import comparison, order_rows, order_verdict, section_row
 from reproduction.run_counts import runs_wanted
 from reproduction.table import Expectation, NoiseFacts, Table, code_digest, load_table, table_names
 from reproduction.verdicts import Comparison, Summary, agreement, bound_holds, order, summary
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
 from fedveil.cli.benchmarks import reproduce_command
 from fedveil.errors import ConfigError, HostError
 from fedveil.privacy.published_bounds import remark_1_noise
+from fedveil.run.config.experiment import parse
 from fedveil.run.loop import NullObserver
+from fedveil.run.setup import prepare
 from tests.executors import numbered, workers
 
 ROOT = Path(__file__).parent.parent
@@ -353,6 +357,45 @@ def test_a_table_is_played_and_then_goes_on_where_it_was(tmp_path):
     again = list(reproduce(changed, results, runs, NullObserver(), seeds=1))
     assert [one.seed for one in again] == [0], "other settings are another run"
     assert len(results.read("digits").runs_of("uldp-naive")) == 2, "which takes the place of the old one"
+
+
+def test_models_are_evaluated_on_training_records_where_the_table_asks_for_it(tmp_path):
+    table = Table.model_validate(DIGITS.model_dump() | {"training_records": True, "value": "loss", "last": 1})
+    results, runs = ResultFolder(tmp_path / "results"), tmp_path / "runs"
+    cell = table.cells(0)[0]
+    found = cell.settings()
+    assert found != DIGITS.cells(0)[0].settings(), "what is evaluated is a setting of the run"
+    left = runs / "digits" / found[:16] / cell.document["name"]
+    left.mkdir(parents=True)
+    (left / "experiment.toml").touch()  # of an interrupted run, which would go on with test records
+    (one,) = reproduce(table, results, runs, NullObserver(), seeds=1)
+    prepared = prepare(parse(cell.document, cell.name))
+    (model,) = runs.rglob("model.safetensors")
+    prepared.task.model.load_state_dict(load_file(model))
+    train, scale = prepared.population.train, prepared.population.scale
+    outputs = prepared.task.model(torch.from_numpy(scale.apply(train.features)))
+    expected = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(train.targets)).item()
+    assert one.values["loss"] == pytest.approx(expected, rel=1e-5)
+    (tested,) = reproduce(DIGITS, ResultFolder(tmp_path / "tested"), runs, NullObserver(), seeds=1)
+    assert abs(one.values["loss"] - tested.values["loss"]) > 1e-3
+    for wrong in ({"attack": True, "curves": ("loss",)}, {"parts": (), "compute": "dp_fed_ls:inequalities"}):
+        with pytest.raises(ValueError, match="training_records"):
+            Table.model_validate(table.model_dump() | wrong)
+
+
+def test_an_order_at_a_round_compares_the_curves_there():
+    said = Expectation(says="more", round=5, pairs=(("a", "b"),))
+    runs = [
+        run(cell, seed, last).model_copy(update={"curve": {"accuracy": ((5, early + seed / 1e3), (9, last))}})
+        for cell, early, last in (("a", 0.2, 0.9), ("b", 0.7, 0.1))
+        for seed in range(3)
+    ]
+    kept = Results(table="digits", command="c").adding(runs)
+    assert comparison(DIGITS, said, ("a", "b"), kept).order == "contradicted"
+    assert comparison(DIGITS, said.model_copy(update={"round": 0}), ("a", "b"), kept).order == "holds"
+    assert comparison(DIGITS, said.model_copy(update={"round": 7}), ("a", "b"), kept) is None
+    (row,) = order_rows(DIGITS.model_copy(update={"expected": (said,)}), kept)
+    assert row["value"] == "accuracy, round 5"
 
 
 def test_workers_play_a_table_and_what_a_dead_one_left_goes_on(tmp_path):
