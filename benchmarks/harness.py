@@ -86,15 +86,27 @@ def cpu_seconds(*cases: Callable[[], object], repeats: int) -> list[float]:
     return [statistics.median(spent) for spent in seconds]
 
 
-def extra_peak_megabytes(prepare: Callable[..., Callable[[], object]], *arguments: object) -> float:
-    """Return how far a call raises the resident memory of a fresh process above what it held before, in MB.
+def fresh_cpu_seconds(
+    prepare: Callable[..., Callable[[], object]], *arguments: object, repeats: int
+) -> float:
+    """Return the median CPU seconds of a call in a fresh process, which holds no memory that other cases freed.
 
-    ``prepare(*arguments)`` builds the data and returns the call; what it allocates is not counted. Memory is sampled
-    every millisecond (Linux). Mapped files do not count: the system takes their memory back when it is needed.
+    ``prepare(*arguments)`` builds the data and returns the call, which runs once before, uncounted.
     """
+    return _in_fresh_process(_timed, prepare, arguments, repeats)
+
+
+def _timed(
+    prepare: Callable[..., Callable[[], object]], arguments: tuple[object, ...], repeats: int
+) -> float:
+    torch.set_num_threads(1)
+    return cpu_seconds(prepare(*arguments), repeats=repeats)[0]
+
+
+def _in_fresh_process(measure: Callable[..., float], *arguments: object) -> float:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(sender, prepare, arguments))
+    process = context.Process(target=_send, args=(sender, measure, arguments))
     process.start()
     sender.close()
     try:
@@ -103,9 +115,20 @@ def extra_peak_megabytes(prepare: Callable[..., Callable[[], object]], *argument
         process.join()
 
 
-def _measure(
-    sender: Connection, prepare: Callable[..., Callable[[], object]], arguments: tuple[object, ...]
-) -> None:
+def _send(sender: Connection, measure: Callable[..., float], arguments: tuple[object, ...]) -> None:
+    sender.send(measure(*arguments))
+
+
+def extra_peak_megabytes(prepare: Callable[..., Callable[[], object]], *arguments: object) -> float:
+    """Return how far a call raises the resident memory of a fresh process above what it held before, in MB.
+
+    ``prepare(*arguments)`` builds the data and returns the call; what it allocates is not counted. Memory is sampled
+    every millisecond (Linux). Mapped files do not count: the system takes their memory back when it is needed.
+    """
+    return _in_fresh_process(_extra_peak, prepare, arguments)
+
+
+def _extra_peak(prepare: Callable[..., Callable[[], object]], arguments: tuple[object, ...]) -> float:
     torch.set_num_threads(1)
     call = prepare(*arguments)
     before = peak = _resident_megabytes()
@@ -121,7 +144,7 @@ def _measure(
     call()
     done.set()
     watcher.join()
-    sender.send(max(peak, _resident_megabytes()) - before)
+    return max(peak, _resident_megabytes()) - before
 
 
 def _resident_megabytes() -> float:
