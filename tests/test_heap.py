@@ -70,7 +70,9 @@ def test_training_takes_its_memory_from_the_system_once_and_a_run_gives_it_back(
     assert found["after an inner one"] < 0.1
     assert found["held"] > 0.9
     assert found["released"] < 0.1
-    assert found["models taken by 8 steps"] < 10  # 18 without the context
+    assert (
+        found["models taken by 8 steps"] < 14
+    )  # 9 or 10, by where arrays lie in the heap; 18 without the context
 
 
 def test_an_error_and_a_thread_end_their_own_contexts_alone():
