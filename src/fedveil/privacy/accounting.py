@@ -260,13 +260,14 @@ def _interval(mu: float, others: Counter[Event], adjacency: Adjacency) -> float:
     return interval
 
 
-@lru_cache(maxsize=64)
+# A distribution has up to 2^21 points in each direction, 34 MB. A search for noise computes dozens, each once.
+@lru_cache(maxsize=16)
 def _distribution(release: Event, adjacency: Adjacency, interval: float) -> pld.PrivacyLossDistribution:
     """Return the discretised, dominating privacy loss distribution of one release."""
     return _losses(release, adjacency).discretise(interval)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _gaussian_distribution(mu: float, interval: float) -> pld.PrivacyLossDistribution:
     """Return the discretised distribution of Gaussian noise of standard deviation 1/mu; mu includes the sensitivity."""
     from dp_accounting.pld import privacy_loss_distribution as pld
