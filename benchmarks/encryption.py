@@ -1,8 +1,8 @@
 """Partial encryption of a deep model's update: encryption, sums, decryption, votes, and bytes.
 
 The peer is TenSEAL's CKKSVector with a public key, poly degree 2^15, moduli [60, 40, 40, 60] and scale 2^40, as the
-authors' program encrypts. Both run in one thread of one process. What SEAL needs by itself, encryptions of zero written
-to memory, is the floor of ours: the bindings offer no way around writing with compression.
+authors' program encrypts. Both run in one thread. What SEAL needs by itself, encryptions of zero written to memory, is
+the floor of ours.
 """
 
 from __future__ import annotations

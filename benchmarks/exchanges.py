@@ -1,8 +1,7 @@
 """What the built-in transport costs: exchanges over HTTPS with client certificates, and what its processes hold.
 
-The link is a process of its own; silos are threads of this process that answer with the message itself, so nothing is
-measured but the transport. The memory of a silo's network process is that of a real one. A reconnection is measured
-from the moment in which the link ends until all silos have answered the next one.
+Silos are threads that answer with the message itself, so only the transport is measured. The memory of a silo's network
+process is that of a real one. A reconnection lasts from the link's end until all silos have answered the next one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A federation: bytes of its messages against the protocols' own count, many silos, and a run of processes.
 
-The first two play all parties in one process. The third (not with ``--quick``) starts a coordinator and four silos as
-processes under TLS on this host and plays 50 rounds under secure aggregation, five times.
+The first two play all parties in one process. The third (not with ``--quick``) plays 50 rounds with a coordinator and
+four silos as processes under TLS on one host, five times.
 """
 
 from __future__ import annotations

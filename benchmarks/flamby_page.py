@@ -29,13 +29,9 @@ counts. HeartDisease takes FLamby's 15 rounds, and its metric: the mean of the f
 normalised by its own training
 rows. FLamby's own figures are {} at the claimed epsilon 1 and {} at 5 (mean of the five seeds of \
 `results_fed_heart_disease.csv` at commit
-b00c657; another version of that file, with other non-private figures too, has 0.773 and 0.781). Of TcgaBrca it is \
-the C-index of all test
-patients. Mean ± standard deviation over seeds 20 to 35. The 15 rounds were taken after 50 had been seen to give \
-less at 50 users. As in
-FLamby, features are normalised by each centre's own training rows, which no epsilon here covers. Where the row that \
-misses its goal loses is on
-[what user-level privacy costs](price.md).
+b00c657). Of TcgaBrca it is the C-index of all test patients. Mean ± standard deviation over seeds 20 to 35. The 15 \
+rounds were taken after 50 had given less at 50 users. As in FLamby, features are normalised by each centre's own \
+training rows, which no epsilon here covers.
 
 """
 

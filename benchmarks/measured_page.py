@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import getdoc
@@ -40,8 +40,11 @@ class Page:
 
     def text(self) -> str:
         """Return the page of the results in the checkout."""
+        documents = self.documents()
+        same = _same_conditions(documents.values())
         sections = [Path(__file__).with_name(self.head).read_text(encoding="utf-8").rstrip("\n")]
-        sections += ["\n".join(_section(title, found)) for title, found in self.documents().items()]
+        sections += [f"All sections: {', '.join(same)}."] if same else []
+        sections += ["\n".join(_section(title, found, same)) for title, found in documents.items()]
         return "\n\n".join(sections) + "\n"
 
 
@@ -65,7 +68,6 @@ BENCHMARKS: Final = Page(
         "Client-level simulation": "simulation",
         "Large models, many users, noise": "scale",
         "Boosted trees of a large table": "tree-speed",
-        "Whole rounds, against an earlier release": "rounds",
         "The channel": "channel",
         "Partial encryption": "encryption",
         "Messages and rounds of a federation": "federation",
@@ -75,10 +77,10 @@ BENCHMARKS: Final = Page(
 )
 
 
-def _section(title: str, document: dict[str, Any]) -> Iterator[str]:
+def _section(title: str, document: dict[str, Any], same: list[str]) -> Iterator[str]:
     yield f"## {title}"
     yield ""
-    yield from _conditions(document)
+    yield from _conditions(document, same)
     rows = document["rows"]
     laid = [list(_laid(rows, splits)) for splits in _SPLITS]
     yield from min(laid, key=lambda lines: sum(len(line.split()) for line in lines))
@@ -146,8 +148,8 @@ def _list(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {row['case']} ({row['unit']}) | {' | '.join(shown)} |"
 
 
-def _conditions(document: dict[str, Any]) -> Iterator[str]:
-    """Yield what was measured, where and how; of results of schema 1, which say no more, where."""
+def _conditions(document: dict[str, Any], same: list[str]) -> Iterator[str]:
+    """Yield what was measured, how, and where, but for what is the same on the whole page; of schema 1 only where."""
     machine = document["machine"]
     if document["schema_version"] == 1:
         yield f"Measured on {machine['processor']}, one core, Python {machine['python']}."
@@ -156,11 +158,27 @@ def _conditions(document: dict[str, Any]) -> Iterator[str]:
             f"fedveil bench {document['name'].replace('_', '-')}{' --quick' if document['quick'] else ''}"
         )
         yield from (_documentation(document["name"]), "")
-        yield (
-            f"`{command} --json`, fedveil {machine['fedveil']}, {machine['cores']} cores of {machine['processor']}, "
-            f"Python {machine['python']}, torch {machine['torch']}, load average {machine['load']:g}."
-        )
+        own = [one for one in _machine(machine) if one not in same]
+        own.append(f"load average {machine['load']:g}")
+        yield f"`{command} --json`: {', '.join(own)}."
     yield ""
+
+
+def _machine(machine: dict[str, Any]) -> list[str]:
+    """Return the conditions of a measurement that sections of a page may share."""
+    return [
+        f"fedveil {machine['fedveil']}",
+        f"Python {machine['python']}",
+        f"torch {machine['torch']}",
+        f"{machine['cores']} cores",
+        machine["processor"],
+    ]
+
+
+def _same_conditions(documents: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the conditions that all documents share, if there are several that name them."""
+    told = [_machine(one["machine"]) for one in documents if one["schema_version"] > 1]
+    return [one for one in told[0] if all(one in other for other in told)] if len(told) > 1 else []
 
 
 def _documentation(name: str) -> str:

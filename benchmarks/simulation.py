@@ -1,11 +1,8 @@
 """A round of client-level private federated averaging: CPU seconds and memory, against pfl 0.6.
 
-Clients of 50 records, a cohort of 50, 5 epochs in batches of 10, one thread, noise on the sum. pfl's pins do not go
-with fedveil's, so it runs in an interpreter of its own, in the same benchmark run: ``FEDVEIL_PFL_PYTHON`` names it (a
-virtual environment with ``pip install pfl==0.6.0 torch``). Without it the peer's column is empty.
-
-The row "convolutions and poolings alone" is the time of one client's kernels, channels innermost, for a round's batches
-and nothing else. It is no lower limit: a batch of clients may call other kernels.
+Clients of 50 records, a cohort of 50, 5 epochs in batches of 10, one thread, noise on the sum. ``FEDVEIL_PFL_PYTHON``
+names an interpreter with ``pip install pfl==0.6.0 torch``. "Convolutions and poolings alone" is the time of one
+client's kernels for a round's batches.
 """
 
 from __future__ import annotations

@@ -12,13 +12,10 @@ from reproduction.results import Results, Run
 
 from benchmarks import outcomes as outcomes_benchmark
 from benchmarks import survival_trees
-from benchmarks.choices import CELLS, SHARES, rule
-from benchmarks.choices import named as named_choice
-from benchmarks.choices import read as read_choices
 from benchmarks.classes_and_numbers import MODELS as MODELS_OF_CLASSES
 from benchmarks.classes_and_numbers import read as read_classes
 from benchmarks.table_data import OUTCOMES, OUTCOMES_OF_RDATASETS, PEOPLE, RDATASETS, TABLES
-from benchmarks.tables import EPSILONS, MODELS, PUBLIC, Cell, epsilons_of, named, read
+from benchmarks.tables import EPSILONS, MODELS, PUBLIC, Cell, named, read
 from fedveil.run.config.recommended import TREES_FROM
 
 _PAGE: Final = Path("docs/which-model.md")
@@ -26,33 +23,32 @@ _PLOT: Final = Path("docs/images/models-by-users.svg")
 _HEAD: Final = Path(__file__).with_name("tables_head.md")
 _CLASSES: Final = Path(__file__).with_name("classes_head.md")
 _OUTCOMES: Final = Path(__file__).with_name("outcomes_head.md")
-_CHOICES: Final = Path(__file__).with_name("choices_head.md")
+_EPSILON: Final = EPSILONS[1]
+"""The epsilon of the table; the plot shows the others as well."""
 
 
 def page() -> str:
-    """Return the page of the result files: models by table and kind of target, and private choices among models."""
+    """Return the page of the result files: models by table and kind of target."""
     results = read()
     parts = (
         _lines(results),
         _classes_and_numbers(read_classes()),
         _outcomes(outcomes_benchmark.read(), survival_trees.read()),
-        _choices(results, read_choices()),
     )
-    heads = (one.read_text(encoding="utf-8") for one in (_HEAD, _CLASSES, _OUTCOMES, _CHOICES))
+    heads = (one.read_text(encoding="utf-8") for one in (_HEAD, _CLASSES, _OUTCOMES))
     return "\n\n".join(f"{head}\n" + "\n".join(part) for head, part in zip(heads, parts, strict=True)) + "\n"
 
 
 def _lines(results: Results) -> Iterator[str]:
     columns = (*MODELS, *PUBLIC)
-    yield f"| table | epsilon | {' | '.join(columns)} |"
-    yield "|---" * (len(columns) + 2) + "|"
+    yield f"| table | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
     for name in (*TABLES, *RDATASETS):
-        for epsilon in epsilons_of(name):
-            found = [_values((name, one, epsilon), results) for one in MODELS]
-            best = max(float(np.mean(one)) for one in found)
-            shown = [_shown(one, best) for one in found]
-            plain = [f"{np.mean(_values((name, one, 0.0), results)):.3f}" for one in PUBLIC]
-            yield f"| {name} | {epsilon:g} | {' | '.join((*shown, *plain))} |"
+        found = [_values((name, one, _EPSILON), results) for one in MODELS]
+        best = max(float(np.mean(one)) for one in found)
+        shown = [_shown(one, best) for one in found]
+        plain = [f"{np.mean(_values((name, one, 0.0), results)):.3f}" for one in PUBLIC]
+        yield f"| {name} | {' | '.join((*shown, *plain))} |"
 
 
 def plot(results: Results) -> str:
@@ -132,25 +128,6 @@ def _classes_and_numbers(results: Results) -> Iterator[str]:
         classes = f"{runs[0].values['classes']:.0f}" if kinds[name] else "a number"
         largest = f"{np.mean(_of(runs, 'largest class')):.3f}" if kinds[name] else "-"
         yield f"| {name} | {classes} | {people[name]:,.0f} | {runs[0].values['columns']:.0f} | {shown} | {largest} |"
-
-
-def _choices(results: Results, choices: Results) -> Iterator[str]:
-    """Yield the rows of the private choice, each with its mean difference from the rule on the same seeds."""
-    shown = [f"share {share:g}: AUC less the rule's | trees chosen" for share in SHARES]
-    yield f"| table | epsilon | rule | its AUC | {' | '.join(shown)} |"
-    yield "|---" * (4 + 2 * len(SHARES)) + "|"
-    for cell in CELLS:
-        name, epsilon = cell
-        model = rule(name, epsilon)
-        whole = {run.seed: run.values["auc"] for run in results.runs_of(named((name, model, epsilon)))}
-        found = choices.runs_of(named_choice(cell))
-        by_rule, texts = np.array([whole[run.seed] for run in found], dtype=np.float64), []
-        for share in SHARES:
-            chosen = np.array([run.values[f"auc, share {share:g}"] for run in found], dtype=np.float64)
-            less, trees = chosen - by_rule, [run.values[f"trees chosen, share {share:g}"] for run in found]
-            error = float(np.std(less, ddof=1) / np.sqrt(len(less)))
-            texts += [f"{np.mean(less):+.3f}±{error:.3f}", f"{trees.count(1.0)} of {len(trees)}"]
-        yield f"| {name} | {epsilon:g} | {model} | {by_rule.mean():.3f} | {' | '.join(texts)} |"
 
 
 def _outcomes(outcomes: Results, trees: Results) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Local training, CPU time of one thread, bounds and sums included, against the plain PyTorch loop in the same run.
 
 First 2,000 (silo, user) pairs of 1 + Poisson(5) records and 2 local epochs under the vectorised trainer, then linear
-models in the span of their records (:mod:`benchmarks.training_linear`), then the published rounds of the MNIST network.
-Memory is the rise of a fresh process's peak above its peak with the data loaded, at 2,000 and at 8,000 pairs.
+models in the span of their records, then the published rounds of the MNIST network. Memory is the rise of a fresh
+process's peak above its peak with the data loaded.
 """
 
 from __future__ import annotations

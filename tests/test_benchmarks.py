@@ -44,11 +44,9 @@ MISSES = {
     "49,532,010 parameters, 4 users: a round; peer: plain loop",
     "1 M parameters (from 100,000), a client: encrypt, serialise, decrypt; peer: CKKSVector, public key",
     "9,845,610 parameters, 20 users: a round; peer: plain loop",
-    "MNIST, linear, 10,000 users: a round",
     "cnn, 18,042 parameters, 1,000 clients: a round",
     "digits, 100 users, 5 silos, 30 rounds, 16 seeds: accuracy with a share of 2.24 steps minus without rounding "
     "(standard error 0.0014)",
-    "dp-fed, 1,000 clients of 50 images: a round",
     "softmax regression 784 to 10, 2,000 pairs, 2 epochs",
     "vectorised: CNN, 21,840 parameters",
     "vectorised: MLP, 25,450 parameters",
