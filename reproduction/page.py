@@ -141,10 +141,11 @@ def _statement(group: Sequence[Line]) -> str:
     runs = f", {' or '.join(map(str, seeds))} seeds" if seeds else ""
     against = [row for row in group if row["verdict"].startswith("contradicted")]
     listed = group if len(group) <= _MANY_ORDERS else against
+    regime = OTHER_REGIME if all(name.endswith(OTHER_REGIME) for name in counted) else ""
     told = "; ".join(
         row["order"]
         + (f" by {row['difference'].replace(' ± ', '±')}" if "difference" in row else "")
-        + (f" {row['verdict']}" if listed is group and len(counted) > 1 else "")
+        + (f" {row['verdict'].removesuffix(regime)}" if listed is group and len(counted) > 1 else "")
         for row in listed
     )
     if len(listed) > _MANY_ORDERS or (listed is group and len(group) > 1 == len(counted)):
@@ -178,7 +179,7 @@ def _provenance(table: Table, results: Results) -> str:
     computed = table.computation()[1] if table.compute else None
     stale = sorted({run.cell for run in results.runs if run.settings != (computed or today.get(run.cell))})
     if stale:
-        text += f" **The settings of these have changed since they were measured**: {', '.join(stale)}."
+        text += f" **The settings of these have changed since they were measured**: {_listed(stale)}."
     known = dict.fromkeys((*today, *(run.cell for run in results.runs)))
     shown = cells_with_runs(table, results, LEAST_RUNS)
     absent = [cell for cell in known if cell not in shown]
