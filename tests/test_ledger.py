@@ -244,6 +244,19 @@ def test_a_full_disk_is_a_typed_error_and_the_charge_is_not_made(
         charge(again, 4)
 
 
+@pytest.mark.parametrize("copied", [False, True], ids=["removed", "replaced by a copy"])
+def test_no_charge_is_written_to_a_file_that_has_lost_its_name(three: Path, copied: bool) -> None:
+    """A clean-up, or a backup that is put back while a process runs: the charge would be in no file at its end."""
+    before = three.read_bytes()
+    with Ledger(three, unit="user") as ledger:
+        three.unlink()
+        if copied:
+            three.write_bytes(before)
+        with pytest.raises(RunFolderError, match="round 4 could not be charged"):
+            charge(ledger, 4)
+    assert (three.read_bytes() if three.exists() else b"") == (before if copied else b"")
+
+
 def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="No such file"):
         Ledger(tmp_path / "nowhere" / "ledger.jsonl", unit="user")

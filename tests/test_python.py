@@ -365,7 +365,9 @@ class EndsByRaising(KeepAll):
         raise self.error
 
 
-@pytest.mark.parametrize("raised", [StopTraining("few took part"), ValueError("few"), SystemExit(3)])
+@pytest.mark.parametrize(
+    "raised", [StopTraining("few took part"), ValueError("few"), SystemExit(3), GeneratorExit("few")]
+)
 def test_a_callback_that_sees_private_numbers_ends_no_run_by_raising_either(
     raised: BaseException, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ such files.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -58,7 +59,8 @@ class LineLog:
     Claim: after :meth:`append` returns, all lines are on disk and complete. After an error or a crash, the lines from
     before are complete; of the new ones a prefix may be there, and its last line may be torn.
 
-    Conditions: no other process writes the file (:meth:`lock`), and the disk keeps flushed data.
+    Conditions: no other process writes the file (:meth:`lock`), and the disk keeps flushed data. A locked file that was
+    removed or replaced takes no further line.
 
     Args:
         path: the file; the first append creates it. The folder must exist.
@@ -131,9 +133,12 @@ class LineLog:
             flush: False leaves the time of the write to the operating system; see :func:`~fedveil.files.append`.
 
         Raises:
-            OSError: the file could not be written; its complete lines are unchanged.
+            OSError: the file could not be written; its complete lines are unchanged. Or the locked file was removed or
+                replaced: its lines would be in no file that a later process opens.
         """
         exists = self.path.exists()
+        if self.is_locked and not os.path.samestat(os.fstat(self._held), os.stat(self.path)):
+            raise OSError(errno.ESTALE, "another file was put in its place", str(self.path))
         with self._opened() as descriptor:
             _cut(descriptor)
             append(descriptor, b"".join(line + b"\n" for line in lines), flush=flush)

@@ -317,6 +317,16 @@ class Forgets(LocalAlgorithm):
         gradient.mul_(2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holds(LocalAlgorithm):
+    """Returns rows of a tensor that it holds, to which trainers add weight decay."""
+
+    held: ClassVar[Tensor] = torch.zeros(64, 257)
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        return self.held[: len(gradient)]
+
+
 class Nothing(LocalAlgorithm):
     """Defines no direction."""
 
@@ -332,6 +342,7 @@ class Nothing(LocalAlgorithm):
         (Forgets(), r"Forgets, .*: slope\(\) is NoneType; a float32 tensor of the shape"),
         (Writes(), r"Writes, .*: slope\(\) writes to the model or returns a view of it"),
         (WritesAt(), r"WritesAt, .*: slope\(\) writes to the model or returns a view of it"),
+        (Holds(), r"Holds, .*depends on those computed beside it, or on earlier calls"),
         (Views(), r"Views, .*: slope\(\) writes to the model or returns a view of it"),
         (Nothing(), r"Nothing, given as local algorithm, does not define slope\(\)"),
     ],
@@ -339,6 +350,69 @@ class Nothing(LocalAlgorithm):
 def test_an_algorithm_that_breaks_the_conditions_is_refused(algorithm: LocalAlgorithm, message: str) -> None:
     with pytest.raises(CompositionError, match=message):
         choose_trainer(linear(), local_of(algorithm))
+
+
+_CALLS = [0]
+"""Calls of algorithms that behave while they are tried."""
+
+
+def late() -> bool:
+    """Count a call; return whether it is a late one."""
+    _CALLS[0] += 1
+    return _CALLS[0] > 200
+
+
+class WritesLate(LocalAlgorithm):
+    """Writes to the global model after the trial, from what one contribution has learnt."""
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        if late():
+            start.add_(gradient.mean())
+        return gradient.clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemembersLate(LocalAlgorithm):
+    """Remembers gradients after the trial, as a warm-up does."""
+
+    seen: list[float]
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        if late():
+            self.seen.append(float(gradient.mean()))
+        return gradient + sum(self.seen)
+
+
+class MeansLate(LocalAlgorithm):
+    """Returns one row for all after the trial."""
+
+    def slope(self, gradient: Tensor, at: Tensor, start: Tensor) -> Tensor:
+        return gradient.mean(0) if late() else gradient.clone()
+
+
+@pytest.mark.parametrize("kind", [LoopTrainer, VmapTrainer])
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (WritesLate(), "WritesLate, given as local algorithm, wrote to the global model"),
+        (
+            RemembersLate(seen=[]),
+            "RemembersLate, given as local algorithm, holds something else after training",
+        ),
+        (MeansLate(), r"MeansLate, given as local algorithm: slope\(\) is \(21,\)"),
+    ],
+)
+def test_what_an_algorithm_does_after_the_trial_ends_the_round(
+    algorithm: LocalAlgorithm, message: str, kind: type[LoopTrainer | VmapTrainer]
+) -> None:
+    """One contribution would move the updates of those that are trained after it."""
+    _CALLS[0] = 0
+    check_rows(algorithm)
+    assert 0 < _CALLS[0] < 200
+    trainer = kind(task=linear(), local=local_of(algorithm, batch_size=2))
+    _CALLS[0] = 200
+    with pytest.raises(ModelError, match=message):
+        trainer.sums(job_of(trainer, cohort_of([7, 2, 4, 3]), Clip(norm=0.01)))
 
 
 @algorithms

@@ -260,7 +260,10 @@ class CallbackObserver:
                 reason = one.on_round_end(self._summary(row, sees_private))
             except StopTraining as error:
                 reason = str(error)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:  # of the person at the keyboard, at a moment that no number chose
+                raise
+            except BaseException as error:
+                # Errors that derive from BaseException alone end a run as well (asyncio.CancelledError, GeneratorExit).
                 if not sees_private:
                     raise
                 self._postponed[place] = error

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from fedveil.data.column_checks import check_bounds
 from fedveil.errors import did_you_mean
 from fedveil.statistics.strategy import MOST_ORDERED
 from fedveil.validation import DocumentTable
@@ -59,6 +60,8 @@ Columns: TypeAlias = Annotated[tuple[str, ...], AfterValidator(_once)]
 
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Weight = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+"""A weight; in this range neither the sum of all demands nor the noise of the smallest share overflows."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=100)]
 
 _EXTREME = "is decided by one person alone, whom no noise of use hides: ask for a quantile (quantiles = [0.01, 0.99])"
@@ -97,7 +100,7 @@ class ColumnRelease(_Part):
     )
     lower: float | None = Field(None, description="bound of a number that the schema gives none")
     upper: float | None = Field(None, description="bound of a number that the schema gives none")
-    weight: _Positive = Field(1.0, description="how much its error counts beside that of other releases")
+    weight: _Weight = Field(1.0, description="how much its error counts beside that of other releases")
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -140,8 +143,8 @@ class ColumnRelease(_Part):
             ascending(self.edges, "edges")
         if (self.lower is None) != (self.upper is None):
             raise ValueError("give lower and upper, or neither")
-        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
-            raise ValueError("lower must be below upper")
+        if self.lower is not None and self.upper is not None:
+            check_bounds(self.lower, self.upper)
         return self
 
 
@@ -161,7 +164,7 @@ class SurvivalRelease(_Joint):
 
     kind: Literal["survival"]
     grid: Annotated[tuple[float, ...], Field(min_length=2, max_length=MOST_ORDERED)]
-    weight: _Positive = 1.0
+    weight: _Weight = 1.0
 
     @field_validator("grid")
     @classmethod
@@ -175,7 +178,7 @@ class CrossRelease(_Joint):
 
     kind: Literal["cross"]
     columns: Annotated[Columns, Field(min_length=2, max_length=4)]
-    weight: _Positive = 1.0
+    weight: _Weight = 1.0
 
 
 class CorrelationRelease(_Joint):
@@ -183,7 +186,7 @@ class CorrelationRelease(_Joint):
 
     kind: Literal["correlation"]
     columns: Annotated[Columns, Field(min_length=2, max_length=64)]
-    weight: _Positive = 1.0
+    weight: _Weight = 1.0
 
 
 SHOWN: Final = ("count", "missing", "histogram", "categories", "quantiles", "mean", "variance")
@@ -262,6 +265,12 @@ class Request(_Part):
 
 
 def ascending(values: tuple[float, ...], key: str) -> None:
-    """Refuse fewer than two values, and values that do not increase."""
+    """Refuse fewer than two values, values that do not increase, and a range that :func:`check_bounds` refuses."""
     if len(values) < 2 or any(not low < high for low, high in pairwise(values)):
         raise ValueError(f"{key}: at least two numbers, each above the one before")
+    try:
+        check_bounds(values[0], values[-1])
+    except ValueError:
+        raise ValueError(
+            f"{key}: numbers of at most 3.4e38 are needed, of which the first and the last differ in float32"
+        ) from None

@@ -8,8 +8,10 @@ contribution's own records, the released model, public numbers and its seeds. So
 at most the bound: an algorithm changes no privacy event.
 
 **Conditions**, and where they are enforced: the rows of a batch are independent, and nothing is remembered between
-calls or written to the global model, from which others start (:func:`check_rows`, tried with made-up rows); nothing
-but the update leaves a contribution (:class:`LocalAlgorithm` has no other output).
+calls or written to the global model, from which others start (:func:`check_rows`, tried with made-up rows, and
+:func:`fedveil.training.state_leak_check.check_algorithm_unchanged` in every round); nothing but the update leaves a
+contribution (:class:`LocalAlgorithm` has no other output). Not enforced: that an algorithm computes rows apart in
+later calls as it did when it was tried.
 
 docs/how-to/local-algorithms.md shows how to add one.
 """
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from fedveil.arguments import explain_arguments
 from fedveil.config_keys import NonNegative
-from fedveil.errors import CompositionError
+from fedveil.errors import CompositionError, ModelError
 from fedveil.stage import Stage, duty
 
 
@@ -125,6 +127,27 @@ class Combination:
     start: float
 
 
+def direction(
+    algorithm: LocalAlgorithm,
+    gradient: Float[Tensor, "m d"],
+    at: Float[Tensor, "m d"],
+    start: Float[Tensor, " d"],
+) -> Float[Tensor, "m d"]:
+    """Return the direction of a step of m contributions; args as for :meth:`LocalAlgorithm.slope`.
+
+    Raises:
+        ModelError: the direction has another type or shape than the gradient. One row for all would be broadcast.
+    """
+    found = algorithm.slope(gradient, at, start)
+    if not isinstance(found, Tensor) or found.shape != gradient.shape or found.dtype != torch.float32:
+        kind = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise ModelError(
+            f"{type(algorithm).__name__}, given as local algorithm: slope() is {kind}; a float32 tensor of the shape "
+            "of the gradient is needed"
+        )
+    return found.contiguous()  # trainers write to it, and rows of an expanded tensor share their numbers
+
+
 @lru_cache(maxsize=64)  # trainers ask before every block
 def linear_combination(algorithm: LocalAlgorithm) -> Combination:
     """Return the factors of an algorithm that declares ``in_span``.
@@ -150,6 +173,7 @@ def linear_combination(algorithm: LocalAlgorithm) -> Combination:
 
 
 _TRIED: Final = 17
+_WRITTEN: Final = 3.0
 _ROUNDING: Final = 1e-5
 _ROWS: Final = (1, 2, 5, 8, 64)
 _EXTREMES: Final = (0.0, 1e30, -3e38, math.inf, math.nan)
@@ -175,29 +199,32 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
     gradient, at = (torch.randn(count, dimension, generator=generator) for _ in range(2))
     start = torch.randn(dimension, generator=generator)
 
-    def computed(chosen: Tensor, others: float | None = None) -> Any:
+    def computed(chosen: Tensor, others: float | None = None) -> Tensor:
         """Return the directions of some rows; ``others`` stands in all odd rows."""
         odd = torch.zeros_like(chosen, dtype=torch.bool) if others is None else chosen % 2 == 1
         slopes, models = (torch.where(odd[:, None], others or 0.0, one[chosen]) for one in (gradient, at))
         shared = models.clone(), start.clone()
-        found = algorithm.slope(slopes, *shared)
+        try:
+            found = direction(algorithm, slopes, *shared)
+        except ModelError as error:
+            raise CompositionError(str(error)) from None
         # Bytes are compared: rows may hold NaN.
         kept = (
             one.numpy().tobytes() == other.numpy().tobytes()
             for one, other in zip(shared, (models, start), strict=True)
         )
         places = {one.untyped_storage().data_ptr() for one in shared}
-        if not all(kept) or (isinstance(found, Tensor) and found.untyped_storage().data_ptr() in places):
+        if not all(kept) or found.untyped_storage().data_ptr() in places:
             raise CompositionError(
                 f"{where} writes to the model or returns a view of it: other contributions start from that model, so "
                 "bounding each bounds nothing; compute with operations that return new tensors"
             )
-        return found
+        kept_apart = found.clone()
+        # As trainers write to it: a tensor that the algorithm holds would carry one contribution into the next call.
+        found.fill_(_WRITTEN)
+        return kept_apart
 
     whole = computed(torch.arange(count))
-    if not isinstance(whole, Tensor) or whole.shape != gradient.shape or whole.dtype != torch.float32:
-        kind = f"{tuple(whole.shape)} of {whole.dtype}" if isinstance(whole, Tensor) else type(whole).__name__
-        raise CompositionError(f"{where} is {kind}; a float32 tensor of the shape of the gradient is needed")
 
     def compare(found: Tensor, wanted: Tensor) -> None:
         if not torch.equal(found, wanted):

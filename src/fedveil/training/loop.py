@@ -17,8 +17,9 @@ from torch import Tensor
 from fedveil.errors import ModelError
 from fedveil.training.counters import batch_order, derive, seed_names, step_seeds
 from fedveil.training.heap import keep_freed_memory
+from fedveil.training.local_algorithms import direction
 from fedveil.training.record_sums import SiloSums
-from fedveil.training.state_leak_check import check_unchanged
+from fedveil.training.state_leak_check import check_algorithm_unchanged, check_unchanged
 from fedveil.training.steps import LocalStep, as_sgd, project_
 from fedveil.training.task import Task
 from fedveil.training.trainer import (
@@ -64,7 +65,7 @@ class LoopTrainer(PartitionedTrainer):
         to_do = int(steps.sum())
         watch = ProgressMonitor(progress, to_do)
         gradient = BatchGradient(self.task, cohort.device, at_once, watch.check)
-        with check_unchanged(self.task):
+        with check_unchanged(self.task), check_algorithm_unchanged(self.local, job.start):
             for i, member in enumerate(members.tolist()):
                 if steps[i] == 0:
                     continue
@@ -109,7 +110,7 @@ def single_update(
             masks = step_seeds(seed, epoch, step) if gradient.drops_out else seed
             gradient.evaluate(model, *cohort.batch(batch), masks[0], out=slope)
             if sgd.algorithm.changes:
-                slope.copy_(sgd.algorithm.slope(slope[None], model[None], start)[0])
+                slope.copy_(direction(sgd.algorithm, slope[None], model[None], start)[0])
             # v <- mu v + (grad + lambda w), w <- w - eta v. The update is accumulated, not the model: the difference
             # of two models would lose the low bits of a small update.
             if sgd.momentum:

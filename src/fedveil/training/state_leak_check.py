@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.errors import ModelError
+from fedveil.registry import is_own
 
 if TYPE_CHECKING:
     from fedveil.training.losses import Loss
@@ -88,6 +89,37 @@ def check_unchanged(task: Task) -> Iterator[None]:
         yield
     if (name := first_difference(model, task.model)) is not None:
         raise ModelError(f"the model wrote to its {name} while it was trained: {WHY}; nothing was released")
+
+
+@contextmanager
+def check_algorithm_unchanged(local: object, start: Tensor) -> Iterator[None]:
+    """Refuse a local algorithm that holds something else after a round, or that wrote to the model all start from.
+
+    Algorithms of fedveil do neither, and are not looked at.
+
+    Args:
+        local: the local steps of the round, with their algorithm if they have one.
+        start: (d,) the global model.
+
+    Raises:
+        ModelError: names the class of the algorithm.
+    """
+    algorithm = getattr(local, "algorithm", None)
+    if algorithm is None or is_own(type(algorithm)):
+        yield
+        return
+    where = f"{type(algorithm).__name__}, given as local algorithm,"
+    before, kept = snapshot(algorithm), start.clone()
+    yield
+    if not torch.equal(start, kept):
+        raise ModelError(
+            f"{where} wrote to the global model while contributions were trained, and others start from it: bounding "
+            "each bounds nothing; nothing was released"
+        )
+    if snapshot(algorithm) != before:
+        raise ModelError(
+            f"{where} holds something else after training than before: {WHY}; nothing was released"
+        )
 
 
 @contextmanager

@@ -42,10 +42,11 @@ from fedveil.training.kernel_replay import (
     ReplayedGradient,
     Tensors,
 )
+from fedveil.training.local_algorithms import direction
 from fedveil.training.loop import BatchGradient, single_update
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded, slot_multiple
-from fedveil.training.state_leak_check import check_unchanged
+from fedveil.training.state_leak_check import check_algorithm_unchanged, check_unchanged
 from fedveil.training.steps import LocalSgd, as_sgd, project_
 from fedveil.training.task import Task
 from fedveil.training.trainer import (
@@ -116,7 +117,7 @@ class VmapTrainer(PartitionedTrainer):
         norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
         to_do = int(steps.sum())
         watch = ProgressMonitor(progress, to_do)
-        with check_unchanged(self.task):
+        with check_unchanged(self.task), check_algorithm_unchanged(self.local, job.start):
             for chunk, deltas in self._updates(job, watch):
                 norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
                 watch.add_steps(int(steps[chunk].sum()))
@@ -411,7 +412,7 @@ def train(
         if sgd.algorithm.changes:
             gradient = torch.cat([slopes[name].reshape(rows, -1) for name in layout.names], 1)
             current = models[:rows] if step else start.expand(rows, -1)
-            slopes = layout.unflatten(sgd.algorithm.slope(gradient, current, start))
+            slopes = layout.unflatten(direction(sgd.algorithm, gradient, current, start))
         for name, slope in slopes.items():
             if sgd.weight_decay:
                 slope = slope.add_(at[name], alpha=sgd.weight_decay)

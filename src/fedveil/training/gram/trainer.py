@@ -51,10 +51,11 @@ from fedveil.training.gram.steps import (
     train_full_batch,
 )
 from fedveil.training.heap import keep_freed_memory
+from fedveil.training.local_algorithms import direction
 from fedveil.training.losses import Loss
 from fedveil.training.record_sums import SiloSums
 from fedveil.training.shapes import padded_sizes, round_up_slots, single_threaded
-from fedveil.training.state_leak_check import check_loss_unchanged
+from fedveil.training.state_leak_check import check_algorithm_unchanged, check_loss_unchanged
 from fedveil.training.steps import LocalSgd, as_sgd, project_
 from fedveil.training.task import Task
 from fedveil.training.trainer import (
@@ -140,8 +141,7 @@ def _train(
                 task.loss, step, _first(read, rows), features.flatten(2), targets, _first(written, rows)
             )
             if sgd.algorithm.changes:
-                changed = sgd.algorithm.slope(gradient[:rows], model, start)
-                gradient[:rows] = changed
+                gradient[:rows] = direction(sgd.algorithm, gradient[:rows], model, start)
             # v <- mu v + grad + lambda w; Delta <- Delta - eta v. The update is kept, not the model, so its low bits
             # survive.
             velocity[:active].mul_(sgd.momentum).add_(gradient[:active])
@@ -229,9 +229,14 @@ class GramTrainer(PartitionedTrainer):
         """
         if job.bound.order != 2:
             raise ModelError('trainer "gram" knows l2 norms alone, and the bound is l1; use "vmap"')
-        # The model itself is never called, so only the loss can keep state.
-        with single_threaded(), check_loss_unchanged(self.task.loss):
-            return self._sums(job.on_device(), progress)
+        job = job.on_device()
+        # The model itself is never called, so only the loss and the local algorithm can keep state.
+        with (
+            single_threaded(),
+            check_loss_unchanged(self.task.loss),
+            check_algorithm_unchanged(self.local, job.start),
+        ):
+            return self._sums(job, progress)
 
     def _sums(self, job: TrainJob, progress: Progress | None) -> Sums:
         cohort, members = job.cohort, job.members.cpu()
