@@ -45,7 +45,7 @@ class DataCase:
         longer: rounds of recipe U by target epsilon where the rule's step is capped at 3 mean updates of a user: T
             times 0.25 / (3 rho), so that the way is the one that 0.25 / rho would go.
         best: changes that the best declared setting makes to recipe U.
-        goals: (epsilon, least metric that was set as a goal before the runs); None is the published setting's epsilon.
+        profiles: epsilons at which recipe U is played without one part after the other; None is the published one.
         cheap: whether ``--quick`` plays it.
     """
 
@@ -59,7 +59,7 @@ class DataCase:
     local: dict[str, Any]
     best: dict[str, Any]
     longer: Mapping[float | None, int] = field(default_factory=dict)
-    goals: tuple[tuple[float | None, float], ...] = ()
+    profiles: tuple[float | None, ...] = ()
     cheap: bool = False
 
 
@@ -72,7 +72,7 @@ _MEDICAL: Final = {"learning_rate": 0.001, "epochs": 50}
 _LAST: Final = {"average": {"name": "last"}}
 _DIGITS: Final = DataCase(
     name="digits, 100 users, zipf",
-    goals=((None, 0.938), (2.0, 0.86)),
+    profiles=(None, 2.0),
     data=_data("digits", 100),
     model="linear",
     metric="accuracy",
@@ -88,7 +88,7 @@ DATA: Final = (
     _DIGITS,
     DataCase(
         name="TcgaBrca, 50 users, zipf",
-        goals=((None, 0.838), (2.0, 0.78)),
+        profiles=(None, 2.0),
         data=_data("tcga_brca", 50, None),
         model=None,
         metric="c_index",
@@ -102,7 +102,7 @@ DATA: Final = (
     replace(
         _DIGITS,
         name="digits, 100 users, uniform",
-        goals=((None, 0.915),),
+        profiles=(None,),
         data=_data("digits", 100, law="uniform"),
         cheap=False,
     ),
@@ -121,14 +121,14 @@ DATA: Final = (
     replace(
         _DIGITS,
         name="digits, 1,000 users, zipf",
-        goals=((None, 0.940), (2.0, 0.925)),
+        profiles=(None, 2.0),
         longer={None: 105, 2.0: 48},
         data=_data("digits", 1000),
         cheap=False,
     ),
     DataCase(
         name="MNIST linear, 1,000 users, zipf",
-        goals=((None, 0.910), (2.0, 0.900)),
+        profiles=(None, 2.0),
         data=_data("mnist", 1000),
         model="linear",
         metric="accuracy",
@@ -145,7 +145,7 @@ DATA: Final = (
     ),
     DataCase(
         name="MNIST linear, 100 users, zipf",
-        goals=((None, 0.885),),
+        profiles=(None,),
         data=_data("mnist", 100),
         model="linear",
         metric="accuracy",
@@ -162,7 +162,7 @@ DATA: Final = (
     ),
     DataCase(
         name="Creditcard, 1,000 users, zipf",
-        goals=((None, 0.895),),
+        profiles=(None,),
         data=_data("creditcard", 1000),
         model=None,
         metric="balanced_accuracy",
@@ -330,7 +330,7 @@ def cells(quick: bool) -> Iterator[PriceCell]:
         for column in ("published", "recipe U", "longer") if not quick else ():
             if _played(cell := PriceCell(case=case, column=column, epsilon=2.0)):
                 yield cell
-        for epsilon, _ in case.goals if not quick else ():
+        for epsilon in case.profiles if not quick else ():
             yield from (PriceCell(case=case, column=column, epsilon=epsilon) for column in PROFILE)
         if case.name in SOURCES and not quick:
             yield from (PriceCell(case=case, column=point) for point in GRID)

@@ -20,37 +20,20 @@ _PAGE: Final = Path("docs/price.md")
 _PLOT: Final = Path("docs/images/price.svg")
 _HEAD: Final = Path(__file__).with_name("price_head.md")
 _LOST: Final = Path(__file__).with_name("price_lost.md")
-_GOALS: Final = Path(__file__).with_name("price_goals.md")
 
 
 def page(results: Results) -> str:
     """Return the page of some results."""
     sections = "".join(f"\n{line}" for line in ["## Results", "", *_table(results), ""])
-    goals = "".join(f"\n{line}" for line in [*_goals(results), "", *_lost(results)])
-    return _HEAD.read_text(encoding="utf-8") + sections + goals + "\n"
-
-
-def _goals(results: Results) -> Iterator[str]:
-    """Yield a line a goal whose row has been run."""
-    yield from _GOALS.read_text(encoding="utf-8").splitlines()
-    for case in DATA:
-        for epsilon, goal in case.goals:
-            found = [
-                _mean_of(case, column, epsilon, results) for column in ("recipe U", "longer", "best declared")
-            ]
-            if found[0] is None:
-                continue
-            short = goal - max(one for one in found if one is not None)
-            told = [case.name, "published" if epsilon is None else f"{epsilon:g}", f"{goal:.3f}"]
-            told += ["" if one is None else f"{one:.3f}" for one in found]
-            yield f"| {' | '.join((*told, 'met' if short <= 0 else f'{short:.3f}'))} |"
+    lost = "".join(f"\n{line}" for line in _lost(results))
+    return _HEAD.read_text(encoding="utf-8") + sections + lost + "\n"
 
 
 def _lost(results: Results) -> Iterator[str]:
-    """Yield a line a goal that is missed: what each part that recipe U is played without gives back."""
+    """Yield a line a profile: what each part that recipe U is played without gives back."""
     yield from _LOST.read_text(encoding="utf-8").splitlines()
     for case in DATA:
-        for epsilon, _ in case.goals:
+        for epsilon in case.profiles:
             found = _levels(case, epsilon, results)
             plain = [_mean_of(case, column, None, results) for column in ("pooled", "fedavg")]
             at = "" if epsilon is None else f", epsilon {epsilon:g}"

@@ -170,9 +170,9 @@ def _listed_counts(counts: Sequence[tuple[str, int]]) -> str:
 
 def _provenance(table: Table, results: Results) -> str:
     spent = [run.cpu_seconds for run in results.runs]
-    seconds, unknown = sum(one for one in spent if one is not None), sum(one is None for one in spent)
-    text = f"`fedveil reproduce {table.name}`: {len(results.runs)} runs, {seconds:.0f} CPU seconds"
-    text += f" and {unknown} resumed runs whose seconds are unknown" if unknown else ""
+    seconds, unknown = sum(one for one in spent if one is not None), None in spent  # of resumed runs
+    text = f"`fedveil reproduce {table.name}`: {len(results.runs)} runs, "
+    text += f"{'more than ' if unknown else ''}{seconds:.0f} CPU seconds"
     versions = sorted({run.version for run in results.runs})
     text += "." if versions == [VERSION] else f", fedveil {', '.join(versions)}."
     today = {cell.name: cell.settings() for cell in table.cells(0)}

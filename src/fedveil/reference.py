@@ -127,6 +127,7 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
     yield from ("", "| key | of | value | meaning |", "|---|---|---|---|")
     with_keys = [one.name for one in found if one.keys]
     for name, variants in rows.items():
+        told = ""
         for (kind_of_value, default, meaning), owners in variants.items():
             others = [other for other in with_keys if other not in owners]
             whose = ", ".join(f"`{owner}`" for owner in owners)
@@ -135,7 +136,9 @@ def _keys(found: list[Entry], table: str) -> Iterator[str]:
             elif others and len(owners) > 3 * len(others):
                 whose = f"all with keys but {', '.join(f'`{other}`' for other in others)}"
             given = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{given} | {meaning} |"
+            meant = "as above" if meaning == told else meaning
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{given} | {meant} |"
+            told = meaning
 
 
 def _title(kind: str) -> str:
