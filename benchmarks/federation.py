@@ -35,7 +35,7 @@ from fedveil.federation.signed_message import SignedMessage
 from fedveil.federation.silo import SiloParty, Standing
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.transport.interface import LARGEST_MESSAGE
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.session_messages import GlobalModel, ProtocolMessage, RoundTask
 from fedveil.run.config.experiment import Experiment, parse

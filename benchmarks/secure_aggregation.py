@@ -19,8 +19,8 @@ from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.privacy.noise import DiscreteGaussian
-from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.randomness import PrivacyRandomness
 
 _T = TypeVar("_T")

@@ -19,7 +19,7 @@ from fedveil.methods.statistic import statistic
 from fedveil.methods.weights import Weights
 from fedveil.privacy.bounds import FixedVector
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.randomness import PrivacyRandomness
 from fedveil.run.releases.release import Release, noisy_sum
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums

@@ -18,7 +18,7 @@ from fedveil.crypto.masks import apply_masks_
 from fedveil.methods.gaussian_shares import GaussianShares
 from fedveil.privacy.bounds import Clip
 from fedveil.privacy.rounding import LEAST_STEPS
-from fedveil.protocols.masking.secure_aggregation import AggregationPlan
+from fedveil.protocols.secure_aggregation import AggregationPlan
 from fedveil.run.config.experiment import parse
 from fedveil.run.populations import PopulationCache
 from fedveil.run.releases.records import evaluate

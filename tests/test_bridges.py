@@ -22,31 +22,31 @@ from fedveil.federation.hosts.silo_checks import try_coordinator
 from fedveil.federation.hosts.silo_service import SiloService
 from fedveil.federation.hosts.sockets import free_port
 from fedveil.federation.hosts.status import BridgeConnection
-from fedveil.federation.transport.bridge.relay import Bridge, ask_key_process
+from fedveil.federation.transport.bridge import Bridge, ask_key_process
 from tests.processes import tree
 from tests.source import parsed, walked
 
-SOURCE = Path(__file__).parents[1] / "src" / "fedveil" / "federation" / "transport" / "bridge"
+SOURCE = Path(__file__).parents[1] / "src" / "fedveil" / "federation" / "transport"
 SOCKET = Path("/srv/fedveil/coordinator/link/run/bridge")
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SOURCE.glob("bridge*.py")), ids=lambda path: path.stem)
 def test_a_bridges_modules_import_no_other_of_fedveil(path: Path) -> None:
     """So an app or a job has all its code, and who runs it has none of fedveil's."""
-    systems = {"flower": {"flwr"}, "nvflare": {"nvflare"}}.get(path.stem, set())
+    systems = {"bridge_flower": {"flwr"}, "bridge_nvflare": {"nvflare"}}.get(path.stem, set())
     for node in walked(parsed(path)):
         if isinstance(node, ast.Import):
             assert all(alias.name.partition(".")[0] in sys.stdlib_module_names for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = (node.module or "").partition(".")[0]
-            own = node.level == 1 and module == "relay"
+            own = node.level == 1 and module == "bridge"
             assert own or (node.level == 0 and module in systems | set(sys.stdlib_module_names)), module
 
 
 def test_flowers_public_names_alone_are_used() -> None:
     modules = {
         node.module
-        for node in walked(parsed(SOURCE / "flower.py"))
+        for node in walked(parsed(SOURCE / "bridge_flower.py"))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr")
     }
     assert modules == {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
@@ -57,12 +57,15 @@ def test_a_flower_app_is_complete(tmp_path: Path) -> None:
     assert {str(path.relative_to(tmp_path / "app")) for path in written} == {
         "pyproject.toml",
         "fedveil_bridge/__init__.py",
-        "fedveil_bridge/relay.py",
-        "fedveil_bridge/flower.py",
+        "fedveil_bridge/bridge.py",
+        "fedveil_bridge/bridge_flower.py",
     }
     app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["config"] == {"bridge": str(SOCKET), "idle-seconds": 3600.0}
-    loaded = "import sys, fedveil_bridge.flower as app; app.server, app.client; assert 'fedveil' not in sys.modules"
+    loaded = (
+        "import sys, fedveil_bridge.bridge_flower as app; app.server, app.client; "
+        "assert 'fedveil' not in sys.modules"
+    )
     subprocess.run(
         [sys.executable, "-P", "-c", loaded], env={"PYTHONPATH": str(tmp_path / "app")}, check=True
     )
@@ -75,12 +78,12 @@ def test_an_nvflare_job_has_code_only_if_fedveil_is_not_installed(tmp_path: Path
     written = write_nvflare_job(tmp_path / "job", SOCKET, {"site-1": "north"}, installed=installed)
     assert any("custom" in path.parts for path in written) is not installed
     documents = {path.name: json.loads(path.read_text()) for path in written if path.suffix == ".json"}
-    package = "fedveil.federation.transport.bridge" if installed else "fedveil_bridge"
+    package = "fedveil.federation.transport" if installed else "fedveil_bridge"
     (server,) = documents["config_fed_server.json"]["workflows"]
-    assert server["path"] == f"{package}.nvflare.ServerBridge"
+    assert server["path"] == f"{package}.bridge_nvflare.ServerBridge"
     assert server["args"] == {"bridge": str(SOCKET), "silos": {"site-1": "north"}, "idle_seconds": 3600.0}
     (site,) = documents["config_fed_client.json"]["executors"]
-    assert site["executor"] == {"path": f"{package}.nvflare.SiteBridge", "args": {}}
+    assert site["executor"] == {"path": f"{package}.bridge_nvflare.SiteBridge", "args": {}}
     assert documents["meta.json"]["deploy_map"] == {"app": ["server", "site-1"]}
 
 

@@ -465,8 +465,8 @@ def test_what_a_method_gets_from_elsewhere_is_what_the_page_says() -> None:
 
 
 def test_the_example_of_the_mods_bounds_before_it_quantises() -> None:
-    from fedveil.federation.transport.flower import mods
+    from fedveil.federation.transport import flower
 
-    orders = [re.findall(r"(clip|quantise)\(", line) for line in (mods.__doc__ or "").splitlines()]
+    orders = [re.findall(r"(clip|quantise)\(", line) for line in (flower.__doc__ or "").splitlines()]
     assert ["quantise", "clip"] in orders  # the first mod is the outermost: it sees what the others return
     assert ["clip", "quantise"] not in orders

@@ -13,7 +13,7 @@ from fedveil.crypto.key_agreement import RoundId
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ProtocolError, SiloVanished
 from fedveil.protocols.driver import Dropouts, LocalDriver, Transcript
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import SERVER, Envelope
 from fedveil.protocols.partial_encryption.plan import PartialInputs, PartialPlan, PartialResult
 from fedveil.protocols.partial_encryption.protocol_spec import PartialEncryptionSpec

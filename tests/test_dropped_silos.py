@@ -23,7 +23,7 @@ from fedveil.privacy.events import Adjacency, GaussianEvent
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.sampling import PoissonUsers
 from fedveil.protocols.driver import NOBODY, Dropouts, LocalDriver
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.journal import Attempt, Journal, Step, StepKey

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from fedveil.federation.audit.run_record import AGREED, signed_end
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.silo_session.session import SiloSession
 from fedveil.federation.silo_session.tasks import SiloTrainingTask
 from fedveil.federation.transport.interface import LARGEST_STATEMENT
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.statement import Statement
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import Attestation, Finalize, Join
 from fedveil.run.folder.statement import state
 from fedveil.run.populations import FixedPopulation

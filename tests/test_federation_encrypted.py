@@ -19,7 +19,6 @@ from fedveil.crypto.key_agreement import RoundId
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError, ProtocolError
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.proposal_review import check_deployable
 from fedveil.federation.silo import MODELS
@@ -42,7 +41,7 @@ from fedveil.protocols.partial_encryption.plan import (
 )
 from fedveil.protocols.partial_encryption.protocol_spec import PartialClient
 from fedveil.protocols.partial_encryption.server import PartialServer
-from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code, Refusal, RefusalError
 from fedveil.protocols.session_messages import Declined, ModelStored, ProtocolMessage, SessionMessage
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.populations import FixedPopulation

@@ -18,7 +18,6 @@ import pytest
 
 from fedveil.errors import ConfigError, ProtocolError, RunFolderError
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import ReplyKind, check_lengths
 from fedveil.federation.ledger_heads import NONE
 from fedveil.federation.policy import CpuQuota, Deadline, Policy
@@ -27,7 +26,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.terms import canonical
 from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING
 from fedveil.privacy.ledger import Note, read_entries, read_lines
-from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code, Refusal, RefusalError
 from fedveil.protocols.session_messages import (
     Attestation,
     Declined,

@@ -15,9 +15,9 @@ from fedveil.federation.coordinator import CoordinatorParty
 from fedveil.federation.exchange import check_models_agree
 from fedveil.federation.ledger_heads import sign_heads
 from fedveil.federation.transcript_binding import exchange_context, sign_request
-from fedveil.protocols.masking.recoverable_aggregation import ShareBundle, SignedSurvivors
 from fedveil.protocols.messages import Announcement, Envelope, Message
 from fedveil.protocols.partial_encryption.plan import SealedKeys
+from fedveil.protocols.recoverable_aggregation import ShareBundle, SignedSurvivors
 from fedveil.protocols.refusals import Code, Refusal
 from fedveil.protocols.session_messages import (
     Join,

@@ -12,12 +12,12 @@ import pytest
 
 from fedveil.errors import CompositionError, IntegrityError
 from fedveil.federation.coordinator import DRAWN, CoordinatorParty
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.silo_ledger import LEDGER, adopt
-from fedveil.federation.silo_session.round_inputs import RoundInstructions
+from fedveil.federation.silo_session.session import RoundInstructions
 from fedveil.protocols.driver import Dropouts
-from fedveil.protocols.masking.recoverable_aggregation import RecoverableServer, RecoverableSilo
+from fedveil.protocols.recoverable_aggregation import RecoverableServer, RecoverableSilo
+from fedveil.protocols.refusals import RefusalError
 from fedveil.protocols.session_messages import GlobalModel, RoundTask
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.rounds.retries import MOST_ATTEMPTS

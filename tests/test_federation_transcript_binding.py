@@ -16,7 +16,6 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.federation import transcript_binding
 from fedveil.federation.audit.run_record import RunRecord
 from fedveil.federation.coordinator import CoordinatorParty
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.transcript_binding import (
     check_request_signatures,
     exchange_context,
@@ -27,9 +26,9 @@ from fedveil.federation.transcript_binding import (
     with_totals,
 )
 from fedveil.privacy.adaptive_clip import AdaptiveClip
-from fedveil.protocols.masking.recoverable_aggregation import RevealedShares, Survivors
 from fedveil.protocols.messages import Envelope, OwnMask, RevealRequest, RoundStart
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.recoverable_aggregation import RevealedShares, Survivors
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import (
     Declined,
     GlobalModel,

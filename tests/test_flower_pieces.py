@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedveil.errors import MessageError, ModelError, ProtocolError
-from fedveil.federation.transport.flower.mods import QUANTISED, clip, quantise, update_of
-from fedveil.federation.transport.flower.strategies import Dequantised, Smoothed
+from fedveil.federation.transport.flower import QUANTISED, Dequantised, Smoothed, clip, quantise, update_of
 from fedveil.training.server.denoise import smooth
 
 SECRET = bytes(range(32))
@@ -27,6 +28,13 @@ SECRET = bytes(range(32))
 def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("run_id", "task_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+
+def test_a_clients_process_does_not_load_torch() -> None:
+    """Flower may start a process for each message, and torch takes seconds to import."""
+    program = "import sys, fedveil.federation.transport.flower; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"
 
 
 def record(scale: float = 1.0) -> ArrayRecord:

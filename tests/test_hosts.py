@@ -38,7 +38,6 @@ from fedveil.federation.enrollment.demonstration import (
     provision,
     write_demonstration,
 )
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import ReplyKind
 from fedveil.federation.hosts.child_process import settings_of_parent
 from fedveil.federation.hosts.coordinator_service import AttachedLink
@@ -55,7 +54,7 @@ from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.transport.exchange_loop import Patience, SilenceTimer, exchange_messages
 from fedveil.federation.transport.interface import BEGINNING, LARGEST_OPENING, Received
 from fedveil.privacy.ledger import read_entries
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.statistics.figures import rows
 from fedveil.statistics.result import read_released
 from tests.commands import as_json, ended, output

@@ -28,7 +28,7 @@ from fedveil.federation.enrollment.certificates import Authority, new_node_key
 from fedveil.federation.hosts.deployment import Hosting, write_deployment
 from fedveil.federation.hosts.link import server_context
 from fedveil.federation.hosts.sockets import BRIDGE, LINK, PROXY, address, free_port, listen
-from fedveil.federation.transport.bridge.relay import MailboxConnection, ask_key_process
+from fedveil.federation.transport.bridge import MailboxConnection, ask_key_process
 from fedveil.federation.transport.https.connection_faults import fault_of_status
 from fedveil.federation.transport.https.http_server import HttpServer, Limits, Request, Response
 from fedveil.federation.transport.https.mailbox import MailboxClient, Members

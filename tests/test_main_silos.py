@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fedveil.data.main_silos import MainSilos, MainSilosError, read_main_silos
 from fedveil.data.records import Population
 from fedveil.errors import CompositionError, DataError
-from fedveil.federation.errors import to_refusal
 from fedveil.federation.proposal_review import review_proposal
+from fedveil.federation.silo import to_refusal
 from fedveil.federation.silo_data import LocalPopulation
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.federation.silo_session.tasks import SiloTrainingTask

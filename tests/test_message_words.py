@@ -44,7 +44,7 @@ from fedveil.privacy.rounding import (
     sum_bound,
 )
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import MaskedVector
 from fedveil.quantization.codec import decode_integers, encode_integers
 from fedveil.randomness import PrivacyRandomness

@@ -21,8 +21,8 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
 
-from fedveil.federation.transport.nvflare.privacy_filter import ReceivedModelFilter, SiloPrivacyFilter
-from fedveil.federation.transport.nvflare.silo_account import LEDGER, STATEMENT
+from fedveil.federation.transport.nvflare import ReceivedModelFilter, SiloPrivacyFilter
+from fedveil.federation.transport.silo_account import LEDGER, STATEMENT
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.ledger import read_entries
 from tests.bridges import wait_for
@@ -238,7 +238,7 @@ class Models(ModelPersistor):
 """
 
 
-MODULE = "fedveil.federation.transport.nvflare.privacy_filter"
+MODULE = "fedveil.federation.transport.nvflare"
 RECEIVE = {"path": f"{MODULE}.ReceivedModelFilter", "args": {}}
 
 

@@ -41,7 +41,6 @@ from fedveil.errors import (
     SilentSiloError,
 )
 from fedveil.federation.enrollment.demonstration import Demonstration, write_demonstration
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.hosts.child_process import ProcessError
 from fedveil.federation.hosts.deployment import (
     CONTAINERS,
@@ -67,6 +66,7 @@ from fedveil.federation.hosts.submission import Submission, read_document, wait
 from fedveil.federation.silo_ledger import LEDGER
 from fedveil.privacy.events import GaussianEvent, NoGuarantee
 from fedveil.privacy.ledger import Ledger, Origin
+from fedveil.protocols.refusals import RefusalError
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.sanitize import LogFormat, LogLevel, show_log
 from tests.commands import ended

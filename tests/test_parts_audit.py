@@ -29,7 +29,6 @@ from fedveil.federation.audit.run_record import (
     files_of,
     signed_end,
 )
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.hosts import submission
 from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.key_process import open_silo
@@ -40,6 +39,7 @@ from fedveil.federation.silo_session.tasks import SiloReleaseTask
 from fedveil.privacy.events import atoms, compose
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement
+from fedveil.protocols.refusals import RefusalError
 from fedveil.protocols.session_messages import Attestation, Finalize
 from fedveil.run.folder.run_folder import RunFolder
 from fedveil.run.steps.experiment import ExperimentParts

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from fedveil.errors import CompositionError, ConfigError, IntegrityError
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.privacy import events
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.events import GaussianEvent
 from fedveil.privacy.ledger import parse_lines, read_entries
+from fedveil.protocols.refusals import RefusalError
 from fedveil.reference import entries
 from fedveil.registry import KINDS
 from fedveil.run.config.experiment import merge, parse

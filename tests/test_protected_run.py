@@ -18,7 +18,7 @@ from fedveil.methods.guarantee import PublicFacts
 from fedveil.methods.secure_aggregation import SecureAggregation
 from fedveil.privacy.claims import Role
 from fedveil.protocols.driver import LocalDriver
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.setup import Prepared, prepare
 from fedveil.run.training_run import resume, run

@@ -21,17 +21,6 @@ from fedveil.protocols.field_codecs import (
     pair,
     repeated,
 )
-from fedveil.protocols.masking.recoverable_aggregation import (
-    AgreedSurvivors,
-    RecoveryDirectory,
-    RecoveryKeys,
-    RelayedShares,
-    RevealedShares,
-    ShareBundle,
-    SignedSurvivors,
-    Survivors,
-)
-from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.messages import (
     KINDS,
     SERVER,
@@ -52,7 +41,18 @@ from fedveil.protocols.partial_encryption.plan import (
 )
 from fedveil.protocols.plaintext_sums import PlaintextVector
 from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.recoverable_aggregation import (
+    AgreedSurvivors,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+)
 from fedveil.protocols.sealed_sums import SealedMessage, SealingKey
+from fedveil.protocols.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.session_messages import PARTS
 from fedveil.protocols.weighting.plan import (
     BlindedHistogram,

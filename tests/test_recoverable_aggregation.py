@@ -16,7 +16,9 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.masks import apply_masks_
 from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, split
 from fedveil.errors import CryptoError, ProtocolError
-from fedveil.protocols.masking.recoverable_aggregation import (
+from fedveil.protocols.messages import SERVER, Envelope
+from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.recoverable_aggregation import (
     KEY_PURPOSE,
     SEAL_PURPOSE,
     SHARE_PURPOSE,
@@ -31,9 +33,7 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     Survivors,
     check_threshold,
 )
-from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan
-from fedveil.protocols.messages import SERVER, Envelope
-from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.secure_aggregation import MASK_PURPOSE, AggregationPlan
 
 FALSE_ALARM = 1e-6
 LIMIT = 10**6
@@ -331,7 +331,7 @@ def deal_once(monkeypatch, place, other):
         dealt.append(secret)
         return (other if len(dealt) == place else split)(secret, **numbers)
 
-    monkeypatch.setattr("fedveil.protocols.masking.recoverable_aggregation.split", deal)
+    monkeypatch.setattr("fedveil.protocols.recoverable_aggregation.split", deal)
 
 
 @pytest.mark.parametrize(("place", "dealer"), [(12, 5), (5, 2)], ids=["vanished", "there"])

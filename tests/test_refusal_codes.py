@@ -13,10 +13,10 @@ import pytest
 
 import fedveil
 from fedveil.errors import BudgetError, ConfigError, OwnRecordsError, ProtocolError, RunFolderError
-from fedveil.federation.errors import RefusalError, to_refusal
+from fedveil.federation.silo import to_refusal
 from fedveil.federation.terms import canonical, read_canonical
 from fedveil.federation.transport.interface import LARGEST_EXPERIMENT
-from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code, Refusal, RefusalError
 from fedveil.protocols.session_messages import Declined
 from fedveil.run.config.experiment import parse
 from tests.federation_world import asked

@@ -19,11 +19,10 @@ from fedveil.data.catalogue import catalogue
 from fedveil.errors import CompositionError, ConfigError
 from fedveil.federation.audit.recorded_run import verify_run
 from fedveil.federation.audit.run_record import signed_end
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.methods.method import Method, variant_of
 from fedveil.methods.uldp import uldp_avg
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import SessionMessage, Terms
 from fedveil.reference import entries, page
 from fedveil.registry import BUILTINS, KINDS, Member, describe_names, find, names

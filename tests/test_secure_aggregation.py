@@ -14,8 +14,7 @@ from fedveil.crypto.key_agreement import AgreementKey, RoundId, SignedKey
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import ProtocolError
 from fedveil.protocols.driver import LocalDriver, Transcript
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
-from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import (
     SERVER,
     Announcement,
@@ -27,6 +26,7 @@ from fedveil.protocols.messages import (
     RoundStart,
 )
 from fedveil.protocols.protocol import ClientContext
+from fedveil.protocols.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 
 FALSE_ALARM = 1e-6
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedveil.errors import BudgetError, FedveilError, IntegrityError, PrivacyError, RunFolderError
-from fedveil.federation.transport.nvflare.silo_account import LEDGER, STATEMENT, SiloAccount
+from fedveil.federation.transport.silo_account import LEDGER, STATEMENT, SiloAccount
 from fedveil.privacy.accountant import gaussian_epsilon
 from fedveil.privacy.ledger import read_entries
 from fedveil.privacy.statement import Statement, check_epsilons

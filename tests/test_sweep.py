@@ -12,8 +12,7 @@ import pytest
 
 from fedveil.data.table_file import LackingColumnsError
 from fedveil.errors import ConfigError, FedveilError, ProtocolError, RunFolderError, SiloVanished
-from fedveil.federation.errors import RefusalError
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.report.tradeoff import Traded, front, page, write_tradeoff
 from fedveil.run.config.study import Selection
 from fedveil.run.executors import local_workers

@@ -6,8 +6,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from fedveil.federation.transport.flower.mods import clip
-from fedveil.federation.transport.flower.strategies import Smoothed
+from fedveil.federation.transport.flower import Smoothed, clip
 
 ROUNDS, PEOPLE = 1, 100
 X, y, user, silo = np.load("records.npz").values()

@@ -18,7 +18,7 @@ import pytest
 
 from fedveil.errors import ProtocolError
 from fedveil.federation.hosts.sockets import BRIDGE, PROXY, listen, receive_frame, send_frame
-from fedveil.federation.transport.bridge.relay import Bridge, MailboxConnection, ask_key_process
+from fedveil.federation.transport.bridge import Bridge, MailboxConnection, ask_key_process
 from fedveil.federation.transport.exchange_loop import Patience, exchange_messages
 from fedveil.federation.transport.https.http_server import Limits
 from fedveil.federation.transport.interface import (

@@ -15,7 +15,7 @@ import pytest
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.errors import ProtocolError
 from fedveil.protocols.driver import LocalDriver, Transcript
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.protocols.partial_encryption.plan import PartialPlan
 from fedveil.protocols.weighting.paillier_weights import PaillierEvaluator, PaillierKeyHolder
 from fedveil.protocols.weighting.plan import WeightingPlan

@@ -27,7 +27,7 @@ from fedveil.crypto.keys import IdentityKey
 from fedveil.crypto.paillier import PaillierPrivateKey
 from fedveil.privacy.claims import Reveals
 from fedveil.protocols.driver import LocalDriver, Transcript
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
+from fedveil.protocols.masked_sums import MaskedSumSpec
 from fedveil.protocols.messages import Envelope, Message, RoundStart
 from fedveil.protocols.partial_encryption import silo as partial_encryption
 from fedveil.protocols.partial_encryption.plan import PartialInputs, PartialPlan

@@ -28,7 +28,6 @@ from jaxtyping import Bool
 from fedveil.crypto.key_agreement import RUN_BYTES, RoundId
 from fedveil.errors import FedveilError, IntegrityError, ModelError, ProtocolError, RunFolderError
 from fedveil.federation.audit.run_record import RunRecord, known_before
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.exchange import (
     MOST_LEFT,
     Answers,
@@ -58,7 +57,7 @@ from fedveil.files import parse_json, read_content, reading
 from fedveil.methods.method import message_kinds, shows_counts
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import Outgoing, ProtocolSpec, ServerProtocol
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import (
     Declined,
     GlobalModel,

@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fedveil.errors import ProtocolError
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.session_plan import SessionPlan
 from fedveil.methods.method import shows_counts
 from fedveil.privacy.claims import Role
 from fedveil.protocols.protocol import Exchanges, ExchangeStep, Kind, Shape, message_shape
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import (
     Attestation,
     Declined,

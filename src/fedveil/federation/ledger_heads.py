@@ -41,11 +41,10 @@ from typing import Final
 
 from fedveil.crypto.keys import IdentityKey, PublicIdentity
 from fedveil.errors import CryptoError, IntegrityError, RunFolderError
-from fedveil.federation.errors import RefusalError
 from fedveil.files import parse_json, reading, writing
 from fedveil.line_log import LineLog
 from fedveil.protocols.protocol import Roster
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import LedgerHeads, SignedHead
 
 HEADS: Final = "heads.jsonl"

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from fedveil.config_keys import Count, Positive
 from fedveil.errors import ConfigError, ProtocolError, RunFolderError, did_you_mean
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.terms import versions
 from fedveil.federation.transport.interface import LARGEST_MESSAGE
 from fedveil.files import parse_json, read_content, read_toml, reading, replace_file
@@ -24,7 +23,7 @@ from fedveil.privacy.accounting import dominating_event, make_accountant
 from fedveil.privacy.claims import Role
 from fedveil.privacy.events import Event, NoGuarantee, atoms
 from fedveil.privacy.ledger import Budget
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.registry import PACKAGE, find, third_party
 from fedveil.run.config.experiment import Experiment, asked_for
 from fedveil.run.releases.requests import RequestScope

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fedveil.errors import CompositionError, OwnRecordsError, PrivacyError
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.silo_data import HoldoutSpec, LocalPopulation, PartyTable
 from fedveil.federation.silo_session.tasks import (
@@ -25,7 +24,7 @@ from fedveil.federation.terms import parse_terms
 from fedveil.methods.capabilities import ClientSender, count_dropouts
 from fedveil.methods.weights import NOT_WHOLE
 from fedveil.privacy.events import Adjacency
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import RunPart
 from fedveil.run.config.experiment import Experiment, TrainerSection, parse
 from fedveil.run.config.release_document import TableDocument, kind_in

@@ -21,8 +21,16 @@ from types import TracebackType
 from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
-from fedveil.errors import FedveilError, ProtocolError, RunFolderError
-from fedveil.federation.errors import RefusalError, to_refusal
+from fedveil.data.main_silos import MainSilosError
+from fedveil.errors import (
+    BudgetError,
+    ConfigError,
+    FedveilError,
+    IntegrityError,
+    OwnRecordsError,
+    ProtocolError,
+    RunFolderError,
+)
 from fedveil.federation.grammar import is_proposal, out_of_session_kind
 from fedveil.federation.ledger_heads import HEADS, SeenHeads
 from fedveil.federation.membership import Membership
@@ -43,7 +51,7 @@ from fedveil.files import read_content, replace_file, writing
 from fedveil.privacy.ledger import Origin
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import ClientContext
-from fedveil.protocols.refusals import Code, Refusal
+from fedveil.protocols.refusals import Code, Refusal, RefusalError
 from fedveil.protocols.session_messages import (
     Declined,
     Finalize,
@@ -475,3 +483,28 @@ def _refused(error: Exception | SystemExit) -> Declined:
     why = to_refusal(error)
     _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))
     return Declined(why=why)
+
+
+def to_refusal(error: BaseException) -> Refusal:
+    """Map an error in a silo to the refusal that the coordinator receives.
+
+    The refusal holds neither text of the error nor facts of the silo's files: an error message may quote private
+    records. An error of an unlisted class maps to ``OWN_RECORDS``, because the error may depend on private data.
+    """
+    if isinstance(error, RefusalError):
+        return error.why
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return Refusal(code)
+    return Refusal(Code.OWN_RECORDS)
+
+
+_CODES: Final[tuple[tuple[type[FedveilError], Code], ...]] = (
+    (OwnRecordsError, Code.OWN_RECORDS),  # before its base class ProtocolError: the first match counts
+    (BudgetError, Code.ROUND_BUDGET),
+    (IntegrityError, Code.INTEGRITY),
+    (RunFolderError, Code.STORAGE),
+    (MainSilosError, Code.MAIN_SILOS),
+    (ConfigError, Code.EXPERIMENT),
+    (ProtocolError, Code.PROTOCOL),
+)

@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import Final
 
 from fedveil.errors import IntegrityError, RunFolderError
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Policy
 from fedveil.federation.store import RecordStore
 from fedveil.files import read_content, reading, replace_file, writing
 from fedveil.privacy.ledger import Entry, Ledger
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 
 LEDGER: Final = "ledger.jsonl"
 """File in the silo's state folder: the ledger over all runs."""

@@ -32,7 +32,6 @@ from typing import Final
 from fedveil.crypto.key_agreement import RUN_BYTES
 from fedveil.errors import IntegrityError, RunFolderError
 from fedveil.federation.audit.run_record import RoundPlace
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.ledger_heads import SeenHeads, check_heads, sign_heads
 from fedveil.federation.silo_ledger import SiloLedger
 from fedveil.federation.store import ModelStore, RecordStore, RoundRecord
@@ -40,7 +39,7 @@ from fedveil.files import sync_folder, writing
 from fedveil.line_log import LineLog
 from fedveil.privacy.ledger import Budget, Ledger, Origin
 from fedveil.protocols.protocol import MOST_REPEATS, ClientContext
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import LedgerHeads, SignedHead
 
 KEPT: Final = "kept"

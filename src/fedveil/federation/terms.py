@@ -24,11 +24,10 @@ from typing import Any, Final, cast
 
 from fedveil.errors import ConfigError, IntegrityError
 from fedveil.federation.audit.run_record import NOTHING, RoundPlace
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.transport.interface import LARGEST_EXPERIMENT
 from fedveil.files import parse_json, reading
 from fedveil.privacy.ledger import Entry
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.registry import Member
 from fedveil.run.config.experiment import Experiment, TableSection, parse
 from fedveil.run.config.release_document import KINDS, TableDocument

@@ -29,10 +29,9 @@ from typing import Final
 
 from fedveil.crypto.keys import IdentityKey
 from fedveil.errors import CryptoError
-from fedveil.federation.errors import RefusalError
 from fedveil.protocols.field_codecs import Writer
 from fedveil.protocols.protocol import Roster
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import (
     GlobalModel,
     RequestSignature,

@@ -1,6 +1,7 @@
 """Mask every message, so that the server learns only the sum of the messages.
 
-The protocols are in :mod:`fedveil.protocols.masking`; docs/theory/secure-aggregation.md.
+The protocols are in :mod:`fedveil.protocols.secure_aggregation` and
+:mod:`fedveil.protocols.recoverable_aggregation`; docs/theory/secure-aggregation.md.
 """
 
 from __future__ import annotations
@@ -26,8 +27,16 @@ from fedveil.methods.protection_stage import (
 )
 from fedveil.privacy.claims import Role, Sent
 from fedveil.privacy.noise import NOISE_REACH
-from fedveil.protocols.masking.masked_sums import MaskedSumSpec
-from fedveil.protocols.masking.recoverable_aggregation import (
+from fedveil.protocols.masked_sums import MaskedSumSpec
+from fedveil.protocols.messages import (
+    Announcement,
+    Directory,
+    MaskedVector,
+    OwnMask,
+    RevealRequest,
+    RoundStart,
+)
+from fedveil.protocols.recoverable_aggregation import (
     AgreedSurvivors,
     RecoveryDirectory,
     RecoveryKeys,
@@ -37,14 +46,6 @@ from fedveil.protocols.masking.recoverable_aggregation import (
     SignedSurvivors,
     Survivors,
     check_threshold,
-)
-from fedveil.protocols.messages import (
-    Announcement,
-    Directory,
-    MaskedVector,
-    OwnMask,
-    RevealRequest,
-    RoundStart,
 )
 from fedveil.protocols.session_messages import ProtocolMessage
 from fedveil.stage import Sensitivity

@@ -16,7 +16,7 @@ from enum import Enum
 from string import Formatter
 from typing import Final, Literal
 
-from fedveil.errors import ProtocolError
+from fedveil.errors import FedveilError, ProtocolError
 from fedveil.protocols.field_codecs import FieldCodec, fixed_bytes, number, pair, repeated
 
 Cause = Literal["policy", "budget", "schema", "replay", "state", "storage", "request", "integrity"]
@@ -365,6 +365,34 @@ class Refusal:
         if isinstance(number, float) and number.is_integer() and 0 <= number < len(silos):
             values["silo"] = _Name(silos[int(number)])
         return self.code.template.format(**values)
+
+
+class RefusalError(FedveilError):
+    """Refusal of a silo to do what the coordinator requests.
+
+    Args:
+        code: the reason.
+        numbers: values for the sentence of the code; never private ones.
+        detail: text for the silo's own log, in place of the sentence. The coordinator does not receive it.
+        silo: name of the silo, if the coordinator reports the refusal.
+
+    Attributes:
+        why: the refusal that is sent to the coordinator: code and numbers.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self, code: Code, *numbers: float, detail: str | None = None, silo: str | None = None
+    ) -> None:
+        self.why = Refusal(code, tuple(map(float, numbers)))
+        who = "" if silo is None else f"silo {silo} "
+        super().__init__(f"{who}refuses ({code.cause}): {self.why.sentence if detail is None else detail}")
+
+    @property
+    def cause(self) -> Cause:
+        """Category of the reason."""
+        return self.why.code.cause
 
 
 class _Name(str):

@@ -21,11 +21,11 @@ from typing import Any, Final, TypeVar
 from fedveil.checks import Unchecked, equal_up_to_rounding
 from fedveil.data.schema import Schema
 from fedveil.errors import IntegrityError
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.membership import Membership
 from fedveil.federation.silo_session.tasks import earlier_sums
 from fedveil.federation.terms import parse_terms
 from fedveil.files import as_text, parse_json, parse_toml, reading
+from fedveil.protocols.refusals import RefusalError
 from fedveil.run.config.experiment import Experiment, parse
 from fedveil.run.config.release_document import DeclaredTables, kind_in
 from fedveil.run.folder.documents import SCHEMA_VERSION

@@ -38,7 +38,7 @@ PACKAGES: Final = "packages"
 BRIDGE_PACKAGE: Final = "fedveil_bridge"
 """Package of a bridge's modules in an app or a job."""
 
-_BRIDGE_MODULE: Final = "fedveil.federation.transport.bridge"
+_TRANSPORT: Final = "fedveil.federation.transport"
 _BRIDGE: Final = "/srv/fedveil/coordinator/link/run/bridge"
 _IDLE_SECONDS: Final = 3600.0
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
@@ -129,8 +129,8 @@ def write_flower_app(folder: Path, bridge: Path) -> tuple[Path, ...]:
                 "app": {
                     "publisher": "fedveil",
                     "components": {
-                        "serverapp": f"{BRIDGE_PACKAGE}.flower:server",
-                        "clientapp": f"{BRIDGE_PACKAGE}.flower:client",
+                        "serverapp": f"{BRIDGE_PACKAGE}.bridge_flower:server",
+                        "clientapp": f"{BRIDGE_PACKAGE}.bridge_flower:client",
                     },
                     "config": {"bridge": _whole(bridge), "idle-seconds": _IDLE_SECONDS},
                 }
@@ -157,11 +157,11 @@ def write_nvflare_job(
     Raises:
         ConfigError: the socket's path is not whole, or a file exists.
     """
-    package = _BRIDGE_MODULE if installed else BRIDGE_PACKAGE
+    package = _TRANSPORT if installed else BRIDGE_PACKAGE
     arguments = {"bridge": _whole(bridge), "silos": dict(silos), "idle_seconds": _IDLE_SECONDS}
     sites = ["server", *silos] if silos else ["@ALL"]
-    site = {"tasks": ["none"], "executor": {"path": f"{package}.nvflare.SiteBridge", "args": {}}}
-    server = {"id": "bridge", "path": f"{package}.nvflare.ServerBridge", "args": arguments}
+    site = {"tasks": ["none"], "executor": {"path": f"{package}.bridge_nvflare.SiteBridge", "args": {}}}
+    server = {"id": "bridge", "path": f"{package}.bridge_nvflare.ServerBridge", "args": arguments}
     documents = {
         "meta.json": {
             "name": "fedveil-bridge",
@@ -187,11 +187,9 @@ def _whole(path: Path) -> str:
 
 def _bridge_modules(folder: Path, system: str) -> dict[Path, str]:
     """Return the modules of a bridge, which import no other of this package, by their paths in an app."""
-    names = ("__init__", "relay", system)
-    source = files(_BRIDGE_MODULE)
-    return {
-        folder / f"{name}.py": source.joinpath(f"{name}.py").read_text(encoding="utf-8") for name in names
-    }
+    names = ("bridge.py", f"bridge_{system}.py")
+    modules = {folder / name: files(_TRANSPORT).joinpath(name).read_text(encoding="utf-8") for name in names}
+    return {folder / "__init__.py": ""} | modules
 
 
 def _write_new(made: Mapping[Path, str]) -> tuple[Path, ...]:

@@ -22,7 +22,7 @@ from fedveil.federation.hosts.folders import SiloFolder
 from fedveil.federation.hosts.sockets import accept_connections, listen, receive_frame, send_frame
 from fedveil.federation.membership import MEMBERSHIP, Membership
 from fedveil.federation.silo import SiloParty, Standing
-from fedveil.federation.transport.bridge.relay import TimedSocket
+from fedveil.federation.transport.bridge import TimedSocket
 from fedveil.files import sync_folder, writing
 from fedveil.sanitize import quiet_log
 

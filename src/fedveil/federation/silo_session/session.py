@@ -8,21 +8,22 @@ persisted. A tag, which reveals nothing of the model, shows the coordinator that
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import numpy as np
+from jaxtyping import Bool, Float32
 from safetensors.numpy import save
 
 from fedveil.crypto.key_agreement import RoundId
 from fedveil.errors import ProtocolError, RefusedSumError, RunFolderError
 from fedveil.federation.audit.run_record import final_attestation, known_before, round_attestation
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.grammar import Conversation, Grammar
-from fedveil.federation.session_plan import MODEL
-from fedveil.federation.silo_session.round_inputs import RoundInstructions
+from fedveil.federation.session_plan import MODEL, RoundStartState, SessionPlan
 from fedveil.federation.silo_session.statement_check import SiloCharges
 from fedveil.federation.silo_session.tasks import SiloTask
 from fedveil.federation.silo_state import SiloState
@@ -38,9 +39,10 @@ from fedveil.federation.transcript_binding import (
 from fedveil.federation.transport.interface import LARGEST_OPENING
 from fedveil.files import reading
 from fedveil.methods.method import shows_counts
+from fedveil.protocols.field_codecs import Writer
 from fedveil.protocols.messages import SERVER
 from fedveil.protocols.protocol import ClientContext, ProtocolSpec
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import (
     Attestation,
     Finalize,
@@ -65,6 +67,67 @@ from fedveil.protocols.session_messages import (
 
 _INSTRUCTIONS: Final = (GlobalModel, RoundClip, SampledUsers, SampledFlag, SamplingCommitment)
 """Kinds of the parts that precede a task and belong to it."""
+
+_P = TypeVar("_P", bound=SessionMessage)
+
+
+class RoundInstructions:
+    """Parts that a silo received ahead of the task of a round: at most one part of each kind."""
+
+    def __init__(self) -> None:
+        self._parts: dict[type[SessionMessage], SessionMessage] = {}
+
+    def add(self, part: SessionMessage) -> None:
+        """Store a part until the task arrives; the grammar admits one part of each kind."""
+        self._parts[type(part)] = part
+
+    def get(self, kind: type[_P]) -> _P | None:
+        """Return the part of a kind; None if none was received."""
+        found = self._parts.get(kind)
+        assert found is None or isinstance(found, kind)
+        return found
+
+    def encode(self) -> bytes:
+        """Return the bytes of all parts, in the order of their kinds."""
+        ordered = sorted(self._parts.values(), key=lambda part: part.kind)
+        return b"".join(Writer().number(part.kind, 1).block(part.encode()).bytes() for part in ordered)
+
+    def sampled_users(self, plan: SessionPlan, silo: int) -> Bool[np.ndarray, " users"] | None:
+        """Return the sampled users as far as disclosed, (|U|,) bool; None if all, or if undisclosed.
+
+        Raises:
+            RefusalError: the sample has another number of users.
+        """
+        users = plan.n_users
+        if plan.method.contribution.drawn_alone:  # a silo that is one client learns only its own flag
+            mask, own = np.zeros(users, dtype=np.bool_), self.get(SampledFlag)
+            mask[silo] = own is None or own.drawn
+            return mask
+        sampled = self.get(SampledUsers)
+        if sampled is not None and len(sampled.users) != users:
+            raise RefusalError(Code.USERS, len(sampled.users), users)
+        return None if sampled is None else sampled.users
+
+    def start(
+        self, plan: SessionPlan, number: int, own: Float32[np.ndarray, " d"] | None = None
+    ) -> RoundStartState:
+        """Return the state at the start of the round; ``own`` is the model, if only the silos have it.
+
+        The guarantee depends on neither model nor clip. Updates are measured in units of the clip, and the bound in
+        these units is constant.
+
+        Raises:
+            RefusalError: the model has another length, or the clip cannot occur in this round.
+        """
+        model, clip = self.get(GlobalModel), self.get(RoundClip)
+        if model is not None and len(model.values) != plan.dimension:
+            raise RefusalError(Code.PARAMETERS, len(model.values), plan.dimension)
+        if clip is not None and not plan.method.bound.possible(clip.length, number):
+            shown = clip.length if math.isfinite(clip.length) else 0.0
+            raise RefusalError(Code.CLIP_MOVED, shown, number)
+        values = own if model is None else model.values
+        assert values is not None, "a message with a task has the model, unless the silos have it"
+        return RoundStartState(model=values, clip=None if clip is None else clip.length)
 
 
 class SiloSession:

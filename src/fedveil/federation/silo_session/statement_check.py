@@ -30,13 +30,12 @@ from typing import Final, ParamSpec
 
 from fedveil.errors import FedveilError
 from fedveil.federation.audit.run_record import RoundPlace
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.transport.interface import LARGEST_STATEMENT
 from fedveil.files import parse_json
 from fedveil.methods.guarantee import Guarantee
 from fedveil.privacy.events import Event, atoms
 from fedveil.privacy.statement import Statement
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import Finalize
 from fedveil.run.folder.statement import state
 from fedveil.run.releases.series import PreparedReleases

@@ -35,11 +35,9 @@ from torch import Tensor
 from fedveil.data.columns import ColumnTable
 from fedveil.data.records import Groups
 from fedveil.errors import OwnRecordsError
-from fedveil.federation.errors import RefusalError
 from fedveil.federation.policy import Deadline, Policy
 from fedveil.federation.session_plan import MODEL, UNIT, RoundStartState, SessionPlan
 from fedveil.federation.silo_data import PartyTable
-from fedveil.federation.silo_session.round_inputs import SiloRoundContext, as_tensor
 from fedveil.federation.silo_session.statement_check import SiloCharges, check_releases, check_training
 from fedveil.federation.store import RoundRecord, Tensors
 from fedveil.methods.capabilities import memory_of
@@ -53,16 +51,16 @@ from fedveil.methods.method import (
     with_clip,
 )
 from fedveil.privacy.events import ComposedEvent, Event
-from fedveil.protocols.refusals import Code
+from fedveil.protocols.refusals import Code, RefusalError
 from fedveil.protocols.session_messages import Finalize, RunPart
-from fedveil.randomness import PrivacyRandomness
+from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
 from fedveil.run.releases.evaluation import Evaluation, groups_of, outputs_of, with_outputs
 from fedveil.run.releases.preprocessing import Preprocessing
 from fedveil.run.releases.records import lengths_of_updates, training_rows
 from fedveil.run.releases.release import Release, ReleaseInputs
 from fedveil.run.releases.series import PreparedReleases
 from fedveil.run.rounds.client_inputs import ChannelInputs, RoundInputs, make_round_inputs
-from fedveil.run.rounds.round_context import SumHistory, next_model
+from fedveil.run.rounds.round_context import RoundContext, SumHistory, next_model
 from fedveil.run.setup import Prepared
 from fedveil.statistics.result import NoisySum, NoisySums
 from fedveil.training.server.optimizers import State, matching
@@ -314,6 +312,55 @@ def training_event(prepared: Prepared, event: Event) -> Event:
     return prepared.guarantee.after_rounds(event, prepared.experiment.rounds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SiloRoundContext(RoundContext):
+    """Round context of one silo, with the sample that the silo received.
+
+    Attributes:
+        instructions: (|U|,) the sampled users; None: all users, or the sample is unknown.
+    """
+
+    instructions: Bool[np.ndarray, " users"] | None
+
+    @classmethod
+    def from_instructions(
+        cls,
+        prepared: Prepared,
+        number: int,
+        start: RoundStartState,
+        sampled: Bool[np.ndarray, " users"] | None,
+        privacy: PrivacyRandomness,
+    ) -> SiloRoundContext:
+        """Create the context of a round from the silo's instructions.
+
+        Args:
+            prepared: the experiment as the silo holds it.
+            number: number of the round, from 1.
+            start: model and clip of the round.
+            sampled: (|U|,) the sampled users.
+            privacy: randomness of the silo.
+        """
+        method = prepared.method if start.clip is None else with_clip(prepared.method, start.clip)
+        return cls(
+            setting=replace(prepared.setting, method=method),
+            model=_as_tensor(start.model),
+            round_number=number,
+            experiment=ExperimentRandomness(prepared.experiment.seed),
+            privacy=privacy,
+            measured=False,
+            instructions=sampled,
+        )
+
+    def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
+        """Return the sampled users that the silo received; it samples nothing itself."""
+        return self.instructions
+
+
+def _as_tensor(values: np.ndarray) -> Tensor:
+    """Copy an array into a tensor: an array that views a received message is read-only."""
+    return torch.from_numpy(values.copy())
+
+
 class SiloTrainingTask(SiloTask):
     """Task of a silo in training rounds.
 
@@ -445,7 +492,7 @@ class SiloTrainingTask(SiloTask):
         if not np.array_equal(digest, last.before[_RECORDS]):
             raise RefusalError(Code.RECORDS)
         # With an empty sum, decode_sum only advances the reader's state from the start of the last round.
-        played, model = with_clip(method, float(last.before[UNIT][0])), as_tensor(last.before[MODEL])
+        played, model = with_clip(method, float(last.before[UNIT][0])), _as_tensor(last.before[MODEL])
         _, state = decode_sum(played, np.zeros(0), model, _state(last.before))
         return {**stays, **_named(state)}
 
@@ -465,13 +512,13 @@ class SiloTrainingTask(SiloTask):
         after = last.after[MODEL]
         if len(after) != len(initial):
             raise RefusalError(Code.OTHER_LENGTH, last.round, len(after), len(initial))
-        if not matching(begin_state(method, as_tensor(after)), _state(last.after)):
+        if not matching(begin_state(method, _as_tensor(after)), _state(last.after)):
             raise RefusalError(Code.OTHER_SERVER, last.round)
         return last.after
 
     def step(self, record: RoundRecord, result: Any) -> tuple[Tensors, dict[str, Tensor]]:
         """Make the server's step from the sum; return the state to persist, and the model's tensors."""
-        prepared, model = self.prepared, as_tensor(record.before[MODEL])
+        prepared, model = self.prepared, _as_tensor(record.before[MODEL])
         context = prepared.round_context(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.protocol_spec.decode_sum(result)
@@ -558,7 +605,7 @@ class SiloTasks:
         if release.of_model:
 
             def lengths(model: Float32[np.ndarray, " d"]) -> ColumnTable:
-                return lengths_of_updates(prepared, as_tensor(model), Deadline(self._policy.round_seconds))
+                return lengths_of_updates(prepared, _as_tensor(model), Deadline(self._policy.round_seconds))
 
             return self._release(release, phase, (training_rows(prepared.population), lengths))
         own, tested = self._table.columns(release.step.columns), prepared.population.test_rows
@@ -574,7 +621,7 @@ class SiloTasks:
 
         def scored(model: Float32[np.ndarray, " d"]) -> ColumnTable:
             deadline = Deadline(self._policy.round_seconds)
-            outputs = outputs_of(prepared.task, prepared.population, as_tensor(model), deadline)
+            outputs = outputs_of(prepared.task, prepared.population, _as_tensor(model), deadline)
             return with_outputs(asked, own, prepared.population, outputs)
 
         return self._release(evaluation.release(made), phase, (own.take(tested), scored))

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from fedveil.federation.transport.bridge.relay import MailboxConnection
+from fedveil.federation.transport.bridge import MailboxConnection
 from fedveil.federation.transport.interface import (
     ANSWERS_PATH,
     LARGEST_MESSAGE,

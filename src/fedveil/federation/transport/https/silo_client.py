@@ -33,7 +33,7 @@ import httpcore
 
 from fedveil.federation.enrollment.certificates import KeyDigests
 from fedveil.federation.hosts.child_process import end_now, settings_of_parent
-from fedveil.federation.transport.bridge.relay import ask_key_process
+from fedveil.federation.transport.bridge import ask_key_process
 from fedveil.federation.transport.https.connection_faults import (
     NETWORK_ERRORS,
     Fault,

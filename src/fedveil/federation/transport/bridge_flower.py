@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from .relay import Bridge, ask_key_process  # relative: the files may lie in an app
+from .bridge import Bridge, ask_key_process  # relative: the files may lie in an app
 
 client = ClientApp()
 server = ServerApp()
@@ -25,7 +25,7 @@ _RECORD: Final = "fedveil"
 _MESSAGE: Final = "message"
 _SILO: Final = "silo"
 _REPLY_SECONDS: Final = 90.0
-"""More than a process of Flower takes to start, and :func:`~.relay.ask_key_process` to return. After it the message is
+"""More than a process of Flower takes to start, and :func:`~.bridge.ask_key_process` to return. After it the message is
 sent again: a SuperNode that ends has taken the message with it."""
 
 _LEAST_RATE: Final = 2.0**19

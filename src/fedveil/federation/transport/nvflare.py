@@ -32,7 +32,7 @@ from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
 from fedveil.errors import FedveilError, ModelError
-from fedveil.federation.transport.nvflare.silo_account import SiloAccount
+from fedveil.federation.transport.silo_account import SiloAccount
 
 _RECEIVED: Final = "fedveil.received_model"
 _CODES: Final = [code for name, code in vars(ReturnCode).items() if name.isupper()]

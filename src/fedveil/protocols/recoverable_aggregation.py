@@ -47,7 +47,6 @@ from fedveil.crypto.shamir import SHARE_BYTES, Share, combine, consistent, odd_o
 from fedveil.errors import CryptoError, ProtocolError
 from fedveil.privacy.claims import Reveals
 from fedveil.protocols.field_codecs import BLOCK, fixed_bytes, message_codec, wire_field
-from fedveil.protocols.masking.secure_aggregation import MASK_PURPOSE, AggregationPlan, Units
 from fedveil.protocols.messages import (
     SERVER,
     SIGNED_KEY,
@@ -61,6 +60,7 @@ from fedveil.protocols.messages import (
 )
 from fedveil.protocols.parties import PairwiseKeys, Party, SiloParty, check_cohort
 from fedveil.protocols.protocol import ClientContext, Drawn, Outgoing
+from fedveil.protocols.secure_aggregation import MASK_PURPOSE, AggregationPlan, Units
 
 KEY_PURPOSE = "recoverable aggregation: mask key"
 SEAL_PURPOSE = "recoverable aggregation: sealing key"

@@ -1,7 +1,11 @@
-"""The two ends of a bridge: from the mailbox of a federation, and to the key process of a silo.
+"""Bridges: messages travel by the connections of another system, Flower or NVFlare, that the institutions run already.
 
     coordinator's host   link, socket run/bridge  <->  Bridge           in a process of the other system
     silo's host          ask_key_process          <->  key process      socket run/guard
+
+This module has the two ends: from the mailbox of a federation, and to the key process of a silo. ``bridge_flower`` and
+``bridge_nvflare`` put them into an app or a job. All three run inside the other system's processes. They import the
+standard library, that system and one another, so that they can be copied where fedveil is not installed.
 
 Claim: a bridge holds no key, no table and no state. It can lose, repeat, delay and read messages and can forge none:
 they are signed. What is lost is fetched again, because the mailbox keeps a silo's message until it is answered.

@@ -19,7 +19,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from .relay import Bridge, ask_key_process  # relative: the files may lie in a job
+from .bridge import Bridge, ask_key_process  # relative: the files may lie in a job
 
 SOCKET_VARIABLE: Final = "FEDVEIL_KEY_PROCESS"
 """Environment variable of a site's NVFlare client: path of the key process's socket. The site's operator sets it, not
@@ -28,7 +28,7 @@ the job, so that who submits a job chooses no socket of a site. ``{site}`` in it
 _TOPIC: Final = "fedveil.message"
 _MESSAGE: Final = "message"
 _ANSWER_SECONDS: Final = 90.0
-"""More than :func:`~.relay.ask_key_process` waits."""
+"""More than :func:`~.bridge.ask_key_process` waits."""
 
 _LOOK_SECONDS: Final = 0.5
 

@@ -14,20 +14,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from fedveil.errors import ProtocolError
-from fedveil.protocols.masking.recoverable_aggregation import (
-    AgreedSurvivors,
-    RecoverableServer,
-    RecoverableSilo,
-    RecoveryDirectory,
-    RecoveryKeys,
-    RelayedShares,
-    RevealedShares,
-    ShareBundle,
-    SignedSurvivors,
-    Survivors,
-    check_threshold,
-)
-from fedveil.protocols.masking.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 from fedveil.protocols.messages import (
     Announcement,
     Directory,
@@ -44,6 +30,20 @@ from fedveil.protocols.protocol import (
     ExchangeStep,
     ServerProtocol,
 )
+from fedveil.protocols.recoverable_aggregation import (
+    AgreedSurvivors,
+    RecoverableServer,
+    RecoverableSilo,
+    RecoveryDirectory,
+    RecoveryKeys,
+    RelayedShares,
+    RevealedShares,
+    ShareBundle,
+    SignedSurvivors,
+    Survivors,
+    check_threshold,
+)
+from fedveil.protocols.secure_aggregation import AggregationPlan, AggregationServer, AggregationSilo
 
 Units: TypeAlias = Int64[np.ndarray, " d"]
 

@@ -1,1 +1,0 @@
-"""Parts for Flower apps of your own: mods for the ClientApp, strategies for the ServerApp; needs flwr."""
