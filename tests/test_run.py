@@ -350,6 +350,35 @@ def test_a_checkpoint_of_another_run_of_the_experiment_is_refused(tmp_path: Path
     assert resume(one, Silent()).rounds == 3
 
 
+def test_a_checkpoint_of_another_run_is_refused_before_its_round_has_a_line(tmp_path: Path) -> None:
+    """A run that ended in the middle of a round has charged it, and metrics.jsonl has no line for it yet."""
+    wanted = parse(experiment(rounds=3).model_dump(mode="json", exclude_none=True) | {"privacy": {}}, "test")
+    folders = []
+    for place in ("one", "other"):
+        with pytest.raises(KeyboardInterrupt):
+            run(prepare(wanted), tmp_path / place, Silent(interrupt_after=2))
+        folders.append(tmp_path / place / "try")
+    one, other = folders
+    metrics, checkpoint = one / "metrics.jsonl", one / "checkpoint" / "state.safetensors"
+    charged, own = (one / "ledger.jsonl").read_bytes(), checkpoint.read_bytes()
+    first, second, third = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(first + second + third[:40])
+    shutil.copy(other / "checkpoint" / "state.safetensors", checkpoint)
+    with pytest.raises(
+        RunFolderError, match=r"another run folder.*round 1 that .* round 2 does not continue"
+    ):
+        resume(one, Silent())
+    metrics.write_bytes(first)
+    for kept in (own, checkpoint.read_bytes()):
+        checkpoint.write_bytes(kept)
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl: has no complete line for round 1"):
+            resume(one, Silent())
+    assert (one / "ledger.jsonl").read_bytes() == charged
+    checkpoint.write_bytes(own)
+    metrics.write_bytes(first + second + third[:40])
+    assert resume(one, Silent()).rounds == 3
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     outcome = run(prepare(experiment(rounds=1)), tmp_path, Silent())
     path = outcome.folder / "checkpoint" / "state.safetensors"

@@ -27,6 +27,7 @@ from fedveil.privacy.noise import grid_gaussian
 from fedveil.privacy.statement import show_epsilon
 from fedveil.protocols.protocol import ProtocolSpec
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
+from fedveil.registry import is_own
 from fedveil.run.config.composition import Composition
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.recommended import RECOMMENDED
@@ -233,7 +234,7 @@ def prepare(
     # compose, collect the facts, then find the noise and derive the guarantee of the final method.
     method = composition.resolve_calibrated(method, public)
     # A sampler of another package is tried here: at its first round, the round would be charged already.
-    if type(method.sampler).__module__.partition(".")[0] != "fedveil":
+    if not is_own(type(method.sampler)):
         draw_users(method, population.n_users, PrivacyRandomness.insecure(0), 1)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)

@@ -17,7 +17,7 @@ from pydantic import GetCoreSchemaHandler, PlainSerializer, PlainValidator, Vali
 
 from fedveil.errors import ConfigError
 from fedveil.methods.capabilities import count_colluding
-from fedveil.registry import PACKAGE
+from fedveil.registry import is_own
 from fedveil.run.config.choice import Choice, ChoiceField, StageField, choice_of, section_error
 from fedveil.sanitize import sanitize
 from fedveil.training.local_algorithms import PLAIN, LocalAlgorithm
@@ -108,7 +108,7 @@ class InMemoryMethod(Choice):
             if self.value is None
             else {one.name: getattr(self.value, one.name) for one in fields(self.value)}
         )
-        found = {name: type(one) for name, one in stages.items() if _is_third_party(type(one))}
+        found = {name: type(one) for name, one in stages.items() if not is_own(type(one))}
         return tuple(
             f"the {name} {one.__qualname__} comes from {one.__module__}, and was handed over in Python"
             for name, one in found.items()
@@ -212,7 +212,7 @@ def describe_algorithm(algorithm: LocalAlgorithm) -> str:
 
 def unverified_algorithm(local: LocalSgd | None) -> tuple[str, ...]:
     """Return a sentence on a local algorithm of another package that was passed in Python."""
-    if local is None or not _is_third_party(type(local.algorithm)):
+    if local is None or is_own(type(local.algorithm)):
         return ()
     if choice_of("local_algorithms", local.algorithm) is not None:
         return ()  # named, so it is listed with its package
@@ -236,7 +236,7 @@ def _describe_value(value: Any, path: str) -> str:
             f"{one.name}={_describe_value(getattr(value, one.name), f'{path}.{one.name}')}"
             for one in fields(value)
         )
-        return f"{kind.__module__ + ':' if _is_third_party(kind) else ''}{kind.__qualname__}({inside})"
+        return f"{'' if is_own(kind) else f'{kind.__module__}:'}{kind.__qualname__}({inside})"
     if isinstance(value, tuple | list):
         return f"[{', '.join(_describe_value(one, f'{path}.{at}') for at, one in enumerate(value))}]"
     if value is None or isinstance(value, bool | int | float | str):
@@ -246,8 +246,3 @@ def _describe_value(value: Any, path: str) -> str:
         "so that a resumed run could not be distinguished from another; stages are numbers, texts, lists of "
         "them, and dataclasses of those"
     )
-
-
-def _is_third_party(kind: type[Any]) -> bool:
-    """Return whether a class comes from another package."""
-    return kind.__module__.partition(".")[0] not in (PACKAGE, "builtins")

@@ -300,21 +300,38 @@ class RunFolder:
         return {number for number, _ in self._metrics_lines()} - {0}
 
     def check_own_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Check that a checkpoint was written in this folder: its round has the same line in metrics.jsonl, if any.
+        """Check that a checkpoint was written in this folder: its line of metrics continues metrics.jsonl.
 
-        The ledgers of two runs of one experiment may be equal, byte for byte. The line differs, in its seconds alone
-        if in nothing else. Rounds of the other run are charged in the other folder, so a run that went on from them
-        would state less than its models cost.
+        The ledgers of two runs of one experiment may be equal, byte for byte. Rounds of the other run are charged in
+        the other folder, so a run that went on from them would state less than its models cost. The lines of two runs
+        differ, in their seconds alone if in nothing else. Hence metrics.jsonl has either the checkpoint's line or none
+        for its round, and ``elapsed`` of the checkpoint is that of the line before plus the seconds of the round.
+        After a crash the line before is there: it is on disk before the next round is charged.
 
         Raises:
-            RunFolderError: the line is another one.
+            RunFolderError: one of the two lines is another one, or the line before is missing.
         """
-        lines = [line for number, line in self._metrics_lines() if number == checkpoint.round]
-        if lines and json.loads(lines[0]) != checkpoint.row:
+        path, number, row = self / "metrics.jsonl", checkpoint.round, checkpoint.row
+        lines = {at: json.loads(line) for at, line in self._metrics_lines() if at in (number - 1, number)}
+        if number and number - 1 not in lines:
+            raise RunFolderError(
+                f"{path}: has no complete line for round {number - 1}, so that nothing shows in which folder the "
+                f"checkpoint of round {number} was written; put back metrics.jsonl, or remove the checkpoint, so that "
+                "its rounds are played and charged again"
+            )
+        other = None
+        with reading(path, RunFolderError):
+            if lines.get(number, row) != row:
+                other = f"another line for round {number}"
+            elif number and row["elapsed"] != lines[number - 1]["elapsed"] + row["seconds"]:
+                other = (
+                    f"a line for round {number - 1} that the checkpoint of round {number} does not continue"
+                )
+        if other is not None:
             raise RunFolderError(
                 f"{self / _CHECKPOINT}: was written in another run folder, or before this run went on from an older "
-                f"checkpoint: metrics.jsonl has another line for round {checkpoint.round}; put back the checkpoint of "
-                "this run, or remove it, so that its rounds are played and charged again"
+                f"checkpoint: metrics.jsonl has {other}; put back the checkpoint of this run, or remove it, so that "
+                "its rounds are played and charged again"
             )
 
     def mend_metrics(self, checkpoint: Checkpoint) -> None:
