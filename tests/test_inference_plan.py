@@ -171,7 +171,7 @@ def test_a_grid_beyond_where_records_are_followed_is_refused_before_any_table(tm
         ('family = "logistic"\ntarget = "sick"\nrate = 1.0', "inference.rate"),
         ('family = "survival"\ngrid = [0, 1, 2]\nrate = 1e300', "grid that ends at 6e-301"),
         ('family = "survival"\ngrid = [0, 1, 2]\nrate = 1e-300', "longer intervals"),
-        ('family = "survival"\ngrid = [0, 1, 1e300]\nrate = 1e20', "grid that ends at 6e-21"),
+        ('family = "survival"\ngrid = [0, 1, 1e30]\nrate = 1e20', "grid that ends at 6e-21"),
     ],
 )
 def test_absurd_rates_are_refused_with_the_reason(tmp_path: Path, keys: str, words: str) -> None:
