@@ -24,7 +24,9 @@ def lay_out(table: Table, rows: Sequence[Line]) -> tuple[list[Line], str]:
     losses and seconds beside another value of trained models are left to ``fedveil reproduce TABLE``.
     """
     shown = [{name: text.replace(" ± ", "±") for name, text in row.items()} for row in rows]
-    said = _counts(shown) + _verdicts(shown) + _widths(shown)
+    said = _counts(shown)
+    if not table.not_comparable:
+        said += _verdicts(shown) + _widths(shown)
     entries = {row["cell"]: _entry(table, row) for row in shown}
     dropped = {"cell", "n", "CPU s a run", "published", "difference", "half width", table.value}
     if table.parts:

@@ -248,7 +248,9 @@ def _verdicts(
 
 def _counted(table: Table, results: Results, item: IndexItem) -> str:
     """Count verdicts on published figures, and on the orders that this item of the paper states."""
-    counted = Counter(line["verdict"] for line in section_rows(table, results) if line.get("verdict"))
+    counted = Counter[str]()
+    if not table.not_comparable:
+        counted.update(line["verdict"] for line in section_rows(table, results) if line.get("verdict"))
     for said in table.expected:
         if said.beyond or (said.items and item.id not in said.items):
             continue

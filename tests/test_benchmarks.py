@@ -259,31 +259,6 @@ def test_a_page_of_measured_figures_is_that_of_its_results(
     )
 
 
-def test_the_table_of_bits_is_that_of_the_channels_results() -> None:
-    """docs/theory/lrsuq.md: every size, and the limit, is a row of results/benchmarks/channel.json."""
-    root = Path(__file__).parents[1]
-    rows = json.loads((root / "results/benchmarks/channel.json").read_text(encoding="utf-8"))["rows"]
-    found = {row["case"]: row for row in rows}
-    table = [
-        [cell.strip(" *") for cell in line.split("|")[1:-1]]
-        for line in (root / "docs/theory/lrsuq.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("|")
-    ]
-    head = next(index for index, cells in enumerate(table) if cells[0] == "sd(x) / sigma")
-    columns = table[head][2:-3]
-    assert columns == ["Z1", "E8"]
-    for ratio, *shown in table[head + 2 : head + 7]:
-        case = f"sd(X)/sigma = {float(ratio)}"
-        sizes = [found[f"{case}, {name}, bits a parameter"]["ours"] for name in columns]
-        half = found[f"{case}, adaptive against 50% Gaussian + SDQ of the same variance"]
-        rule, more = (found.get(f"{case}, adaptive, search {search}", {}).get("ours") for search in (2, 5))
-        limit = found[f"{case}, Z2, bits a parameter"]["peer"]
-        values = [limit, *sizes, rule, more, half["peer"]]
-        for cell, value in zip(shown, values, strict=True):
-            decimals = len(cell.partition(".")[2])
-            assert cell == ("" if value is None else f"{value:.{decimals}f}"), case
-
-
 @pytest.mark.parametrize("kind", correlated.KINDS)
 def test_the_kinds_of_noise_that_are_compared_are_experiments(kind: str) -> None:
     found = parse(correlated.document("digits", kind, 20), kind)
