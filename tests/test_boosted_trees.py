@@ -12,10 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 from scipy.special import expit
 
 import fedveil as fv
 from fedveil.bundle.export import export_onnx
+from fedveil.bundle.manifest import SUMS, BundleError, read_files, sums, write_files
 from fedveil.data.records import Affine, Population, Records
 from fedveil.errors import CompositionError, ModelError
 from fedveil.methods.boosted_trees import boosted_trees
@@ -416,6 +418,36 @@ def test_it_finds_what_no_linear_model_finds_and_travels_as_a_bundle(tmp_path: P
     assert found.statement.epsilon <= 20
     loaded = fv.load(found.save(tmp_path / "trees"))
     assert np.array_equal(loaded.predict_proba(test), found.predict_proba(test))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("feature", lambda old: old - old - 1, "'feature' names a feature or a cut"),
+        ("feature", lambda old: old + 3, "'feature' names a feature or a cut"),
+        ("rank", lambda old: old + 15, "'rank' names a feature or a cut"),
+        ("feature", lambda old: old.float(), "'feature' holds torch.float32 in the bundle and torch.int64"),
+    ],
+)
+def test_a_bundle_whose_trees_read_beside_the_features_is_refused(
+    name: str, change: Any, said: str, tmp_path: Path
+) -> None:
+    """Before, an error of an index; or an ONNX file that has its reader read beside a record's memory."""
+    found = fv.train(
+        "boosted-trees", people(), method=fv.boosted_trees(), epsilon=20, rounds=3, folder=tmp_path
+    )
+    held = read_files(found.save(tmp_path / "trees"))
+    tensors = load(held["model.safetensors"])
+    held["model.safetensors"] = save({**tensors, name: change(tensors[name])})
+    del held[SUMS]
+    write_files(tmp_path / "hostile", {**held, SUMS: sums(held)})
+    hostile = fv.load(tmp_path / "hostile")
+    for use in (
+        lambda: hostile.predict(np.zeros((1, 3), np.float32)),
+        lambda: export_onnx(hostile, tmp_path / "t.onnx"),
+    ):
+        with pytest.raises(BundleError, match=said):
+            use()
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -122,6 +122,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"inference": LOGISTIC + '\nreference = { stay = "q" }'}, "no such feature is requested"),
         ({"inference": LOGISTIC + "\nscale = { ward = { centre = 0, scale = 1 } }"}, "have no scale"),
         ({"inference": LOGISTIC + "\nscale = { age = { centre = 0, scale = 0 } }"}, "scale.age.scale"),
+        (
+            {"inference": LOGISTIC + "\nscale = { age = { centre = 0, scale = 1e-300 } }"},
+            "a million times the scale",
+        ),
+        (
+            {"inference": LOGISTIC + "\nscale = { age = { centre = -1e300, scale = 1 } }"},
+            "a million times the scale",
+        ),
+        (
+            {"inference": LOGISTIC + "\nscale = { age = { centre = 0, scale = 1e300 } }"},
+            "or less than a millionth",
+        ),
+        ({"inference": 'family = "linear"\ntarget = "age"\ncut = 1e-320'}, "inference.cut: must be >= 1e-12"),
+        (
+            {"inference": 'family = "survival"\ngrid = [0, 5]\nrate = 1e308'},
+            "inference.rate: must be <= 1e+300",
+        ),
         ({"inference": LOGISTIC + "\nbound = 0.5"}, "inference.bound"),
         ({"inference": LOGISTIC + '\ncombine = "first"'}, "belongs to combine"),
         ({"inference": LOGISTIC + '\ncombine = "any"'}, "inference.combine"),

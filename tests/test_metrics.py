@@ -42,6 +42,7 @@ from fedveil.training.metrics import (
     load_metric,
     mae,
     mcc,
+    measure,
     precision,
     r2,
     recall,
@@ -286,3 +287,46 @@ def test_what_has_no_record_or_no_number_is_undefined() -> None:
             METRICS[name](*tensors(np.zeros((1, 3), np.float32), np.array([1])))
     with pytest.raises(ModelError, match="top_5_accuracy: the model has 3 outputs"):
         METRICS["top_5_accuracy"](*tensors(np.zeros((1, 3), np.float32), np.array([1])))
+
+
+RIGHT = tensors(np.array([[2.0, 0.0], [2.0, 0.0]], np.float32), np.array([0, 1]))
+
+
+@pytest.mark.parametrize("value", [None, "0.5", True, 1j, np.ones(3), [0.5]])
+def test_a_metric_that_returns_no_number_is_named_without_the_value(value: object) -> None:
+    """A truth value ended the run after its charge, when its line of metrics was read."""
+    with pytest.raises(
+        ModelError, match=rf"^metric mine must return a number, not a value of {type(value).__name__}$"
+    ):
+        measure({"mine": lambda outputs, targets, weights: value}, *RIGHT)  # type: ignore[dict-item, return-value]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (torch.tensor(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (1, 1.0),
+        (math.inf, None),
+        (math.nan, None),
+        (10**400, None),
+    ],
+)
+def test_numbers_of_other_libraries_are_numbers_and_what_json_has_no_number_for_is_none(
+    value: float, shown: float | None
+) -> None:
+    assert measure({"mine": lambda outputs, targets, weights: value}, *RIGHT) == {"mine": shown}
+
+
+def test_a_metric_that_writes_to_its_arguments_changes_no_other() -> None:
+    def writes(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+        outputs.zero_(), targets.zero_()
+        assert weights is not None
+        weights.zero_()
+        return 0.0
+
+    outputs, targets = RIGHT
+    given = outputs.clone(), targets.clone(), torch.tensor([1.0, 3.0])
+    assert measure({"mine": writes, "accuracy": accuracy}, *given) == {"mine": 0.0, "accuracy": 0.25}
+    assert given[0].equal(outputs)
+    assert given[1].equal(targets)

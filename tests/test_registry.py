@@ -333,6 +333,7 @@ def test_a_member_whose_keys_cannot_be_read_is_refused(install: Install, code: s
     install("fv-odd", {"denoisers": {"odd": "fv_odd:odd"}}, {"fv_odd": code})
     with pytest.raises(ConfigError, match=message):
         parse(denoised("odd"), "t")
+    assert [one.name for one in entries("denoisers")][-1] == "odd"  # the list of all members shows it
 
 
 def test_what_composition_does_not_have_is_named(install: Install) -> None:

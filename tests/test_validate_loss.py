@@ -232,6 +232,8 @@ def by_rows():
         (partial(lambda numbers, outputs, targets: outputs[:, 0] * next(numbers), count(1)), "holds a count"),
         (at_least_sixteen, "changes with the other records"),
         (drawn, "draws random numbers"),
+        (lambda outputs, targets: outputs[:, 0] * targets.clamp_(max=1), "writes to the outputs or targets"),
+        (lambda outputs, targets: outputs.mul_(2)[:, 0], "writes to the outputs or targets"),
         (lambda outputs, targets: outputs.mean(), "one floating-point term per record"),
         (lambda outputs, targets: outputs[:, 7], "fails on outputs"),
     ],

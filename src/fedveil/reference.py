@@ -16,6 +16,7 @@ from fedveil.config_keys import REQUIRED, Key, limits_of
 from fedveil.errors import ConfigError
 from fedveil.registry import KINDS, PACKAGE, Member, members
 from fedveil.run.config.choice import own_keys
+from fedveil.sanitize import sanitize
 
 SECTIONS: Final = {
     "methods": ("[method]", "Who trains what, how far it is bounded, and who adds which noise."),
@@ -92,8 +93,13 @@ def _entry(member: Member) -> Entry:
         loaded = member.load()
         keys = own_keys(loaded) if member.kind not in _WITHOUT_KEYS else ()
         return Entry(name=member.name, package=member.package, summary=summary(loaded), keys=keys)
-    except ConfigError as error:
-        return Entry(name=member.name, package=member.package, summary=str(error), keys=())
+    except (
+        ConfigError,
+        TypeError,
+        NameError,
+        ValueError,
+    ) as error:  # an object whose parameters cannot be read
+        return Entry(name=member.name, package=member.package, summary=sanitize(str(error)), keys=())
 
 
 def _page() -> Iterator[str]:

@@ -35,6 +35,7 @@ from fedveil.randomness import ExperimentRandomness
 from fedveil.run.config.in_memory_method import SESSION
 from fedveil.sanitize import sanitize
 from fedveil.training.models import MODELS, build_model
+from fedveil.training.trees import BoostedTrees
 from fedveil.validation import validate_document
 
 _WEIGHTS: Final = "model.safetensors"
@@ -79,6 +80,12 @@ class Bundle:
         module = self._module()
         self._compare(stored, module)
         module.load_state_dict(stored)
+        # Python would raise at such an index, or count a negative one from the end; readers of an exported file read
+        # whatever lies there in memory.
+        if isinstance(module, BoostedTrees) and (name := module.wrong_index()) is not None:
+            raise BundleError(
+                f"{self.path}: tensor '{name}' names a feature or a cut that the model does not have"
+            )
         return module.eval()
 
     @cached_property
@@ -135,6 +142,11 @@ class Bundle:
                 raise BundleError(
                     f"{self.path}: tensor '{sanitize(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
                     "model; hand over a model that was built as the trained one was"
+                )
+            if stored[name].is_floating_point() != wanted[name].is_floating_point():
+                raise BundleError(
+                    f"{self.path}: tensor '{sanitize(name)}' holds {stored[name].dtype} in the bundle and "
+                    f"{wanted[name].dtype} in the model"
                 )
 
     def tensors(self) -> dict[str, Tensor]:

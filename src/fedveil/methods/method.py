@@ -36,7 +36,7 @@ from fedveil.statistics.local_vectors import PersonVector
 from fedveil.training.record_sums import RecordSums
 from fedveil.training.server.averages import LAST, Average
 from fedveil.training.server.denoise import NO_DENOISER, Denoiser
-from fedveil.training.server.optimizers import STATELESS, Optimizer, State
+from fedveil.training.server.optimizers import STATELESS, Optimizer, State, check_state, check_tensor
 from fedveil.training.steps import LocalDpSgd, LocalGradient, LocalSgd, check_computed
 
 # --- classes of other packages ------------------------------------------------------------------------------
@@ -486,14 +486,23 @@ def next_state(
         users: expected number of participants.
         state: the state before, from :func:`begin_state` or the previous step.
     """
-    average = method.average.update(model, stage_state(_AVERAGE, state))
+    before = stage_state(_AVERAGE, state)
+    average = method.average.update(model, before)
+    average = check_state(method.average, "average", "the state of update()", average, before)
     bound = method.bound.next_state(marks, users, stage_state(BOUND, state))
     return {**server, **_named(_AVERAGE, average), **_named(BOUND, bound)}
 
 
+def optimizer_state(state: State) -> State:
+    """Return the state of the server's optimiser from the server's state."""
+    others = (_AVERAGE, BOUND, _STREAM)
+    return {name: value for name, value in state.items() if not name.startswith(others)}
+
+
 def released_model(method: Method, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
     """Return the run's model after a round: the global model, or the average released instead."""
-    return method.average.released_model(model, stage_state(_AVERAGE, state))
+    found = method.average.released_model(model, stage_state(_AVERAGE, state))
+    return check_tensor(method.average, "average", "released_model()", found, model)
 
 
 def _begin_reader(channel: Any, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:

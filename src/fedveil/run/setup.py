@@ -39,7 +39,7 @@ from fedveil.run.releases.evaluation import Evaluation, plan_evaluation
 from fedveil.run.releases.preprocessing import Preprocessing, plan_preprocessing
 from fedveil.run.releases.release import Release
 from fedveil.run.releases.side_releases import compose_with_rounds
-from fedveil.run.rounds.round_context import RoundContext, TrainingSetup, draw_users
+from fedveil.run.rounds.round_context import RoundContext, TrainingSetup, draw_users, try_server_stages
 from fedveil.training.dpsgd import RECORD_MEMORY, DpSgdTrainer
 from fedveil.training.record_sums import RecordSumsTrainer
 from fedveil.training.server.optimizers import State
@@ -236,6 +236,9 @@ def prepare(
     # A sampler of another package is tried here: at its first round, the round would be charged already.
     if not is_own(type(method.sampler)):
         draw_users(method, population.n_users, PrivacyRandomness.insecure(0), 1)
+    shapes = tuple(tuple(shape) for shape in task.layout.shapes)
+    if method.released == "models":
+        try_server_stages(method, task.initial, local.message_length(task.dimension), shapes)
     guarantee = derive(method, public)
     accountant = composition.accountant(guarantee)
     groups, n_silos = _groups(method, population, records)
@@ -252,7 +255,7 @@ def prepare(
         cohort=cohort,
         weights=contribution_weights(method, groups, population),
         n_users=population.n_users,
-        shapes=tuple(tuple(shape) for shape in task.layout.shapes),
+        shapes=shapes,
     )
     senders = _senders(method, population, n_silos)
     prepared = Prepared(

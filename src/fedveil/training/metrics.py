@@ -45,6 +45,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
+from fedveil.config_keys import is_finite, is_number, plain
 from fedveil.errors import ConfigError, ModelError
 from fedveil.sanitize import sanitize
 from fedveil.training.losses import Loss, Metric, TaskKind
@@ -540,6 +541,29 @@ def check_metric(name: str, metric: Metric) -> Metric:
             f"metric {name}: it is called with (outputs, targets, weights), and it does not take them: {error}"
         ) from None
     return metric
+
+
+def measure(
+    metrics: Mapping[str, Metric],
+    outputs: Float[Tensor, "n k"],
+    targets: Shaped[Tensor, "n *target"],
+    weights: Weights = None,
+) -> dict[str, float | None]:
+    """Return the value of every metric; None where it is not a finite number.
+
+    Each metric gets copies of its own: what it writes to them changes no other metric and no later round.
+
+    Raises:
+        ModelError: a metric returns no real number; names it and the type, and no value.
+    """
+    found: dict[str, float | None] = {}
+    for name, metric in metrics.items():
+        own = None if weights is None else weights.clone()
+        value = plain(metric(outputs.clone(), targets.clone(), own))
+        if not is_number(value):
+            raise ModelError(f"metric {name} must return a number, not a value of {type(value).__name__}")
+        found[name] = float(value) if is_finite(value) else None
+    return found
 
 
 def _classes(outputs: Float[Tensor, "n k"]) -> Int64[np.ndarray, "n"]:

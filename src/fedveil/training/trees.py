@@ -99,6 +99,14 @@ class BoostedTrees(nn.Module):
         found: Tensor = leaves[cell + first].sum(1)
         return found
 
+    def wrong_index(self) -> str | None:
+        """Return the tensor that names a feature or a cut which the model does not have; None if none does."""
+        for name, most in (("feature", len(self.cuts)), ("rank", CUTS)):
+            places: Tensor = getattr(self, name)
+            if bool(((places < 0) | (places >= most)).any()):
+                return name
+        return None
+
     @torch.no_grad()
     def importances(self) -> Float32[Tensor, " p"]:
         """Return each feature's share of what the trees decide; the shares sum to 1, or are 0 before any tree.

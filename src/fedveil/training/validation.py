@@ -285,8 +285,9 @@ def _terms(
 ) -> Float[Tensor, " n"]:
     """Return the terms of a loss, and refuse a loss that holds other values afterwards."""
     before = snapshot(loss)
+    given, kept = (outputs, targets, mask), (outputs.clone(), targets.clone(), mask.clone())
     try:
-        terms = loss.records(outputs.clone(), targets.clone(), mask.clone())
+        terms = loss.records(*kept)
     except ModelError as error:
         raise ModelError(
             f"{error}; return one term a record: no mean over them (reduction='none'), and no second axis"
@@ -302,6 +303,11 @@ def _terms(
         raise ModelError(
             f"loss {loss.name} writes to what it holds (a buffer, an attribute, a variable that it closes over): "
             f"{WHY}; compute each batch by itself"
+        )
+    if not all(map(torch.equal, given, kept)):
+        raise ModelError(
+            f"loss {loss.name} writes to the outputs or targets that it is given, which are read again: compute with "
+            "operations that return new tensors"
         )
     return terms.detach()
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from fedveil.errors import RunFolderError
 from fedveil.files import parse_json, read_content
 from fedveil.run.folder.documents import Diagnostics, read_document
-from fedveil.run.folder.run_folder import Row, RunFolder, finite
+from fedveil.run.folder.run_folder import Row, RunFolder
 from fedveil.run.setup import Prepared
+from fedveil.training.metrics import measure
 
 RECORDS = "diagnostics.json"
 
@@ -90,7 +91,7 @@ def baseline(prepared: Prepared) -> dict[str, float | None]:
     weights = None if given is None else torch.from_numpy(given)
     targets = torch.from_numpy(population.test_targets)
     outputs = _constant(prepared).expand(len(targets), -1)
-    found = {name: finite(metric(outputs, targets, weights)) for name, metric in metrics.items()}
+    found = measure(metrics, outputs, targets, weights)
     # The R2 of a mean is 0 but for rounding.
     return {name: 0.0 if value is not None and abs(value) < 1e-9 else value for name, value in found.items()}
 

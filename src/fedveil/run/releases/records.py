@@ -23,10 +23,11 @@ from fedveil.data.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.data.records import Population
 from fedveil.data.tables import files_of
 from fedveil.methods.method import training_bound
-from fedveil.run.folder.run_folder import Row, finite
+from fedveil.run.folder.run_folder import Row
 from fedveil.run.releases.evaluation import attach_scores, outputs_of
 from fedveil.run.setup import Prepared
 from fedveil.statistics.preprocessing import LENGTH
+from fedveil.training.metrics import measure
 from fedveil.training.shapes import single_threaded
 from fedveil.training.trainer import Progress
 
@@ -117,9 +118,7 @@ def evaluate(prepared: Prepared, model: Float32[Tensor, " d"]) -> dict[str, floa
         outputs = outputs_on_test(prepared, model)
         targets = torch.from_numpy(population.test_targets)
         weights = None if population.test_weights is None else torch.from_numpy(population.test_weights)
-        return {
-            name: finite(metric(outputs, targets, weights)) for name, metric in prepared.task.metrics.items()
-        }
+        return measure(prepared.task.metrics, outputs, targets, weights)
 
 
 def outputs_on_test(prepared: Prepared, model: Float32[Tensor, " d"]) -> Float32[Tensor, "n k"]:

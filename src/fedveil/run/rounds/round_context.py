@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from fedveil.errors import ModelError
+from fedveil.errors import CompositionError, ModelError
 from fedveil.methods.capabilities import ServerNoise, memory_of
 from fedveil.methods.message_encoding import Sender
 from fedveil.methods.method import (
     Method,
+    begin_state,
     decode_sum,
     message_length,
     next_state,
+    optimizer_state,
     reader_state,
+    released_model,
     sum_noise_std,
     training_bound,
     with_clip,
@@ -27,7 +32,8 @@ from fedveil.privacy.bounds import Bound
 from fedveil.privacy.row_norms import is_finite
 from fedveil.privacy.sampling import is_due
 from fedveil.randomness import ExperimentRandomness, PrivacyRandomness
-from fedveil.training.server.optimizers import State
+from fedveil.registry import is_own
+from fedveil.training.server.optimizers import State, check_state, check_tensor
 from fedveil.training.trainer import Cohort, Progress, Trainer, TrainJob
 
 
@@ -265,9 +271,8 @@ def next_model(
     noisy = torch.from_numpy(aggregate[:length] / divisor).mul_(bound.unit)
     # Denoisers smooth within a parameter's shape; sums of statistics are one vector.
     shapes = setting.shapes if length == len(context.model) else ((length,),)
-    mean = method.denoiser.estimate(noisy, noise_std, shapes)
+    after, server = server_step(method, noisy, noise_std, shapes, context.model, context.state)
     marks = torch.from_numpy(aggregate[length:])
-    after, server = method.server.at_noise(noise_std).step(context.model, mean, context.state)
     state = next_state(method, after, server, marks, method.sampler.rate * setting.n_users, context.state)
     state = {**state, **stream}
     # Checked before the release, because `RunFolder.read_checkpoint` refuses a model that is not finite.
@@ -277,3 +282,103 @@ def next_model(
             "lower server.learning_rate"
         )
     return after, state
+
+
+def server_step(
+    method: Method,
+    noisy: Float64[Tensor, " length"],
+    noise_std: float,
+    shapes: Sequence[tuple[int, ...]],
+    model: Float32[Tensor, " d"],
+    state: State,
+) -> tuple[Float32[Tensor, " d"], State]:
+    """Return the next model and the optimiser's next state from a noisy mean: the denoiser, then the server's step.
+
+    Args:
+        method: the method of the round.
+        noisy: (length,) the mean with its noise, in the unit of an update.
+        noise_std: standard deviation of the noise in each coordinate, same unit.
+        shapes: shapes of the tensors that the mean holds.
+        model: (d,) the model before.
+        state: the server's state before.
+
+    Raises:
+        ModelError: the denoiser or the optimiser returns no tensor of the needed type and shape; names its class.
+    """
+    mean = method.denoiser.estimate(noisy, noise_std, shapes)
+    if isinstance(mean, Tensor) and mean.is_floating_point():
+        mean = mean.to(torch.float64)
+    mean = check_tensor(method.denoiser, "denoiser", "estimate()", mean, noisy)
+    server = method.server.at_noise(noise_std)
+    made = server.step(model, mean, state)
+    if not server.steps_models:
+        return made
+    where = "server optimizer"
+    if not isinstance(made, tuple) or len(made) != _MODEL_AND_STATE:
+        raise ModelError(
+            f"{type(server).__name__}, given as {where}: step() is no pair of a model and a state"
+        )
+    after = check_tensor(server, where, "the model of step()", made[0], model)
+    known = optimizer_state(made[1]) if isinstance(made[1], Mapping) else made[1]
+    return after, check_state(server, where, "the state of step()", known, optimizer_state(state))
+
+
+_MODEL_AND_STATE: Final = 2
+
+
+def try_server_stages(
+    method: Method,
+    initial: Callable[[], Float32[Tensor, " d"]],
+    length: int,
+    shapes: Sequence[tuple[int, ...]],
+) -> None:
+    """Try a denoiser, an optimiser and an average of another package on made-up means before anything is charged.
+
+    Args:
+        method: the composition.
+        initial: returns the (d,) initial model.
+        length: length of a message.
+        shapes: shapes of the model's parameters.
+
+    Raises:
+        CompositionError: a stage returns no tensor of the needed type and shape, or numbers that are not finite;
+            writes to what it is given; or returns something else when it is asked again. Names its class.
+    """
+    stages = {"denoiser": method.denoiser, "server optimizer": method.server, "average": method.average}
+    foreign = [
+        f"{type(one).__name__}, given as {role}" for role, one in stages.items() if not is_own(type(one))
+    ]
+    if not foreign or not method.server.steps_models:
+        return
+    who, model = "; ".join(foreign), initial()
+    made_up = torch.linspace(-1.0, 1.0, length, dtype=torch.float64)
+    parts = shapes if length == len(model) else ((length,),)
+
+    def two_rounds() -> list[Tensor]:
+        """Return the models and states after each of two rounds."""
+        at, state, found = model.clone(), begin_state(method, model.clone()), list[Tensor]()
+        for number in (1, 2):
+            played = method.at_round(number, state)
+            given = (made_up.clone(), at, *state.values())
+            kept = [one.clone() for one in given]
+            after, server = server_step(played, given[0], 1.0, parts, at, state)
+            marks = torch.zeros(played.bound.extra, dtype=torch.float64)
+            then = next_state(played, after, server, marks, 1.0, state)
+            released = released_model(played, after, then)
+            if not all(map(is_finite, (after, released, *then.values()))):
+                raise CompositionError(
+                    f"{who}: a model or a state has a NaN or an infinity after a mean in [-1, 1]"
+                )
+            if not all(map(torch.equal, given, kept)):
+                raise CompositionError(f"{who}: writes to the mean, the model or the state that it is given")
+            # Stateful noise is decoded before the step; its state is not tried.
+            at, state = after, {**state, **then}
+            found += [one.clone() for one in (after, released, *then.values())]
+        return found
+
+    try:
+        first, again = two_rounds(), two_rounds()
+    except ModelError as error:
+        raise CompositionError(str(error)) from None
+    if not all(map(torch.equal, first, again)):
+        raise CompositionError(f"{who}: equal means gave another model or state when they were tried again")

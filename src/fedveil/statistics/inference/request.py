@@ -24,6 +24,13 @@ FAMILIES: Final = tuple(kind.name for kind in (Linear, Logistic, Poisson, Piecew
 """Names of all families."""
 
 
+_Rate = Annotated[float, Field(gt=0, le=1e300)]
+_Usual = Annotated[float, Field(ge=1e-12, le=1e12)]
+_Centre = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""Sizes in the unit of a column; outside of these ranges another unit is meant, and squares overflow."""
+_MOST_SCALES: Final = 1e6
+
+
 class _Part(DocumentTable):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -111,6 +118,12 @@ class _Asked(_Part):
                 raise ConfigError(f"inference.reference.{name}: a number has no categories")
             middle, sixth = (feature.lower + feature.upper) / 2, (feature.upper - feature.lower) * _SIXTH
             given = self.scale.get(name) or Scale(centre=middle, scale=sixth)
+            farthest = max(abs(feature.lower - given.centre), abs(feature.upper - given.centre))
+            if not farthest / _MOST_SCALES <= given.scale <= farthest * _MOST_SCALES:
+                raise ConfigError(
+                    f"inference.scale.{name}: its bounds lie up to {farthest:g} from the centre, which is more than a "
+                    f"million times the scale {given.scale:g}, or less than a millionth of it"
+                )
             return Scaled(name, feature.lower, feature.upper, given.centre, given.scale)
         categories = categories_of(schema, name, "inference.features")
         assert categories is not None, "what is no number has categories"
@@ -179,10 +192,8 @@ class LinearInference(_OneColumn):
     """A number's mean, by Huber's equation."""
 
     family: Literal["linear"]
-    centre: _Finite = Field(0.0, description="a usual value of the target, where the first step starts")
-    cut: _Positive = Field(
-        description="residuals count up to this size; about twice their standard deviation"
-    )
+    centre: _Centre = Field(0.0, description="a usual value of the target, where the first step starts")
+    cut: _Usual = Field(description="residuals count up to this size; about twice their standard deviation")
 
     def equation(self, schema: Schema) -> Family:
         return Linear(self.number(schema), self.centre, self.cut)
@@ -195,7 +206,7 @@ class PoissonInference(_OneColumn):
     cap: Annotated[int, Field(ge=1, le=1000)] = Field(
         description="larger counts are taken for it; lower is less noise"
     )
-    rate: _Positive | None = Field(
+    rate: _Rate | None = Field(
         None, description="a guess at the mean count, where the first step starts; default: 1"
     )
 
@@ -208,7 +219,7 @@ class SurvivalInference(_Asked):
 
     family: Literal["survival"]
     grid: Annotated[tuple[float, ...], Field(min_length=2, max_length=50)]
-    rate: _Positive | None = Field(
+    rate: _Rate | None = Field(
         None,
         description="a guess at events per unit of time; default: one for every two people by the end of the grid",
     )

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedveil.arguments import explain_arguments_as
 from fedveil.config_keys import composed_field
-from fedveil.errors import CompositionError, ConfigError
+from fedveil.errors import CompositionError, ConfigError, ModelError
 from fedveil.privacy.row_norms import is_finite
 from fedveil.stage import Sensitivity, Stage, duty, redefined
 
@@ -387,6 +387,64 @@ def matching(fresh: State, state: Any) -> bool:
         (value.dtype, value.shape) == (state[name].dtype, state[name].shape) and is_finite(state[name])
         for name, value in fresh.items()
     )
+
+
+# --- what a stage of another package returns ---
+# A model of another type would be written as a checkpoint that no run reads; a shorter one would end the run after its
+# charge, far from the stage that returned it.
+
+
+def check_tensor(stage: Stage, role: str, what: str, found: Any, like: Tensor) -> Tensor:
+    """Return what a stage of the server returned, without a gradient, if it fits.
+
+    Args:
+        stage: the stage, of any package.
+        role: its role in words.
+        what: the method and its result, for the error.
+        found: what it returned.
+        like: a tensor of the type, shape and device that are needed.
+
+    Raises:
+        ModelError: names the class of the stage, and what is needed.
+    """
+    if not isinstance(found, Tensor) or found.layout != torch.strided or _form(found) != _form(like):
+        raise ModelError(
+            f"{type(stage).__name__}, given as {role}: {what} is {_in_words(found)}; {_in_words(like)} is needed"
+        )
+    return found.detach()
+
+
+def check_state(stage: Stage, role: str, what: str, found: Any, before: State) -> State:
+    """Return a stage's next state if it has the names, shapes and types of the state before.
+
+    Args as for :func:`check_tensor`.
+
+    Raises:
+        ModelError: names the class of the stage, and the tensor that differs. A checkpoint with it is not read again.
+    """
+    where = f"{type(stage).__name__}, given as {role}: {what}"
+    if not isinstance(found, Mapping):
+        raise ModelError(f"{where} is a value of {type(found).__name__}; a dict of tensors is needed")
+    if other := sorted(map(str, set(found) ^ set(before))):
+        raise ModelError(
+            f"{where} has the tensors {', '.join(map(str, found)) or 'none'}, and init() has "
+            f"{', '.join(before) or 'none'}: {other[0]} is in one of them alone"
+        )
+    return {
+        name: check_tensor(stage, role, f"{what}, '{name}',", found[name], one)
+        for name, one in before.items()
+    }
+
+
+def _form(one: Tensor) -> tuple[object, ...]:
+    return one.dtype, one.shape, one.device
+
+
+def _in_words(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a value of {type(value).__name__}"
+    kind = "tensor" if value.layout == torch.strided else "sparse tensor"
+    return f"a {kind} of {value.dtype}, of shape {tuple(value.shape)}, on {value.device}"
 
 
 def _free(what: str) -> str:
