@@ -1,5 +1,6 @@
 """Layers may compute in bfloat16 and batches in parts: updates stay float32, bounded, and nobody moves another's."""
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import ModelError
+from fedveil.errors import ModelError, PrivacyError
 from fedveil.privacy.bounds import Bound, Clip, Unbounded
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.dpsgd import RecordSums
@@ -56,6 +57,49 @@ def test_the_bound_is_enforced_on_what_bfloat16_computed() -> None:
     clipped = updates(VmapTrainer(task=task, local=LocalSgd(**WILD)), task, cohort, Clip(norm=0.1))
     assert bool((clipped.norms > 0.1).all())
     assert float(clipped.total.norm(dim=1).max()) <= 0.1
+
+
+class CastsInputs(torch.nn.Module):
+    """Computes in the type of its weights, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 64), torch.nn.Linear(64, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.last(torch.tanh(self.first(features.to(self.first.weight.dtype))))
+        return hidden
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [VmapTrainer, LoopTrainer, GramTrainer])
+def test_a_default_type_that_a_user_sets_changes_no_bit(kind: type, default: torch.dtype) -> None:
+    """With torch.set_default_dtype(torch.float16) updates were rounded after the bound, up to more than it."""
+    torch.manual_seed(0)
+    task = (
+        task_of("linear")
+        if kind is GramTrainer
+        else Task(model=CastsInputs(), loss=load_loss("cross_entropy"))
+    )
+    cohort = cohort_of(SIZES)
+    for local in (LOCAL, LocalSgd(learning_rate=0.3, epochs=1)):
+        wanted = updates(kind(task=task, local=local), task, cohort, Clip(norm=0.01)).total
+        try:
+            torch.set_default_dtype(default)
+            found = updates(kind(task=task, local=local), task, cohort, Clip(norm=0.01)).total
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_updates_of_fewer_bits_are_not_bounded(narrow: torch.dtype) -> None:
+    rows, one = torch.ones(1, 3, dtype=narrow), torch.ones(1, dtype=torch.float64)
+    quantize = inspect.unwrap(
+        Clip.quantize_
+    )  # without the check of shapes and types, which is that of tests alone
+    with pytest.raises(PrivacyError, match="cannot be bounded"):
+        quantize(Clip(norm=1.0), rows, one, one)
 
 
 def test_who_takes_part_changes_no_bit_in_the_trainer_that_is_chosen() -> None:

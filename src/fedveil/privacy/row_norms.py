@@ -93,6 +93,7 @@ UNITS_BITS: Final = 18
 
 64 x 2^18 = 2^24 is the limit up to which float32 holds every whole number.
 """
+_FLOAT32_BITS: Final = 32
 SLACK: Final = 2.0**-20
 """Relative amount by which norms are scaled below the bound.
 
@@ -261,9 +262,13 @@ class ScalingBound(SteadyBound):
             messages.
 
         Raises:
-            PrivacyError: a weight outside [0, 1].
+            PrivacyError: a weight outside [0, 1], or updates of fewer bits than float32.
         """
         check_weights(weights)
+        if torch.finfo(deltas.dtype).bits < _FLOAT32_BITS:
+            raise PrivacyError(
+                f"updates of {deltas.dtype} cannot be bounded: products and sums would round up; float32 is needed"
+            )
         drop_nonfinite_(deltas, norms)
         scale = weights * self.coefficients(norms) / (self.unit * self.grid)
         # Rounding the factor to the nearest float32 could lengthen a row by 2^-24; rounding it down cannot.

@@ -385,7 +385,7 @@ def floats_per_record(task: Task, cohort: Cohort) -> int:
         layer.register_forward_hook(count) for layer in task.model.modules() if not any(layer.children())
     ]
     own = task.initial().device
-    made_up = torch.zeros(1, *cohort.features.shape[1:], device=own)
+    made_up = torch.zeros(1, *cohort.features.shape[1:], dtype=torch.float32, device=own)
     try:
         with torch.no_grad():
             functional_call(task.model, task.constants(own), (made_up,))

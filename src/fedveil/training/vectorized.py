@@ -399,7 +399,7 @@ def train(
         batches: the steps of the chunk.
     """
     layout = gradients.layout
-    models = torch.empty(batches.count, layout.dimension, device=start.device)
+    models = torch.empty(batches.count, layout.dimension, dtype=torch.float32, device=start.device)
     velocity: Tensors = {}
     for step, batch in enumerate(batches):
         rows = len(batch.mask)

@@ -388,7 +388,7 @@ class GramPlan:
         """Compute the Gram matrices of a layout, of this plan or of another."""
         rows, width = layout.records.shape
         exact = list(self.rows.grams(torch.from_numpy(layout.records), self.owner, width > layout.tile))
-        rounded = torch.zeros(rows, width, width, device=self.cohort.device)
+        rounded = torch.zeros(rows, width, width, dtype=torch.float32, device=self.cohort.device)
         for gram in exact:
             taken = gram.products.shape[1]
             rounded[gram.rows, :taken, :taken] = gram.products.float()

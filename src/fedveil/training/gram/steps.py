@@ -390,7 +390,7 @@ class Step:
     def from_batch(cls, active: int, batch: slice, present: Bool[Tensor, "g n"]) -> "Step":
         width = len(range(*batch.indices(present.shape[1])))
         chosen = present[: round_up_slots(active, width), batch].contiguous()
-        rates = (chosen / chosen.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(1)
+        rates = (chosen.float() / chosen.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(1)
         return cls(active=active, batch=batch, present=chosen, rates=rates)
 
 

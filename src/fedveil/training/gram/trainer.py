@@ -299,7 +299,7 @@ class _Training:
         targets = plan.cohort.targets[torch.from_numpy(plan.rows.index).to(plan.cohort.targets.device)]
         self._targets = torch.cat([targets, targets[:1]]).to(plan.cohort.device)
         sizes = torch.from_numpy(np.append(plan.sizes, 0)).to(plan.cohort.device)
-        self._rates = torch.where(plan.owner < 0, 0, 1 / sizes[plan.owner]).float()
+        self._rates = torch.where(plan.owner < 0, 0, 1 / sizes[plan.owner].float())
         self._coefficients = torch.zeros(self._logits.shape, dtype=torch.float32, device=start.device)
         self._square = torch.zeros(len(plan.owner), dtype=torch.float64, device=start.device)
         self._mass = torch.zeros_like(self._square)
