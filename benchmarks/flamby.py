@@ -35,7 +35,7 @@ from benchmarks.price_cases import DATA, POOLED, PROFILE, DataCase, PriceCell
 from fedveil import __version__
 from fedveil.data.catalogue import data_set
 from fedveil.data.catalogue.data_set import store
-from fedveil.data.catalogue.heart_disease import HOSPITALS, hospitals, normalise
+from fedveil.data.catalogue.heart_disease import HOSPITALS, normalise, read_hospitals
 from fedveil.privacy.accounting import epsilon, make_accountant
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.events import Event, GaussianEvent, PoissonSampledEvent, SelfComposedEvent
@@ -200,7 +200,7 @@ PROFILED: Final = tuple(replace(USER_LEVEL[0], column=column) for column in (*PR
 def mean_of_centres(prepared: Prepared, model: Float32[Tensor, " d"]) -> float:
     """Return FLamby's metric: the mean of the centres' accuracies, each normalised by its own training rows."""
     source = store(prepared.experiment.data.folder)
-    found = hospitals([source.path(file) for file in data_set("heart_disease").files(source)])
+    found = read_hospitals([source.path(file) for file in data_set("heart_disease").files(source)])
     return float(
         np.mean(
             [

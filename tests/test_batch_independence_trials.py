@@ -20,7 +20,7 @@ from fedveil.training.batch_independence import (
     LINE,
     is_gradient_batch_independent,
     trial_memory,
-    tried_slots,
+    trial_slots,
 )
 from fedveil.training.gram.trainer import GramTrainer
 from fedveil.training.loop import LoopTrainer
@@ -121,7 +121,7 @@ def test_every_slot_that_a_contribution_can_have_is_tried_at_every_width() -> No
     for width in range(1, 512):
         one = slot_multiple(width)
         for most in range(one, 5 * max(one, LINE), one):
-            long, short = tried_slots(width, most)
+            long, short = trial_slots(width, most)
             assert short % one == long % one == 0
             assert short <= long <= most
             assert short < long or most == one, "two lengths, where there are two"
@@ -155,7 +155,7 @@ def test_a_trial_takes_no_more_memory_than_training() -> None:
         VmapTrainer(task=task, local=local, memory=size).batch_shapes(cohort) for size in (1 << 17, 1 << 22)
     )
     assert set(few) < set(many)
-    assert all(tried_slots(width, few[width])[0] <= few[width] for width in few)
+    assert all(trial_slots(width, few[width])[0] <= few[width] for width in few)
     with RoundsBySlot("odd", 32):
         for memory, chosen in ((4096, VmapTrainer), (1 << 22, LoopTrainer)):
             options = TrainerOptions(memory=memory)

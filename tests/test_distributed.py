@@ -535,7 +535,7 @@ def shares(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "distributed", emulated)
         for emulated.rank in range(world):
-            found.append(distributed._share(trainer, job, True).total)
+            found.append(distributed._train_share(trainer, job, True).total)
     return found
 
 
@@ -572,7 +572,7 @@ def test_who_leaves_has_nobody_trained_on_another_machine() -> None:
         job = TrainJob(torch.zeros(width), cohort, chosen, ones, Unbounded(), ExperimentRandomness(0), path)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distributed, "distributed", emulated)
-            norms = distributed._share(trainer, job, False).norms
+            norms = distributed._train_share(trainer, job, False).norms
         return set(chosen[norms > 0].tolist())
 
     everybody = list(range(len(sizes)))

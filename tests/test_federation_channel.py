@@ -195,7 +195,7 @@ def test_others_read_nothing(tmp_path: Path) -> None:
     assert coded.key not in data
     assert coded.message[:16] not in data
     stranger = Session.__new__(Session)
-    stranger.server = SealedServer(session.server._agreed, envelope.round_id.run)
+    stranger.server = SealedServer(session.server._spec, envelope.round_id.run)
     stranger.server._shared[0] = AgreementKey.generate().agree(AgreementKey.generate().public)
     other = replace(envelope, round_id=replace(envelope.round_id, round=2))
     for opener, sent in ((stranger, envelope), (session, other)):

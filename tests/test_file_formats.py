@@ -244,10 +244,10 @@ def test_the_format_of_a_silo_is_its_own_affair(files: list[Path], tmp_path: Pat
     listed = tuple(who for who, *_ in ROWS)
     own = schema().formats or {}
     held = [
-        PartyTable(declared=table, silo=at, path=path, written=own.get(path.name), users=listed)
+        PartyTable(declared=table, silo=at, path=path, file_format=own.get(path.name), users=listed)
         for at, path in enumerate(files)
     ]
-    shares = [one.share() for one in held]
+    shares = [one.load_population() for one in held]
     for one in shares:
         assert one.train.features.tolist() == shares[0].train.features.tolist()
         assert one.schema == declared  # nothing of the format reaches what is agreed
@@ -259,8 +259,12 @@ def test_the_format_of_a_silo_is_its_own_affair(files: list[Path], tmp_path: Pat
         DataError, match=r"format of .*south.csv: .*'Süd' is declared, and is one of missing_values"
     ):
         PartyTable(
-            declared=table, silo=1, path=files[1], written=FileFormat(missing_values=("Süd",)), users=listed
-        ).share()
+            declared=table,
+            silo=1,
+            path=files[1],
+            file_format=FileFormat(missing_values=("Süd",)),
+            users=listed,
+        ).load_population()
     with pytest.raises(DataError):
         read_own(declared, files[1], silo=1, name="south", users=listed)
 

@@ -54,15 +54,15 @@ def batch_of(task, generator, slots=SLOTS, width=WIDTH):
 
 def models_of(task, at, generator, slots=SLOTS):
     models = task.initial() + 0.1 * torch.randn(slots, task.dimension, generator=generator)
-    return task.layout.unflatten(models[0] if at == "at_one" else models)
+    return task.layout.unflatten(models[0] if at == "at_shared_model" else models)
 
 
 def same(ours, theirs):
     return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-GRID = [(name, "at_each") for name in TASKS] + [
-    pytest.param(name, "at_one", marks=[pytest.mark.slow] * (name in ("dropout", "convolutions")))
+GRID = [(name, "at_own_models") for name in TASKS] + [
+    pytest.param(name, "at_shared_model", marks=[pytest.mark.slow] * (name in ("dropout", "convolutions")))
     for name in TASKS
 ]
 
@@ -81,10 +81,10 @@ def test_a_list_of_kernels_gives_the_gradients_bit_for_bit(name, at):
 
 def test_sizes_and_strides_are_the_shape():
     task, generator = TASKS["linear"], torch.Generator().manual_seed(4)
-    plain = BatchedGradients(task, torch.device("cpu"), False).at_each._function
+    plain = BatchedGradients(task, torch.device("cpu"), False).at_own_models._function
     replayed = ReplayedGradient(plain, calls=1)
     features, *rest = batch_of(task, generator)
-    models = models_of(task, "at_each", generator)
+    models = models_of(task, "at_own_models", generator)
     turned = features.permute(2, 1, 0).contiguous().permute(2, 1, 0)
     assert turned.shape == features.shape
     for given in (features, turned, features, turned):
@@ -97,8 +97,10 @@ def test_sizes_and_strides_are_the_shape():
 
 def test_nothing_is_traced_before_it_pays():
     task, generator = TASKS["linear"], torch.Generator().manual_seed(5)
-    replayed = ReplayedGradient(BatchedGradients(task, torch.device("cpu"), False).at_each._function, calls=3)
-    models, batch = models_of(task, "at_each", generator), batch_of(task, generator)
+    replayed = ReplayedGradient(
+        BatchedGradients(task, torch.device("cpu"), False).at_own_models._function, calls=3
+    )
+    models, batch = models_of(task, "at_own_models", generator), batch_of(task, generator)
     lists = [replayed(models, *batch) is not None and replayed.lists for _ in range(4)]
     assert lists == [0, 0, 1, 1]
 
@@ -112,11 +114,13 @@ class ReadsItself(torch.nn.Linear):
 
 def test_a_model_whose_python_reads_numbers_is_not_written_down():
     task, generator = Task(model=ReadsItself(6, 3), loss=load_loss("cross_entropy")), torch.Generator()
-    replayed = ReplayedGradient(BatchedGradients(task, torch.device("cpu"), False).at_one._function, calls=1)
+    replayed = ReplayedGradient(
+        BatchedGradients(task, torch.device("cpu"), False).at_shared_model._function, calls=1
+    )
     for scale in (1.0, 5.0):
         models = {
             name: scale * values
-            for name, values in models_of(task, "at_one", generator.manual_seed(6)).items()
+            for name, values in models_of(task, "at_shared_model", generator.manual_seed(6)).items()
         }
         batch = batch_of(task, generator)
         found = replayed(models, *batch)
@@ -242,20 +246,22 @@ def test_under_autocast_there_are_no_lists():
     """The kernel of a bilinear layer calls others, which autocast computes in bfloat16, and a list would not."""
     task = Task(model=torch.nn.Bilinear(6, 6, 3), loss=load_loss("cross_entropy"), precision="bfloat16")
     gradients = BatchedGradients(task, torch.device("cpu"), False)
-    assert not any(isinstance(one, ReplayedGradient) for one in (gradients.at_one, gradients.at_each))
+    assert not any(
+        isinstance(one, ReplayedGradient) for one in (gradients.at_shared_model, gradients.at_own_models)
+    )
 
 
 @pytest.mark.slow
 def test_tracing_reads_nobodys_records_and_leaves_none_behind():
     task, generator = TASKS["dropout"], torch.Generator().manual_seed(10)
-    plain, seen = BatchedGradients(task, torch.device("cpu"), False).at_each._function, []
+    plain, seen = BatchedGradients(task, torch.device("cpu"), False).at_own_models._function, []
 
     def watched(parameters, features, *rest):
         seen.append(features)
         return plain(parameters, features, *rest)
 
     replayed = ReplayedGradient(watched, calls=1)
-    models, (features, *rest) = models_of(task, "at_each", generator), batch_of(task, generator)
+    models, (features, *rest) = models_of(task, "at_own_models", generator), batch_of(task, generator)
     replayed(models, features, *rest)
     assert replayed.lists == 1
     assert [one is features for one in seen] == [False] * (len(seen) - 1) + [True]
@@ -270,17 +276,20 @@ def test_training_that_is_written_down_is_training():
         task = task_of("mlp_groupnorm")
         gradients = BatchedGradients.for_task(task, torch.device("cpu"))
         if written:
-            gradients.at_one, gradients.at_each = (
+            gradients.at_shared_model, gradients.at_own_models = (
                 ReplayedGradient(at._function, at._constants, calls=4)
-                for at in (gradients.at_one, gradients.at_each)
+                for at in (gradients.at_shared_model, gradients.at_own_models)
             )
         else:
-            gradients.at_one, gradients.at_each = gradients.at_one._function, gradients.at_each._function
+            gradients.at_shared_model, gradients.at_own_models = (
+                gradients.at_shared_model._function,
+                gradients.at_own_models._function,
+            )
         job = TrainJob(
             task.initial(), cohort, *everyone(cohort), Clip(norm=0.1), ExperimentRandomness(0), ("a",)
         )
         totals.append(VmapTrainer(task=task, local=local).sums(job).total)
-        assert (gradients.at_each.lists > 0) if written else True
+        assert (gradients.at_own_models.lists > 0) if written else True
     assert torch.equal(*totals)
 
 
@@ -290,8 +299,8 @@ def test_gradients_of_single_records_keep_their_lists_over_rounds():
         sums = RecordSums(task, Clip(norm=0.1), cohort, 1 << 20)
         for step in range(60):
             gradient_sum(sums, task.initial() * step, torch.arange(3), torch.zeros(3, dtype=torch.int64))
-    assert BatchedGradients.for_task(task, torch.device("cpu")).at_each.lists == 1
-    assert BatchedGradients.for_task(replace(task), torch.device("cpu")).at_each.lists == 0
+    assert BatchedGradients.for_task(task, torch.device("cpu")).at_own_models.lists == 1
+    assert BatchedGradients.for_task(replace(task), torch.device("cpu")).at_own_models.lists == 0
 
 
 def short(function, *given):
@@ -460,7 +469,7 @@ def test_the_list_of_a_pooling_model_pools_with_channels_innermost() -> None:
         ),
         loss=load_loss("cross_entropy"),
     )
-    gradients = BatchedGradients(task, torch.device("cpu"), False).at_each
+    gradients = BatchedGradients(task, torch.device("cpu"), False).at_own_models
     parameters = task.layout.unflatten(task.initial().repeat(2, 1))
     batch = (
         torch.rand(2, 3, 1, 8, 8),

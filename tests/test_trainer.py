@@ -190,7 +190,7 @@ def test_progress_counts_local_steps(trainer):
 )
 def test_who_watches_can_end_training_within_a_chunk(made, sizes, monkeypatch):
     """A deadline is looked at every second, or the training of a silo's one contribution would have none."""
-    monkeypatch.setattr(trainer, "_SECOND", 0.0)
+    monkeypatch.setattr(trainer, "_PROGRESS_SECONDS", 0.0)
     task, cohort, seen = task_of("mlp"), cohort_of(sizes), []
 
     def progress(done, total):

@@ -71,7 +71,7 @@ def test_one_list_gives_an_id_one_number_in_all_silos_and_statements_name_it(sil
     north, south = (silos.share(number, silos.agreed, "users.txt") for number in range(2))
     assert north.train.user.tolist() == [0, 2]
     assert south.train.user.tolist() == [1, 0]
-    coordinator = load_public_test_table(silos.schema(silos.agreed), None, silos.membership).share()
+    coordinator = load_public_test_table(silos.schema(silos.agreed), None, silos.membership).load_population()
     assert north.notes == south.notes == coordinator.notes
     assert any(f"one list of ids (sha256 {silos.agreed})" in note for note in north.notes)
 

@@ -29,7 +29,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.audit.recorded_run import RecordedRun
 from fedveil.files import as_path, reading
 from fedveil.privacy.ledger import Head, read_entries, read_head
-from fedveil.privacy.statement import check_epsilons, same_events, same_privacy
+from fedveil.privacy.statement import check_epsilons, check_same_events, check_same_privacy
 from fedveil.sanitize import sanitize
 
 NOT_CHECKABLE: Final = {
@@ -83,7 +83,9 @@ def verify_bundle(
         found.append(run_check("model", lambda: _model(bundle)))
         found.append(run_check("card", lambda: _card(bundle, files)))
         found.append(run_check("ledger", lambda: _chain(bundle, ledger)))
-        found.append(run_check("statement", lambda: same_events(bundle.statement, read_entries(ledger))))
+        found.append(
+            run_check("statement", lambda: check_same_events(bundle.statement, read_entries(ledger)))
+        )
     # Without this check, a bundle could state a small epsilon at a larger delta than its experiment set.
     found.append(run_check("experiment", lambda: _asked(bundle)))
     found.extend(check_epsilons(bundle.statement))
@@ -140,7 +142,7 @@ def _asked(bundle: Bundle) -> str:
                 f"the statement counts {said.units} users, and {sanitize(str(users))} are declared"
             )
         seed = asked.get("insecure_seed")
-        return same_privacy(said, delta=asked["delta"], accountant=asked["accountant"], seed=seed)
+        return check_same_privacy(said, delta=asked["delta"], accountant=asked["accountant"], seed=seed)
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:

@@ -172,7 +172,9 @@ def _population(folder: RunFolder, experiment: Experiment) -> Population:
     if not terms:
         raise RunFolderError(f"{folder / TERMS}: the terms of the run are missing")
     membership, _ = list(terms.values())[-1]
-    return load_public_test_table(read_schema(table.schema_file), table.test_file, membership).share()
+    return load_public_test_table(
+        read_schema(table.schema_file), table.test_file, membership
+    ).load_population()
 
 
 def _manifest(folder: RunFolder, experiment: Experiment, source: Source, row: Row) -> Manifest:

@@ -39,7 +39,7 @@ Csv = Annotated[
     Path | None, typer.Option("--csv", metavar="FILE", help="write all rows into a CSV file, besides")
 ]
 Source = Annotated[str, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")]
-Listed = Annotated[
+TranscriptOption = Annotated[
     bool, typer.Option("--transcript", help="list every message of the protocol (transcript.jsonl)")
 ]
 Code = Annotated[
@@ -54,7 +54,7 @@ Runs = Annotated[Path, typer.Option("--runs", help="folder in which run folders 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """The options that say who plays the runs of a command."""
+    """Options that choose the processes or cluster workers that compute a command's runs."""
 
     processes: Annotated[int, typer.Option(min=1, help="runs at a time, each in its own process")] = 1
     executor: Annotated[
@@ -83,26 +83,26 @@ class WorkerOptions:
 
 
 def group(help: str) -> typer.Typer:
-    """Return a command that has commands of its own."""
+    """Return a Typer application whose commands are subcommands."""
     return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
 
 
-def read_address(option: str, given: str) -> tuple[str, int]:
+def read_address(option: str, address: str) -> tuple[str, int]:
     """Return host and port of an address such as ``0.0.0.0:9443`` or ``[::]:9443``.
 
     Raises:
-        ConfigError: it is none; names the option.
+        ConfigError: the text is no address; the error names the option.
     """
-    host, _, port = given.rpartition(":")
+    host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal():
-        raise ConfigError(f"{option} {given}: HOST:PORT is needed, such as 127.0.0.1:9444")
+        raise ConfigError(f"{option} {address}: HOST:PORT is needed, such as 127.0.0.1:9444")
     return host, int(port)
 
 
-def print_result(as_json: bool, document: Mapping[str, Any], *told: object) -> None:
+def print_result(as_json: bool, document: Mapping[str, Any], *lines: object) -> None:
     """Print a result as one JSON object, or in lines and tables for people."""
-    print_json(document) if as_json else OUT.print(*told, sep="\n")
+    print_json(document) if as_json else OUT.print(*lines, sep="\n")
 
 
 Figures = Annotated[
@@ -115,9 +115,9 @@ FigureFormats = Annotated[
 ]
 
 
-def print_tables(found: Frame) -> None:
+def print_tables(frame: Frame) -> None:
     """Print the tables of a result, each with its heading."""
-    for title, rows in found.tables:
+    for title, rows in frame.tables:
         OUT.print(rows_table(rows, title=title))
 
 
@@ -140,26 +140,29 @@ def check_writable(option: str, path: Path | None) -> None:
         path.unlink()
 
 
-def print_frame(found: Frame, as_json: bool) -> None:
+def print_frame(frame: Frame, as_json: bool) -> None:
     """Print a result of the Python interface as one JSON object, or as a table with its sentences."""
     if as_json:
-        print_json(found.to_json())
+        print_json(frame.to_json())
         return
-    print_tables(found)
-    for line in found.lines:
+    print_tables(frame)
+    for line in frame.lines:
         OUT.print(line, highlight=False)
 
 
 def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose parameters that are dataclasses of options are given option by option."""
+    """Return the command with a separate keyword parameter for every field of its dataclass parameters.
+
+    Typer reads the new signature, so each field becomes an option of the command line.
+    """
     groups: dict[str, type[Any]] = {}
-    spelt_out: list[inspect.Parameter] = []
+    expanded: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         kind = parameter.annotation
         if is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
             hints = get_type_hints(kind, include_extras=True)
-            spelt_out += [
+            expanded += [
                 inspect.Parameter(
                     option.name,
                     inspect.Parameter.KEYWORD_ONLY,
@@ -169,17 +172,17 @@ def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
                 for option in fields(kind)
             ]
         else:
-            spelt_out.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        whole = {
-            name: kind(**{option.name: given.pop(option.name) for option in fields(kind)})
+    def run(**options: Any) -> None:
+        grouped = {
+            name: kind(**{option.name: options.pop(option.name) for option in fields(kind)})
             for name, kind in groups.items()
         }
-        command(**given, **whole)
+        command(**options, **grouped)
 
-    run.__signature__ = inspect.Signature(spelt_out)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
     return run
 
 
@@ -193,16 +196,16 @@ def print_statement(statement: Statement) -> None:
         OUT.print(sentence, highlight=False, soft_wrap=not OUT.is_terminal)
 
 
-def print_rows(found: Sequence[Row], here: bool = False) -> None:
+def print_rows(rows: Sequence[Row], these_people_only: bool = False) -> None:
     """Print a table of figures.
 
     Args:
-        found: the figures.
-        here: whether intervals are for these people alone, without the spread of a population.
+        rows: the figures.
+        these_people_only: whether intervals describe the people in the data alone, without sampling from a population.
     """
     from fedveil.api.releases import figure_frame
 
-    print_tables(figure_frame(found, these_people=here))
+    print_tables(figure_frame(rows, these_people=these_people_only))
 
 
 # --- passphrases ---
@@ -216,63 +219,68 @@ _SHORTEST: Final = 12
 
 
 class PromptedPassphrase:
-    """Gives a passphrase, asked for once, and not before it is needed.
+    """Passphrase that is read at its first use and then cached.
 
     Args:
-        descriptor: to read it from.
+        descriptor: file descriptor to read the passphrase from; None: a credential of the service manager, else the
+            terminal.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
 
     def __call__(self) -> bytes:
-        """Return it.
+        """Return the passphrase.
 
         Raises:
-            ConfigError: there is nowhere to ask.
+            ConfigError: there is no descriptor, credential or terminal to read it from, or it is too long.
         """
-        return self._found
+        return self._passphrase
 
     @cached_property
-    def _found(self) -> bytes:
+    def _passphrase(self) -> bytes:
         credentials = os.environ.get("CREDENTIALS_DIRECTORY")
         if self._descriptor is not None:
             try:
                 with os.fdopen(
                     self._descriptor, "rb", closefd=False
                 ) as stream:  # to its end: a pipe gives pieces
-                    found = stream.read(_LONGEST + 1)
+                    passphrase = stream.read(_LONGEST + 1)
             except OSError as error:
                 raise ConfigError(
                     f"--passphrase-fd {self._descriptor}: cannot be read: {error.strerror}"
                 ) from None
         elif credentials is not None and (Path(credentials) / "passphrase").exists():
-            found = read_content(Path(credentials) / "passphrase", ConfigError, largest=_LONGEST)
+            passphrase = read_content(Path(credentials) / "passphrase", ConfigError, largest=_LONGEST)
         elif sys.stdin.isatty():
-            found = getpass.getpass("passphrase: ").encode()
+            passphrase = getpass.getpass("passphrase: ").encode()
         else:
             raise ConfigError("a passphrase is needed: give --passphrase-fd, a credential, or a terminal")
-        if len(found) > _LONGEST:
+        if len(passphrase) > _LONGEST:
             raise ConfigError(f"a passphrase has at most {_LONGEST} bytes")
-        return found.rstrip(b"\r\n")
+        return passphrase.rstrip(b"\r\n")
 
     def choose_new(self) -> bytes:
-        """Return the passphrase for a new key's file.
+        """Return the passphrase for a new key's file; on a terminal it is entered twice.
 
         Raises:
-            ConfigError: too short, or typed in differently twice.
+            ConfigError: the passphrase is too short, or the two entries differ.
         """
-        found = self()
-        if len(found) < _SHORTEST:
+        passphrase = self()
+        if len(passphrase) < _SHORTEST:
             raise ConfigError(f"a passphrase has at least {_SHORTEST} characters; take five random words")
-        if self._descriptor is None and sys.stdin.isatty() and getpass.getpass("again: ").encode() != found:
+        if (
+            self._descriptor is None
+            and sys.stdin.isatty()
+            and getpass.getpass("again: ").encode() != passphrase
+        ):
             raise ConfigError("the two passphrases differ")
-        return found
+        return passphrase
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewKey:
-    """The options by which the file of a new key is protected."""
+    """Options that choose how the file of a new key is protected."""
 
     descriptor: Descriptor = None
     unprotected: Annotated[
@@ -280,9 +288,9 @@ class NewKey:
     ] = False
 
     def passphrase(self) -> bytes | None:
-        """Return the passphrase of the file; None where its mode alone shall protect it.
+        """Return the passphrase of the file; None if only the file's permissions protect it.
 
         Raises:
-            ConfigError: too short, or typed in differently twice.
+            ConfigError: the passphrase is too short, or the two entries differ.
         """
         return None if self.unprotected else PromptedPassphrase(self.descriptor).choose_new()

@@ -14,9 +14,9 @@ from fedveil.cli.options import (
     OUT,
     Code,
     Json,
-    Listed,
     Runs,
     Source,
+    TranscriptOption,
     WorkerOptions,
     expand_option_groups,
     print_frame,
@@ -77,7 +77,7 @@ def run_command(
     source: Source,
     chosen: RunOptions,
     runs: Runs = Path("runs"),
-    transcript: Listed = False,
+    transcript: TranscriptOption = False,
     as_json: Json = False,
 ) -> None:
     """Train one experiment, or every experiment of a preset; print a table and write a report."""

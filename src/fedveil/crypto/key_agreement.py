@@ -75,12 +75,12 @@ def derive(secret: bytes, purpose: str, round_id: RoundId, salt: bytes = b"") ->
 class PairwiseSecret:
     """Secret that two parties share after an agreement; only keys derived from it are used."""
 
-    def __init__(self, shared: bytes, publics: bytes) -> None:
-        self._shared, self._publics = shared, publics
+    def __init__(self, shared: bytes, public_keys: bytes) -> None:
+        self._shared, self._public_keys = shared, public_keys
 
     def derive(self, purpose: str, round_id: RoundId) -> bytes:
         """Return the 32-byte key for one purpose at one attempt, the same for both parties."""
-        return derive(self._shared, purpose, round_id, salt=self._publics)
+        return derive(self._shared, purpose, round_id, salt=self._public_keys)
 
 
 class AgreementKey:
@@ -144,7 +144,7 @@ class SignedKey:
         cls, identity: IdentityKey, public: bytes, *, owner: int, purpose: str, round_id: RoundId
     ) -> SignedKey:
         """Sign a public agreement key with its owner's identity key."""
-        return cls(public=public, signature=identity.sign(_statement(public, owner, purpose, round_id)))
+        return cls(public=public, signature=identity.sign(_signed_bytes(public, owner, purpose, round_id)))
 
     def verify(self, identity: PublicIdentity, *, owner: int, purpose: str, round_id: RoundId) -> None:
         """Check that the owner signed this key for this purpose and attempt.
@@ -152,10 +152,10 @@ class SignedKey:
         Raises:
             CryptoError: the signature is missing or invalid, or it covers another key, owner, purpose or attempt.
         """
-        identity.verify(_statement(self.public, owner, purpose, round_id), self.signature)
+        identity.verify(_signed_bytes(self.public, owner, purpose, round_id), self.signature)
 
 
-def _statement(public: bytes, owner: int, purpose: str, round_id: RoundId) -> bytes:
+def _signed_bytes(public: bytes, owner: int, purpose: str, round_id: RoundId) -> bytes:
     name = purpose.encode()
     label = _LABEL + b"/agreement-key"
     return label + struct.pack(">IH", owner, len(name)) + name + round_id.encode() + public

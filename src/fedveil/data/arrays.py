@@ -36,12 +36,12 @@ from fedveil.sanitize import sanitize
 
 # --- features that leak the target or the user: a model that uses one does not generalise to new people ---
 
-_FIRST: Final = 1000
+_N_COMPARED_FIRST: Final = 1000
 """Number of first records on which most columns are excluded cheaply, before all records are compared."""
 
 
 def find_leaking_features(
-    table: FeatureTable, targets: Targets, who: tuple[list[str], Int32[np.ndarray, "n"]]
+    table: FeatureTable, targets: Targets, users: tuple[list[str], Int32[np.ndarray, "n"]]
 ) -> Iterator[str]:
     """Yield a sentence for each feature that is an id or a copy of the target.
 
@@ -50,51 +50,57 @@ def find_leaking_features(
     Args:
         table: the features; features that are not (n, d) are not checked.
         targets: targets of the records; a class is given by its number.
-        who: the sorted ids, and the (n,) index of each record's user among them.
+        users: the sorted ids, and the (n,) index of each record's user among them.
     """
     if table.values.ndim != 2 or not len(targets):  # without records, every column would equal the target
         return
-    (names, person), kinds = who, targets.reshape(len(targets), -1).T
-    for place in range(table.values.shape[1]):
-        column = table.values[:, place]
-        called = f"column {place}" if table.names is None else f"column '{sanitize(table.names[place])}'"
+    (ids, user_index), target_columns = users, targets.reshape(len(targets), -1).T
+    for column_number in range(table.values.shape[1]):
+        column = table.values[:, column_number]
+        label = (
+            f"column {column_number}"
+            if table.names is None
+            else f"column '{sanitize(table.names[column_number])}'"
+        )
         # A constant column equals a constant target without a leak: np.ptp excludes it.
-        if len(column) and np.ptp(column) and any(_equal(column, kind) for kind in kinds):
+        if len(column) and np.ptp(column) and any(_equal(column, target) for target in target_columns):
             yield (
-                f"features: {called} is what is predicted, in every record: "
+                f"features: {label} is what is predicted, in every record: "
                 "it is unknown when a prediction is needed; remove it"
             )
-        if _may_be_an_id(column[:_FIRST], person[:_FIRST]) and identifies_user(
-            column.astype(np.float64), person, names
+        if _may_be_an_id(column[:_N_COMPARED_FIRST], user_index[:_N_COMPARED_FIRST]) and identifies_user(
+            column.astype(np.float64), user_index, ids
         ):
             yield (
-                f"features: {called} has one whole number in all records of a person, "
+                f"features: {label} has one whole number in all records of a person, "
                 "and a different one for every other person: if it is an id, a model identifies people by it; remove it"
             )
 
 
-def times_like_events(task: Task, targets: Targets) -> list[str]:
-    """Return a sentence if all survival times are 0 or 1: times and events may be exchanged."""
+def exchanged_times_warnings(task: Task, targets: Targets) -> list[str]:
+    """Return a warning if all survival times are 0 or 1, so that times and events may be exchanged; else nothing."""
     if task != "survival" or not len(targets) or not np.isin(targets[:, 1], (0, 1)).all():
         return []
     return ["targets: every time is 0 or 1, as events are; survival targets are (event, time), in this order"]
 
 
-def _equal(column: Shaped[np.ndarray, "n"], kind: Shaped[np.ndarray, "n"]) -> bool:
-    return np.array_equal(column[:_FIRST], kind[:_FIRST]) and np.array_equal(column, kind)
+def _equal(column: Shaped[np.ndarray, "n"], target: Shaped[np.ndarray, "n"]) -> bool:
+    return np.array_equal(column[:_N_COMPARED_FIRST], target[:_N_COMPARED_FIRST]) and np.array_equal(
+        column, target
+    )
 
 
-def _may_be_an_id(column: Shaped[np.ndarray, "n"], person: Int32[np.ndarray, "n"]) -> bool:
+def _may_be_an_id(column: Shaped[np.ndarray, "n"], user_index: Int32[np.ndarray, "n"]) -> bool:
     """Return whether all values of the column are whole numbers, and none belongs to two people."""
     return np.array_equal(column, np.rint(column)) and len(
-        set(zip(column.tolist(), person.tolist(), strict=True))
+        set(zip(column.tolist(), user_index.tolist(), strict=True))
     ) == len(np.unique(column))
 
 
 # --- populations of arrays ---
 
 Counted = Literal["counted"]
-_PREPARED: Final = (
+_PREPARED_NOTE: Final = (
     "The features were handed over as numbers: no guarantee covers anything that was fitted on records to make them (a "
     "scaling, a vocabulary, a choice of columns)."
 )
@@ -109,7 +115,7 @@ _CLASSES_COUNTED: Final = (
     "The classes are those that occur in the records, and fewer than two are refused: no guarantee covers that. "
     "Declare classes."
 )
-_ALIKE: Final = (
+_NEAR_DUPLICATES: Final = (
     "user: some ids differ in their form alone (case, blanks, marks, leading zeros), and each form counts as a person "
     "of its own, protected alone; write every id in one way"
 )
@@ -202,62 +208,64 @@ def population(
     test_share, classes = float(test_share), columns.classes if classes is None else classes
     assert task is not None
     text_argument("population: name", name)
-    within = _range(task, target_range)
+    declared_range = _read_range(task, target_range)
     assert n_users is not None
     check_alike(columns.by_name)
     table = read_features(columns.features)
-    labels, words = _targets(columns.targets, task, classes, "targets")
-    refuse_outside(labels, within, "targets")
-    users, place = read_ids(columns.user, "user")
-    names, of_silo = _silos(*read_ids(columns.silo, "silo"), silos)
-    _check_lengths({"features": table.values, "targets": labels, "user": place, "silo": of_silo})
+    labels, class_labels = _read_targets(columns.targets, task, classes, "targets")
+    refuse_outside(labels, declared_range, "targets")
+    users, user_index = read_ids(columns.user, "user")
+    names, silo_numbers = _number_silos(*read_ids(columns.silo, "silo"), silos)
+    _check_lengths({"features": table.values, "targets": labels, "user": user_index, "silo": silo_numbers})
     # Seeds follow the id, not `place`: the place changes for later ids when an earlier user's records are removed.
     # A counted |U| is at least 1, because |U| divides every user-level mean.
-    key, declared = keys_of(users)[place], max(1, len(users)) if n_users == "counted" else n_users
+    key, declared = keys_of(users)[user_index], max(1, len(users)) if n_users == "counted" else n_users
     if len(users) > declared:
         raise DataError(
             f"n_users is {n_users}, but more users have records; it is the public number of all users and must not be "
             "below the number present"
         )
     if test is None:
-        drawn = ExperimentRandomness(seed).integer("arrays", "test")
-        split = _held_out(table, labels, holdout_by_user(place, key, test_share, drawn), test_share)
+        holdout_seed = ExperimentRandomness(seed).integer("arrays", "test")
+        split = _hold_out(
+            table, labels, holdout_by_user(user_index, key, test_share, holdout_seed), test_share
+        )
     else:
-        split = _public_test(test, table, task, words, within)
-        refuse_training_records(table.values, place, split.features, "test, row {}".format)
+        split = _public_test(test, table, task, class_labels, declared_range)
+        refuse_training_records(table.values, user_index, split.features, "test, row {}".format)
     # Warnings go to the owner of the data only. The statement is public, so it must not depend on such a check of the
     # records (`AS_TEXT` is always in it).
-    doubts = [_ALIKE] if near_duplicate_ids(users) else []
-    doubts += find_leaking_features(table, labels, (users, place))
-    doubts += times_like_events(task, labels)
-    for doubt in doubts:
-        warnings.warn(doubt, stacklevel=stacklevel_of_caller())
+    warning_texts = [_NEAR_DUPLICATES] if near_duplicate_ids(users) else []
+    warning_texts += find_leaking_features(table, labels, (users, user_index))
+    warning_texts += exchanged_times_warnings(task, labels)
+    for warning_text in warning_texts:
+        warnings.warn(warning_text, stacklevel=stacklevel_of_caller())
     return Population(
         name=name,
         train=Records(
-            features=table.values[split.kept],
-            targets=labels[split.kept],
-            silo=of_silo[split.kept],
-            user=place[split.kept],
-            key=key[split.kept],
+            features=table.values[split.is_training],
+            targets=labels[split.is_training],
+            silo=silo_numbers[split.is_training],
+            user=user_index[split.is_training],
+            key=key[split.is_training],
         ),
         test_features=split.features,
         test_targets=split.targets,
         n_users=declared,
         silo_names=names,
         task=task,
-        n_classes=len(words) if task == "classification" else None,
+        n_classes=len(class_labels) if task == "classification" else None,
         target_names=_target_names(columns.targets, labels, task),
-        target_range=within,
+        target_range=declared_range,
         notes=(
-            *(_PREPARED, AS_TEXT, OF_ARRAYS),
+            *(_PREPARED_NOTE, AS_TEXT, OF_ARRAYS),
             *((_USERS_COUNTED,) if n_users == "counted" else ()),
             *((_SILOS_COUNTED,) if silos is None else ()),
             *((_CLASSES_COUNTED,) if task == "classification" and classes is None else ()),
             split.note,
         ),
         feature_names=table.names,
-        classes=words,
+        classes=class_labels,
         public_test=test is not None,
     )
 
@@ -266,7 +274,7 @@ def population(
 class _Split:
     """Mask of the training records, the test table, and the sentence about it for the statement."""
 
-    kept: Bool[np.ndarray, "all"]
+    is_training: Bool[np.ndarray, "all"]
     features: Features
     targets: Targets
     note: str
@@ -276,30 +284,32 @@ def _public_test(
     test: tuple[Any, Any],
     table: FeatureTable,
     task: Task,
-    words: tuple[Label, ...],
-    within: tuple[float, float] | None,
+    class_labels: tuple[Label, ...],
+    declared_range: tuple[float, float] | None,
 ) -> _Split:
     """Train on all records, and test on the table that the caller declares public."""
     check_alike({"test features": test[0], "test targets": test[1]})
-    tested = read_features(test[0], "test features")
-    if tested.names != table.names:
+    test_table = read_features(test[0], "test features")
+    if test_table.names != table.names:
         raise DataError("test features: the columns are not those of the features, in the same order")
-    targets, _ = _targets(test[1], task, words or None, "test targets")
-    refuse_outside(targets, within, "test targets")
+    targets, _ = _read_targets(test[1], task, class_labels or None, "test targets")
+    refuse_outside(targets, declared_range, "test targets")
     return _Split(
-        kept=np.ones(len(table.values), dtype=np.bool_),
-        features=tested.values,
+        is_training=np.ones(len(table.values), dtype=np.bool_),
+        features=test_table.values,
         targets=targets,
         note=f"{_PUBLIC_TEST} {OF_PUBLIC_TESTS}",
     )
 
 
-def _held_out(table: FeatureTable, labels: Targets, marked: Bool[np.ndarray, "n"], share: float) -> _Split:
+def _hold_out(
+    table: FeatureTable, labels: Targets, is_held_out: Bool[np.ndarray, "n"], share: float
+) -> _Split:
     """Train on the unmarked records, and test on the marked ones."""
     return _Split(
-        kept=~marked,
-        features=table.values[marked],
-        targets=labels[marked],
+        is_training=~is_held_out,
+        features=table.values[is_held_out],
+        targets=labels[is_held_out],
         note=f"A share of {share} of the records, drawn at random, is held out for testing: a user may have "
         "records on both sides, and no guarantee covers the held-out ones."
         if share
@@ -330,14 +340,14 @@ def _check_arguments(task: Any, n_users: Any, test_share: Any, test: Any) -> Non
     check_share("population", test_share, test, least=0.0)
 
 
-def _range(task: Task, given: Any) -> tuple[float, float] | None:
+def _read_range(task: Task, target_range: Any) -> tuple[float, float] | None:
     """Return the declared bounds of regression targets as floats, None if none are given."""
-    if given is None:
+    if target_range is None:
         return None
     if task not in ("regression", "multi-output"):
         raise ConfigError(f"population: target_range belongs to regression and multi-output, not to {task}")
     try:
-        lower, upper = (plain(one) for one in given)
+        lower, upper = (plain(bound) for bound in target_range)
     except (TypeError, ValueError):
         lower = upper = math.nan
     if not (is_number(lower) and is_number(upper)) or not -math.inf < lower < upper < math.inf:
@@ -351,54 +361,56 @@ def _range(task: Task, given: Any) -> tuple[float, float] | None:
     return float(lower), float(upper)
 
 
-def _targets(
-    given: Any, task: Task, classes: Sequence[Any] | None, where: str
+def _read_targets(
+    source: Any, task: Task, classes: Sequence[Any] | None, where: str
 ) -> tuple[Targets, tuple[Label, ...]]:
     """Return the targets, and the class labels by number (empty unless the task is classification)."""
     if task != "classification":
         if classes is not None and len(classes):
             raise ConfigError(f"population: classes belong to classification, not to {task}")
-        numbers = read_numbers(given, task, where)
+        numbers = read_numbers(source, task, where)
         check_task(where, numbers, task, None)
         return numbers, ()
     if classes is not None and len(list_argument("population: classes", classes)) < 2:
         raise ConfigError(
             "population: classes must list two labels or more, in the order of the model's outputs"
         )
-    found, words = read_labels(given, classes, where)
-    if len(words) < 2:
+    class_numbers, class_labels = read_labels(source, classes, where)
+    if len(class_labels) < 2:
         raise DataError(f"{where}: fewer than two classes occur; declare classes")
-    return found, words
+    return class_numbers, class_labels
 
 
-def _target_names(given: Any, targets: Targets, task: Task) -> tuple[str, ...]:
+def _target_names(source: Any, targets: Targets, task: Task) -> tuple[str, ...]:
     """Return the names of k targets: of the columns of a table, else "0", "1", ...; empty for a task of one target."""
     if task not in SEVERAL_TARGETS:
         return ()
-    return names_of(given, "targets") or tuple(map(str, range(targets.shape[1])))
+    return names_of(source, "targets") or tuple(map(str, range(targets.shape[1])))
 
 
-def _silos(
-    present: list[str], place: Int32[np.ndarray, "n"], declared: Sequence[str | int] | None
+def _number_silos(
+    present: list[str], silo_index: Int32[np.ndarray, "n"], declared: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...], Int32[np.ndarray, "n"]]:
     """Return the names of all silos, and the silo number of every record.
 
     Args:
         present: the sorted names of the silos with records.
-        place: (n,) index among them of each record's silo.
+        silo_index: (n,) index among them of each record's silo.
         declared: the declared names; None takes those with records.
     """
     if declared is None:
         if not present:
             raise ConfigError("population: without a record the silos must be declared: silos=[...]")
-        return tuple(present), place
-    known = tuple(str(one) for one in list_argument("population: silos", declared))
-    if not known or len(set(known)) != len(known):
+        return tuple(present), silo_index
+    names = tuple(str(name) for name in list_argument("population: silos", declared))
+    if not names or len(set(names)) != len(names):
         raise ConfigError("population: silos must list one name or more, each once")
-    number = {one: at for at, one in enumerate(known)}  # the declared order, not that of the records
-    found = np.array([number.get(one, -1) for one in present], dtype=np.int32)[place]
-    refuse_rows(found < 0, "silo", f"the silo is not among those declared: {', '.join(known)}")
-    return known, found
+    number_of = {
+        name: number for number, name in enumerate(names)
+    }  # the declared order, not that of the records
+    silo_numbers = np.array([number_of.get(name, -1) for name in present], dtype=np.int32)[silo_index]
+    refuse_rows(silo_numbers < 0, "silo", f"the silo is not among those declared: {', '.join(names)}")
+    return names, silo_numbers
 
 
 def _check_lengths(

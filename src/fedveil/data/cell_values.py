@@ -155,7 +155,7 @@ class DeclaredValues:
         return _TRUTH[text] if self._truth and text in _TRUTH else whole_number(text, self._marks)
 
 
-def day_of(cell: str, written: str) -> int | None:
+def day_of(cell: str, date_format: str) -> int | None:
     """Return a cell's day since 1970-01-01, None if it is no date of this format.
 
     A time of day after the date is ignored, whether the format has one or not: a program writes times in the whole
@@ -165,7 +165,7 @@ def day_of(cell: str, written: str) -> int | None:
     [1, None, 1]
     """
     # First the cell as it is, then cell and format without their times of day.
-    for text, form in ((cell, written), (_CLOCK.sub("", cell), _CLOCK_MARKS.sub("", written))):
+    for text, form in ((cell, date_format), (_CLOCK.sub("", cell), _CLOCK_MARKS.sub("", date_format))):
         if date_pattern(form).fullmatch(text):
             try:
                 return datetime.strptime(text, form).date().toordinal() - _EPOCH
@@ -175,7 +175,7 @@ def day_of(cell: str, written: str) -> int | None:
 
 
 @cache
-def date_pattern(written: str) -> re.Pattern[str]:
+def date_pattern(date_format: str) -> re.Pattern[str]:
     """Return a regular expression for the texts of a date format that have exactly one reading.
 
     ``strptime`` accepts one or two digits for a day or a month: under ``%d%m%Y`` it reads ``1012020`` as 10 January,
@@ -184,7 +184,7 @@ def date_pattern(written: str) -> re.Pattern[str]:
     Directives between other characters have one reading anyway.
     """
     parts = list[str]()
-    marks: list[str] = _MARKS.findall(written)
+    marks: list[str] = _MARKS.findall(date_format)
     for before, mark, after in zip(["", *marks], marks, [*marks[1:], ""], strict=False):
         width = MARKS_IN_DATES.get(mark[1:]) if mark.startswith("%") else None
         if width is not None:

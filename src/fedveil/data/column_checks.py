@@ -77,13 +77,13 @@ def check_bounds(lower: float, upper: float) -> None:
         raise ValueError("lower and upper must be numbers of at most 3.4e38, as must be their distance")
 
 
-def check_date_format(written: str) -> None:
+def check_date_format(date_format: str) -> None:
     """Check that a ``strptime`` format gives every day exactly one text, and every text exactly one day.
 
     Raises:
         ValueError: the format lacks day, month or year, names one of them twice, or cannot be parsed.
     """
-    marks = re.findall("%.", written)
+    marks = re.findall("%.", date_format)
     if "%y" in marks:
         raise ValueError(
             "format: %y, a year of two digits, has no century; write years with four, in the tables too, and %Y"
@@ -92,13 +92,13 @@ def check_date_format(written: str) -> None:
         raise ValueError("format must have a day %d, a month %m and a year %Y")
     if again := sorted(_NAMES_A_DAY_AGAIN & set(marks)):
         raise ValueError(f"format: {again[0]} beside %d, %m and %Y names the day twice; leave it out")
-    if re.search(rf"%z(\d|%[{''.join(MARKS_IN_DATES)}])", written):
+    if re.search(rf"%z(\d|%[{''.join(MARKS_IN_DATES)}])", date_format):
         raise ValueError(
             "format: a digit may not follow %z directly, whose length varies; write a blank between them"
         )
     # `strptime` raises re.error for a directive that occurs twice, and ValueError for one that it does not support.
     try:
-        datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(written), written)
+        datetime.strptime(datetime(2001, 2, 3, tzinfo=UTC).strftime(date_format), date_format)
     except (ValueError, re.error):
         raise ValueError(
             "format: no text is read by it; use marks of Python's strptime alone, and each once"

@@ -170,21 +170,24 @@ def draft_schema(
     return tomlkit.dumps(document)
 
 
-def _cells(path: Path, written: Format) -> dict[str, pa.Array]:
+def _cells(path: Path, file_format: Format) -> dict[str, pa.Array]:
     """Return the text of every cell by column: null if missing, numbers as a program writes them.
 
     Raises:
         DataError: the sample has no record.
     """
-    sample = open_table(path, None, written)
+    sample = open_table(path, None, file_format)
     if not sample.num_rows:
         raise DataError(f"{path} has no record; a draft needs a sample")
-    reader, cells = TableReader(path, sample, MISSING_VALUES, written.marks), dict[str, pa.Array]()
+    reader, cells = TableReader(path, sample, MISSING_VALUES, file_format.marks), dict[str, pa.Array]()
     for name in sample.column_names:
         text, missing = reader.text(name)
         text = pc.if_else(pa.array(missing), None, text)
         values = reader.parse_numbers(text)
-        if written.marks != USUAL_MARKS and not pc.any(pc.and_(values.is_null(), text.is_valid())).as_py():
+        if (
+            file_format.marks != USUAL_MARKS
+            and not pc.any(pc.and_(values.is_null(), text.is_valid())).as_py()
+        ):
             text = values.cast(pa.string())
         cells[name] = _whole(text)
     return cells

@@ -433,22 +433,22 @@ def _single(value: Any) -> Any:
 # objects is converted cell by cell, as a column of an Excel file: one cell never decides how another is read.
 
 
-def memory_table(name: str, given: Any, written: Format) -> MemoryTable:
+def memory_table(name: str, source: Any, file_format: Format) -> MemoryTable:
     """Return a table in memory.
 
     Args:
         name: its name.
         given: a frame (pandas, polars, Arrow), a Hugging Face data set, or a mapping from names of columns to arrays,
             tensors or lists of one axis and one length.
-        written: format of numbers that are text.
+        file_format: format of numbers that are text.
 
     Raises:
-        ConfigError: the name is no name of a silo, or ``given`` is no table.
+        ConfigError: the name is no name of a silo, or ``source`` is no table.
         DataError: a column has another number of axes or of entries than the others, or a type that Arrow lacks.
     """
     if not name or Path(name).name != name:
         raise ConfigError(f"tables: '{sanitize(name)}' is no name of a table; give the silo's name")
-    found = as_arrow_table(given)
+    found = as_arrow_table(source)
     if isinstance(found, pa.RecordBatch):
         found = pa.Table.from_batches([found])
     if isinstance(found, pa.Table):
@@ -461,19 +461,19 @@ def memory_table(name: str, given: Any, written: Format) -> MemoryTable:
         columns = dict(found)
     else:
         raise ConfigError(
-            f"tables: '{sanitize(name)}' is {type(given).__name__}; a frame is needed, or a mapping from names of "
+            f"tables: '{sanitize(name)}' is {type(source).__name__}; a frame is needed, or a mapping from names of "
             "columns to arrays"
         )
-    return MemoryTable(name=name, table=_assembled(name, columns, written))
+    return MemoryTable(name=name, table=_assembled(name, columns, file_format))
 
 
-def _assembled(name: str, columns: Mapping[str, Any], written: Format) -> pa.Table:
+def _assembled(name: str, columns: Mapping[str, Any], file_format: Format) -> pa.Table:
     """Return columns as a table."""
     arrays = {}
     for column, given in columns.items():
         where = f"table '{sanitize(name)}', column '{sanitize(str(column))}'"
         try:
-            arrays[str(column)] = _array_column(given, written)
+            arrays[str(column)] = _array_column(given, file_format)
         except (pa.ArrowException, TypeError, ValueError, RuntimeError):
             raise DataError(
                 f"{where}: {type(given).__name__} is no column of numbers, text or dates with one entry a record"
@@ -484,17 +484,17 @@ def _assembled(name: str, columns: Mapping[str, Any], written: Format) -> pa.Tab
     return pa.table(arrays)
 
 
-def _array_column(given: Any, written: Format) -> pa.Array:
+def _array_column(source: Any, file_format: Format) -> pa.Array:
     """Return a column as an Arrow array; a column of objects or of numpy's text is converted cell by cell."""
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        return given
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu().numpy()
-    if isinstance(given, list | tuple):
-        return cells_of_objects(given, written)
-    if getattr(given, "ndim", 0) != 1:
+    if isinstance(source, pa.Array | pa.ChunkedArray):
+        return source
+    if isinstance(source, torch.Tensor):
+        source = source.detach().cpu().numpy()
+    if isinstance(source, list | tuple):
+        return cells_of_objects(source, file_format)
+    if getattr(source, "ndim", 0) != 1:
         raise ValueError("a column has one axis")
     # Arrow refuses a whole column of numpy's text where one entry is no Unicode text.
-    if getattr(getattr(given, "dtype", None), "kind", "") in ("O", "U"):
-        return cells_of_objects(list(given), written)
-    return pa.array(given, from_pandas=True)
+    if getattr(getattr(source, "dtype", None), "kind", "") in ("O", "U"):
+        return cells_of_objects(list(source), file_format)
+    return pa.array(source, from_pandas=True)

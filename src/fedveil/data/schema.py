@@ -531,15 +531,15 @@ class Schema(_Part):
         numbers = [one for one in self.missing_values if number_of(one.replace(given, ".")) is not None]
         return (*self.missing_values, *(one.replace(given, own) for one in numbers if given in one))
 
-    def with_file_format(self, file: Path | str, written: FileFormat | None) -> "Schema":
+    def with_file_format(self, file: Path | str, file_format: FileFormat | None) -> "Schema":
         """Return the schema with a file's own format; None: the schema unchanged.
 
         Raises:
             DataError: a declared category or class is a missing value of this file.
         """
-        if written is None:
+        if file_format is None:
             return self
-        formats = (self.formats or {}) | {Path(file).name: written}
+        formats = (self.formats or {}) | {Path(file).name: file_format}
         document = {name: getattr(self, name) for name in Schema.model_fields} | {"formats": formats}
         return validate_document(Schema, document, f"format of {file}", DataError)
 

@@ -32,7 +32,7 @@ from fedveil.sanitize import describe_columns, sanitize
 
 _NEWLINE, _RETURN = b"\n\r"
 _BOM: Final = b"\xef\xbb\xbf"
-_WHOLE: Final = "write a mark inside of a cell twice, and the cell between marks"
+_QUOTATION_HINT: Final = "write a mark inside of a cell twice, and the cell between marks"
 
 
 class CsvLines:
@@ -68,8 +68,8 @@ class CsvLines:
         return np.flatnonzero(self._byte == ord(self._delimiter))
 
     @cached_property
-    def _inner(self) -> Bool[np.ndarray, " b"]:
-        """(b,) True for a line break inside a quoted cell."""
+    def _is_quoted_break(self) -> Bool[np.ndarray, " b"]:
+        """(b,) Mask of the line breaks inside a quoted cell."""
         return self._is_inside(self._breaks)
 
     def check(self) -> bool:
@@ -86,7 +86,7 @@ class CsvLines:
         if not self._quote or self._quote not in self._content:
             return False
         self._check_marks()
-        if not self._inner.any():
+        if not self._is_quoted_break.any():
             return False
         self._check_records()
         return True
@@ -101,18 +101,18 @@ class CsvLines:
         """
         # Delimiters and line breaks inside quotation marks belong to a cell. Record i has one cell more than it has
         # other delimiters before its end.
-        ends = self._breaks[~self._inner]
+        ends = self._breaks[~self._is_quoted_break]
         borders = self._delimiters[~self._is_inside(self._delimiters)]
         cells = 1 + np.bincount(np.searchsorted(ends, borders), minlength=len(ends) + 1)
         # Two ends with a distance of 1 enclose an empty line, or are the CR and LF of one end: neither is a record.
         records = np.flatnonzero(np.diff(ends, prepend=-1, append=len(self._byte)) > 1)
         uneven = records[cells[records] != cells[records[0]]]  # records[0] is the header
         if len(uneven):
-            there, needed = int(cells[uneven[0]]), int(cells[records[0]])
+            n_cells, n_header_cells = int(cells[uneven[0]]), int(cells[records[0]])
             self._refuse(
                 int(ends[uneven[0] - 1]) + 1,
-                f"it has {there} cell{'s' * (there > 1)}, and the header {needed}; write every cell, empty ones too, "
-                f"and one with {self._delimiter!r}, the delimiter, inside of it between quotation marks",
+                f"it has {n_cells} cell{'s' * (n_cells > 1)}, and the header {n_header_cells}; write every cell, empty "
+                f"ones too, and one with {self._delimiter!r}, the delimiter, inside of it between quotation marks",
             )
 
     def _check_marks(self) -> None:
@@ -133,44 +133,44 @@ class CsvLines:
         cells = np.flatnonzero(
             np.append(True, opening[1:] != closing[: len(opening) - 1] + 1)
         )  # no doubled mark
-        place = int(opening[cells[np.searchsorted(cells, index, side="right") - 1]])
-        line = np.searchsorted(self._breaks, [place])
+        position = int(opening[cells[np.searchsorted(cells, index, side="right") - 1]])
+        line = np.searchsorted(self._breaks, [position])
         odd = np.count_nonzero(np.searchsorted(self._breaks, self._marks) == line) % 2
         self._refuse(
-            place,
-            f"{'an odd number of quotation marks' if odd else 'a quotation mark inside of a cell'}; {_WHOLE}",
+            position,
+            f"{'an odd number of quotation marks' if odd else 'a quotation mark inside of a cell'}; {_QUOTATION_HINT}",
         )
 
     def _check_records(self) -> None:
         """Refuse the first multi-line record of which every line has at least as many cells as the header."""
-        ends = self._breaks[~self._inner]
+        ends = self._breaks[~self._is_quoted_break]
         borders = self._delimiters[~self._is_inside(self._delimiters)]
-        needed = np.count_nonzero(np.searchsorted(ends, borders) == 0)  # delimiters of the header
+        n_header_delimiters = np.count_nonzero(np.searchsorted(ends, borders) == 0)
         # Per line: its delimiters, inside and outside of marks, as if the text had no quotation marks.
         starts = np.append(0, self._breaks + 1)
         inside_lines = np.bincount(np.searchsorted(self._breaks, self._delimiters), minlength=len(starts))
-        record = np.append(0, np.cumsum(~self._inner))  # the record of every line
+        record = np.append(0, np.cumsum(~self._is_quoted_break))  # the record of every line
         empty = np.diff(self._breaks, prepend=-1, append=len(self._byte)) <= 1
-        fewer = np.bincount(record, weights=(inside_lines < needed) & ~empty)
+        fewer = np.bincount(record, weights=(inside_lines < n_header_delimiters) & ~empty)
         several = np.bincount(record, weights=~empty) > 1
         doubtful = np.flatnonzero(several & (fewer == 0))
         if len(doubtful):
-            place = int(starts[np.searchsorted(record, doubtful[0])])
+            position = int(starts[np.searchsorted(record, doubtful[0])])
             self._refuse(
-                place,
+                position,
                 "a cell goes on in the next line, and each of these lines has as many cells as the header, so that a "
                 "quotation mark may be wrong; write the cell in one line",
             )
 
-    def _is_inside(self, places: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
+    def _is_inside(self, positions: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
         """Return which positions lie between an opening and a closing mark."""
         # An odd number of marks before a position means that the last one opened a cell.
-        inside: Bool[np.ndarray, " k"] = np.searchsorted(self._marks, places) % 2 == 1
+        inside: Bool[np.ndarray, " k"] = np.searchsorted(self._marks, positions) % 2 == 1
         return inside
 
-    def _refuse(self, place: int, problem: str) -> NoReturn:
+    def _refuse(self, position: int, problem: str) -> NoReturn:
         """Raise a DataError that names the line of a byte position."""
-        before = self._content[:place]
+        before = self._content[:position]
         line = before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n") + 1
         raise DataError(f"{self._path}, line {line}: {problem}")
 
@@ -216,7 +216,7 @@ _LONG_TEXTS: Final = 1 << 28
 """Most bytes of a column's texts in a batch of a Parquet file; in the file a repeated text takes no bytes."""
 
 _WIDEST: Final = 1 << 12  # bytes of a fixed-width binary value
-_USUAL: Final = Format()
+_DEFAULT_FORMAT: Final = Format()
 
 _REASONS: Final = tuple(
     re.compile(pattern)
@@ -243,15 +243,15 @@ class LackingColumnsError(DataError):
         columns: names of the missing columns.
     """
 
-    def __init__(self, told: str, columns: Sequence[str]) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, columns: Sequence[str]) -> None:
+        super().__init__(message)
         self.columns = tuple(columns)
 
 
 def open_table(
     path: Path,
     columns: Sequence[str] | None,
-    written: Format = _USUAL,
+    file_format: Format = _DEFAULT_FORMAT,
     *,
     tolerant: bool = False,
     may_lack: Container[str] = frozenset(),
@@ -261,7 +261,7 @@ def open_table(
     Args:
         path: a ``.csv``, ``.txt``, ``.tsv``, ``.parquet``, ``.xlsx``, ``.xls`` or ``.ods`` file; case is ignored.
         columns: names of the columns, without surrounding blanks; each must occur exactly once.
-        written: format of a CSV or Excel file.
+        file_format: format of a CSV or Excel file.
         tolerant: whether undecodable bytes of a CSV file are read as U+FFFD. They then make their own cell invalid,
             and no file is refused because of them.
         may_lack: columns that the file may lack; all their cells are then missing.
@@ -279,24 +279,24 @@ def open_table(
             f"{path}: a table is a .csv (.txt, .tsv), a .parquet or an Excel file ({', '.join(EXCEL)})"
         )
     pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
-    with _refusing_damaged(path):
+    with _refuse_damaged(path):
         if suffix == _PARQUET:
-            return pa.concat_tables(_parquet(path, pick, columns))
+            return pa.concat_tables(_read_parquet(path, pick, columns))
         content = read_content(path, DataError, largest=LARGEST_FILE)
         if suffix in EXCEL:
-            return _completed(_excel(path, pick, written), columns)
+            return _add_lacking(_read_excel(path, pick, file_format), columns)
         # Undecodable bytes are refused only after parsing, and only if a column that is read holds them: a cell that
         # nobody requests must not cause a refusal.
-        text, wrong = _in_utf8(path, content, written.encoding, tolerant)
-        _check_delimiter(path, text, columns, written.delimiter)
-        table = _csv(path, text, pick, written)
-        if wrong is not None and _has_replaced(table):
-            raise wrong
-        return _completed(table, columns)
+        text, undecodable = _to_utf8(path, content, file_format.encoding, tolerant)
+        _check_delimiter(path, text, columns, file_format.delimiter)
+        table = _parse_csv(path, text, pick, file_format)
+        if undecodable is not None and _has_replaced(table):
+            raise undecodable
+        return _add_lacking(table, columns)
 
 
 def open_pieces(
-    path: Path, columns: Sequence[str], written: Format, *, tolerant: bool, may_lack: Container[str]
+    path: Path, columns: Sequence[str], file_format: Format, *, tolerant: bool, may_lack: Container[str]
 ) -> Iterator[pa.Table]:
     """Read columns of a table file as :func:`open_table`, a Parquet file some records at a time.
 
@@ -307,16 +307,16 @@ def open_pieces(
         DataError: as :func:`open_table`.
     """
     if path.suffix.lower() != _PARQUET:
-        yield open_table(path, columns, written, tolerant=tolerant, may_lack=may_lack)
+        yield open_table(path, columns, file_format, tolerant=tolerant, may_lack=may_lack)
         return
-    with _refusing_damaged(path):
-        yield from _parquet(
+    with _refuse_damaged(path):
+        yield from _read_parquet(
             path, partial(_required_columns, path, columns=columns, may_lack=may_lack), columns
         )
 
 
 @contextmanager
-def _refusing_damaged(path: Path) -> Iterator[None]:
+def _refuse_damaged(path: Path) -> Iterator[None]:
     """Turn the errors of reading a table into one that names the file and repeats no cell."""
     try:
         yield
@@ -329,18 +329,18 @@ def _refusing_damaged(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged or no {path.suffix} file: {_without_values(error)}") from None
 
 
-def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, declared: str) -> None:
+def _check_delimiter(path: Path, content: bytes, columns: Sequence[str] | None, delimiter: str) -> None:
     """Refuse a header that is one column under the declared delimiter and several under another one."""
     header = content.partition(b"\n")[0].decode(errors="replace")
     other = max(DELIMITERS, key=header.count)
-    if columns is not None and len(columns) > 1 and declared not in header and other in header:
+    if columns is not None and len(columns) > 1 and delimiter not in header and other in header:
         raise DataError(
-            f"{path}: the header has no {declared!r}, the declared delimiter, but it has {other!r}: "
-            f"declare it {_declared_where(path)}"
+            f"{path}: the header has no {delimiter!r}, the declared delimiter, but it has {other!r}: "
+            f"declare it {_where_to_declare(path)}"
         )
 
 
-def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+def _add_lacking(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
     """Return the table with all requested columns; a column that the file lacks is null in every record."""
     lacked = [name for name in columns or () if name not in table.column_names]
     for name in lacked:
@@ -348,16 +348,16 @@ def _completed(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
     return table.select(columns) if lacked else table
 
 
-def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
+def _parse_csv(path: Path, content: bytes, pick: _Pick, file_format: Format) -> pa.Table:
     """Parse a CSV text; errors about its records come from :class:`CsvLines`, which quotes no cell."""
-    lines = CsvLines(path, content, written.delimiter, written.quotation_mark)
+    lines = CsvLines(path, content, file_format.delimiter, file_format.quotation_mark)
     parsing = pa_csv.ParseOptions(
-        delimiter=written.delimiter,
-        quote_char=written.quotation_mark or False,
+        delimiter=file_format.delimiter,
+        quote_char=file_format.quotation_mark or False,
         newlines_in_values=lines.check(),
     )
     try:
-        return _parsed(content, pick, parsing)
+        return _parse_columns(content, pick, parsing)
     except pa.ArrowInvalid as error:
         if _UNEVEN not in str(error):
             raise
@@ -366,28 +366,30 @@ def _csv(path: Path, content: bytes, pick: _Pick, written: Format) -> pa.Table:
     raise DataError(f"{path} is damaged or no {path.suffix} file: cells and header do not match")
 
 
-def _parsed(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Table:
+def _parse_columns(content: bytes, pick: _Pick, parsing: pa_csv.ParseOptions) -> pa.Table:
     # Copy the text into memory that Arrow owns. Arrow's threads release the buffer last; if Python owned it, a
     # release during the exit of the interpreter would abort the process.
-    held = pa.array([content], pa.large_binary()).buffers()[2]
+    buffer = pa.array([content], pa.large_binary()).buffers()[2]
     # Read the header first, then all columns as text: an inferred type would depend on all cells of a column.
-    with pa_csv.open_csv(pa.BufferReader(held), parse_options=parsing) as reader:
-        read = _named(reader.schema.names, pick)
-    own = list(read.values())
+    with pa_csv.open_csv(pa.BufferReader(buffer), parse_options=parsing) as reader:
+        file_names = _find_columns(reader.schema.names, pick)
+    file_columns = list(file_names.values())
     as_text = pa_csv.ConvertOptions(
-        include_columns=own, column_types=dict.fromkeys(own, pa.string()), strings_can_be_null=False
+        include_columns=file_columns,
+        column_types=dict.fromkeys(file_columns, pa.string()),
+        strings_can_be_null=False,
     )
-    table = pa_csv.read_csv(pa.BufferReader(held), parse_options=parsing, convert_options=as_text)
-    return table.rename_columns(list(read))
+    table = pa_csv.read_csv(pa.BufferReader(buffer), parse_options=parsing, convert_options=as_text)
+    return table.rename_columns(list(file_names))
 
 
-def _named(present: Sequence[str], pick: _Pick) -> dict[str, str]:
+def _find_columns(present: Sequence[str], pick: _Pick) -> dict[str, str]:
     """Map the stripped name of every column to read to its name in the file."""
-    names = [one.strip() for one in present]
-    return {one: present[names.index(one)] for one in pick(names)}
+    names = [name.strip() for name in present]
+    return {name: present[names.index(name)] for name in pick(names)}
 
 
-def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple[bytes, DataError | None]:
+def _to_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple[bytes, DataError | None]:
     """Convert a text to UTF-8 for Arrow.
 
     Return also the error to raise if a column with undecodable bytes is read; None if the text has no such bytes or
@@ -395,33 +397,33 @@ def _in_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple
 
     In UTF-8, undecodable bytes stay within their own cell, and do no harm in a column that is not read.
     """
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # in the header, which is public
+    has_utf16_mark = content.startswith(
+        (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    )  # in the header, which is public
     # Even tolerant reading reports a UTF-16 file under a declared UTF-8: otherwise all its cells would be invalid.
-    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-    if tolerant and (wide or not marked):
+    is_wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    if tolerant and (is_wide or not has_utf16_mark):
         return content.decode(encoding, errors="replace").encode(), None
-    usual = encoding.lower().replace("_", "-") in ("utf-8", "utf8", "ascii")
+    is_utf8 = encoding.lower().replace("_", "-") in ("utf-8", "utf8", "ascii")
     try:
-        text = content.decode() if usual else content.decode(encoding)
+        text = content.decode() if is_utf8 else content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        at = f"byte {error.start}" if wide or marked else f"line {line}, byte {error.start}"
-        wrong = DataError(
-            f"{path}, {at}: not {encoding}; declare the encoding (latin-1, cp1252, utf-16, ...) "
-            f"{_declared_where(path)}"
+        location = f"byte {error.start}" if is_wide or has_utf16_mark else f"line {line}, byte {error.start}"
+        undecodable = DataError(
+            f"{path}, {location}: not {encoding}; declare the encoding (latin-1, cp1252, utf-16, ...) "
+            f"{_where_to_declare(path)}"
         )
-        if marked or not usual:
-            raise wrong from None
-        return content.decode(errors="replace").encode(), wrong
-    return content if usual else text.encode(), None
+        if has_utf16_mark or not is_utf8:
+            raise undecodable from None
+        return content.decode(errors="replace").encode(), undecodable
+    return content if is_utf8 else text.encode(), None
 
 
-def _declared_where(path: Path) -> str:
+def _where_to_declare(path: Path) -> str:
     """Return where the format of a file is declared, for errors."""
-    own = f'[formats."{sanitize(path.name)}"]'
-    return (
-        f"in the schema, [format] for all files or {own} for this one; a silo, in [format] of its silo.toml"
-    )
+    table_key = f'[formats."{sanitize(path.name)}"]'
+    return f"in the schema, [format] for all files or {table_key} for this one; a silo, in [format] of its silo.toml"
 
 
 def _has_replaced(table: pa.Table) -> bool:
@@ -430,7 +432,7 @@ def _has_replaced(table: pa.Table) -> bool:
     return named or any(pc.any(pc.match_substring(column, REPLACED)).as_py() for column in table.columns)
 
 
-def _parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+def _read_parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator[pa.Table]:
     """Read a Parquet file batch by batch; yield at least one table.
 
     Memory is allocated for the rows that the file has, not for the number of rows that its header announces. Files
@@ -438,9 +440,9 @@ def _parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator
     """
     check_file(path, DataError)
     present = pa_parquet.read_schema(path)
-    read = _named(present.names, pick)
-    own = list(read.values())
-    schema = pa.schema([present.field(name) for name in own])
+    file_names = _find_columns(present.names, pick)
+    file_columns = list(file_names.values())
+    schema = pa.schema([present.field(name) for name in file_columns])
     if columns is not None:
         _refuse_wide(path, schema)
     texts = [field.name for field in schema if _is_bytes(field.type)]
@@ -452,14 +454,14 @@ def _parquet(path: Path, pick: _Pick, columns: Sequence[str] | None) -> Iterator
                 f"{path}: announces more than {_ROWS_A_BYTE} rows for each of its bytes, so nearly all of its rows "
                 "would be equal; write the table again, each record once"
             )
-        yield _completed(schema.empty_table().rename_columns(list(read)), columns)
+        yield _add_lacking(schema.empty_table().rename_columns(list(file_names)), columns)
         # Group by group: an iterator over all groups keeps the whole file in memory.
         for group in range(file.num_row_groups):
-            for piece in file.iter_batches(row_groups=[group], columns=own):
+            for piece in file.iter_batches(row_groups=[group], columns=file_columns):
                 records += piece.num_rows
                 cells = [_plain_cells(path, piece.column(field.name), field) for field in schema]
                 table = pa.Table.from_arrays(cells, schema=schema)
-                yield _completed(table.rename_columns(list(read)), columns)
+                yield _add_lacking(table.rename_columns(list(file_names)), columns)
         if records != announced:
             raise DataError(f"{path}: is damaged: it has {records} rows and announces {announced}")
 
@@ -476,7 +478,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _refuse_wide(path: Path, schema: pa.Schema) -> None:
-    """Refuse columns of which one row can have a value of any size, and which no schema declares."""
+    """Refuse nested types and long fixed-size binary: no schema declares them, and a row can take any memory."""
     for field in schema:
         kind = field.type
         if pa.types.is_nested(kind) or (pa.types.is_fixed_size_binary(kind) and kind.byte_width > _WIDEST):
@@ -499,7 +501,7 @@ def _plain_cells(path: Path, column: pa.Array, field: pa.Field) -> pa.Array:
     return column if column.type == field.type else column.dictionary_decode().cast(field.type)
 
 
-def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
+def _read_excel(path: Path, pick: _Pick, file_format: Format) -> pa.Table:
     try:
         calamine: Any = import_module("python_calamine")
     except ImportError:
@@ -510,19 +512,21 @@ def _excel(path: Path, pick: _Pick, written: Format) -> pa.Table:
         _refuse_sparse(path)
         book = calamine.CalamineWorkbook.from_path(str(path))
         sheets = book.sheet_names
-        if written.sheet is not None and written.sheet not in sheets:
-            raise DataError(f"{path} has no sheet '{written.sheet}'; it has: {sanitize(', '.join(sheets))}")
+        if file_format.sheet is not None and file_format.sheet not in sheets:
+            existing = sanitize(", ".join(sheets))
+            raise DataError(f"{path} has no sheet '{file_format.sheet}'; it has: {existing}")
         if not sheets:
             raise DataError(f"{path} has no sheet")
-        rows = book.get_sheet_by_name(written.sheet or sheets[0]).to_python(skip_empty_area=False)
+        rows = book.get_sheet_by_name(file_format.sheet or sheets[0]).to_python(skip_empty_area=False)
     except calamine.CalamineError:
         raise DataError(f"{path} is damaged or no {path.suffix} file") from None
     if not rows:
         raise DataError(f"{path}: the sheet is empty; its first row names the columns")
     header, *body = rows
     names = [str(cell) for cell in header]
-    read = {name: names.index(own) for name, own in _named(names, pick).items() if name}
-    return pa.table({name: cells_of_objects([row[at] for row in body], written) for name, at in read.items()})
+    numbers = {name: names.index(in_file) for name, in_file in _find_columns(names, pick).items() if name}
+    columns = {name: [row[i] for row in body] for name, i in numbers.items()}
+    return pa.table({name: cells_of_objects(cells, file_format) for name, cells in columns.items()})
 
 
 def _refuse_sparse(path: Path) -> None:
@@ -557,26 +561,27 @@ def _extent(sheet: IO[bytes]) -> tuple[int, int]:
         for letters, digits in _CELL.findall(text, 0, end):
             cells += bool(letters)
             rows = max(rows, int(digits))
-            width = max(width, reduce(lambda number, one: 26 * number + one - 64, letters, 0))
+            # Letters number the columns in base 26: A is 1, Z is 26, AA is 27.
+            width = max(width, reduce(lambda number, letter: 26 * number + letter - 64, letters, 0))
         rest = text[end:][-_PART:]
     return cells, rows * width
 
 
-def cells_of_objects(cells: Sequence[Any], written: Format) -> pa.Array:
+def cells_of_objects(cells: Sequence[Any], file_format: Format) -> pa.Array:
     """Convert Python objects, as of an Excel column, one by one to :data:`EXCEL_CELL`.
 
     An empty text, None, NaN, NaT and pandas' NA have no text. No cell is refused, whatever object it is: its text
     decides what it counts as.
     """
-    return pa.array([_cell_of(cell, written) for cell in cells], EXCEL_CELL)
+    return pa.array([_cell_of(cell, file_format) for cell in cells], EXCEL_CELL)
 
 
-def _cell_of(cell: Any, written: Format) -> dict[str, Any]:
+def _cell_of(cell: Any, file_format: Format) -> dict[str, Any]:
     """Return the fields of one cell."""
     if _is_empty(cell):
         return {"text": None, "day": None, "id": isinstance(cell, str)}
     return {
-        "text": _text(cell, written),
+        "text": _text(cell, file_format),
         "day": date(cell.year, cell.month, cell.day) if isinstance(cell, date) else None,
         "id": isinstance(cell, str) or (_is_whole(cell) and abs(int(cell)) < 1 << 53),
     }
@@ -593,7 +598,7 @@ def _is_empty(cell: Any) -> bool:
         return not hasattr(cell, "__len__")
 
 
-def _text(cell: Any, written: Format) -> str:
+def _text(cell: Any, file_format: Format) -> str:
     """Return the text of one cell.
 
     Whole numbers have no fraction, dates are in ISO 8601, truth values are 1 and 0. Half of a surrogate pair, which no
@@ -606,9 +611,9 @@ def _text(cell: Any, written: Format) -> str:
         whole = int(cell)
         return str(whole) if abs(whole) < _UNWRITTEN else ("1e999" if whole > 0 else "-1e999")
     if isinstance(cell, float | np.floating):
-        return repr(float(cell)).replace(".", written.decimal)
+        return repr(float(cell)).replace(".", file_format.decimal)
     if isinstance(cell, Decimal):
-        return str(cell).replace(".", written.decimal)
+        return str(cell).replace(".", file_format.decimal)
     if isinstance(cell, date):
         return str(date(cell.year, cell.month, cell.day))
     try:
@@ -627,7 +632,7 @@ def _is_whole(cell: Any) -> bool:
 
 
 def without_days(column: pa.ChunkedArray) -> pa.Array:
-    """Return the cells of a column; Excel cells are replaced by their text."""
+    """Return the cells of a column in one array: of Excel cells the text, of other columns the cells unchanged."""
     cells = column.combine_chunks()
     return cells.field("text") if cells.type == EXCEL_CELL else cells
 
@@ -641,29 +646,28 @@ def select_columns(
         DataError: a column is lacking, or there twice; the error names ``path``.
     """
     pick = partial(_required_columns, path, columns=columns, may_lack=may_lack)
-    read = _named(table.column_names, pick)
-    return _completed(table.select(list(read.values())).rename_columns(list(read)), columns)
+    file_names = _find_columns(table.column_names, pick)
+    selected = table.select(list(file_names.values())).rename_columns(list(file_names))
+    return _add_lacking(selected, columns)
 
 
 def _required_columns(
     path: object, present: list[str], *, columns: Sequence[str] | None, may_lack: Container[str]
 ) -> list[str]:
-    """Return the requested columns that the file has.
-
-    Each must occur exactly once unless the file may lack it.
+    """Return the requested columns that the file has; each must occur exactly once unless the file may lack it.
 
     A column that the file may lack is refused if the file has it in another case, or without declared surrounding
     blanks: it would silently be read as missing in every record.
     """
     if columns is None:
         columns = present
-    cases = {one.lower() for one in present}
-    lacking = [one for one in columns if one not in present]
+    cases = {name.lower() for name in present}
+    lacking = [name for name in columns if name not in present]
     _refuse_lacking(
         path,
         present,
         columns,
-        [one for one in lacking if one not in may_lack or one.strip().lower() in cases],
+        [name for name in lacking if name not in may_lack or name.strip().lower() in cases],
     )
     for column in columns:
         if present.count(column) > 1 and column:
@@ -673,7 +677,7 @@ def _required_columns(
             )
     if columns and len(lacking) == len(columns):  # not a single requested column: probably another table
         _refuse_lacking(path, present, columns, lacking)
-    return [one for one in columns if one in present]
+    return [name for name in columns if name in present]
 
 
 def _refuse_lacking(path: object, present: list[str], columns: Sequence[str], lacking: Sequence[str]) -> None:
@@ -681,15 +685,15 @@ def _refuse_lacking(path: object, present: list[str], columns: Sequence[str], la
         several, names = "s" * (len(lacking) > 1), "', '".join(map(sanitize, lacking))
         there = describe_columns(present, columns, lacking[0] if len(lacking) == 1 else "")
         if any(REPLACED in name for name in present):
-            where = sanitize(_declared_where(Path(str(path))))
+            where = sanitize(_where_to_declare(Path(str(path))))
             there += f"; the header is written in another encoding; declare it {where}"
         raise LackingColumnsError(f"{path} has no column{several} '{names}'; it has: {there}", lacking)
 
 
 def _without_values(error: Exception) -> str:
     """Return Arrow's error message without the cells that it quotes."""
-    said = str(error)
-    if "Empty CSV file" in said:
+    message = str(error)
+    if "Empty CSV file" in message:
         return "it is empty; one without records has its header"
-    found = next((match.group() for pattern in _REASONS if (match := pattern.search(said))), None)
-    return found or said.split(":")[0]
+    known = next((match.group() for pattern in _REASONS if (match := pattern.search(message))), None)
+    return known or message.split(":")[0]

@@ -217,19 +217,19 @@ class Policy(DocumentTable):
             RefusalError: the method, model, loss or protection is not allowed, or rounds or epochs exceed a limit.
                 The error names the allowed ones.
         """
-        self.check_open(experiment.protection.name, experiment.privacy.insecure_seed)
-        for code, key, asked, allowed in (
+        self.check_protection(experiment.protection.name, experiment.privacy.insecure_seed)
+        for code, key, requested, allowed in (
             (Code.METHOD, "method.name", experiment.method.name, self.methods),
             (Code.MODEL, "model.name", experiment.model.name, self.models),
             (Code.LOSS, "model.loss", experiment.model.loss, self.losses),
         ):
-            _check_named(code, key, asked, allowed)
+            _check_named(code, key, requested, allowed)
         if experiment.rounds > self.max_rounds:
             raise RefusalError(Code.ROUNDS, experiment.rounds, self.max_rounds)
         if experiment.local is not None and experiment.local.epochs > self.max_epochs:
             raise RefusalError(Code.EPOCHS, experiment.local.epochs, self.max_epochs)
 
-    def check_open(self, protection: str, seed: int | None) -> None:
+    def check_protection(self, protection: str, seed: int | None) -> None:
         """Refuse a protection that is not allowed, and noise from a known seed; applies to runs of every kind.
 
         Raises:
@@ -239,19 +239,19 @@ class Policy(DocumentTable):
         if seed is not None and not self.without_guarantee:
             raise RefusalError(Code.KNOWN_SEED)
 
-    def check_asked(self, asks: RequestScope) -> None:
+    def check_scope(self, scope: RequestScope) -> None:
         """Refuse figures, columns and lengths of releases that are not allowed, before noise is calibrated.
 
         Raises:
             RefusalError: names the allowed ones.
         """
-        for figure in sorted(asks.figures):
+        for figure in sorted(scope.figures):
             _check_named(Code.RELEASE, "releases", figure, self.releases)
-        for column in sorted(asks.columns) if self.columns is not None else ():
+        for column in sorted(scope.columns) if self.columns is not None else ():
             _check_named(Code.COLUMN, "a column of a release", column, self.columns or ())
-        if asks.by_silo and not self.by_silo:
+        if scope.by_silo and not self.by_silo:
             raise RefusalError(Code.BY_SILO)
-        self._check_length(asks.numbers)
+        self._check_length(scope.numbers)
 
     def check_release(self, numbers: int, std: float) -> None:
         """Refuse a release that is too long, or more precise than the policy allows.
@@ -311,19 +311,19 @@ class Policy(DocumentTable):
         return dominating_event(guarantee.event_for(role) for role in asked)
 
 
-def _exists(check: Callable[..., object], *asked: Any) -> None:
+def _exists(check: Callable[..., object], *arguments: Any) -> None:
     """Refuse an unknown name through its lookup function; no code is loaded."""
     try:
-        check(*asked)
+        check(*arguments)
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
-def _check_named(code: Code, key: str, asked: str | None, allowed: Sequence[str]) -> None:
+def _check_named(code: Code, key: str, requested: str | None, allowed: Sequence[str]) -> None:
     """Refuse a name that is not in the allowed list."""
-    if asked not in allowed:
+    if requested not in allowed:
         named = ", ".join(allowed) or "none"
-        raise RefusalError(code, detail=f"{key} = {sanitize(str(asked))!r}; this silo allows: {named}")
+        raise RefusalError(code, detail=f"{key} = {sanitize(str(requested))!r}; this silo allows: {named}")
 
 
 # --- limits on work: processor seconds a day without a charge, and seconds a round ---

@@ -2,8 +2,8 @@
 
     text ─► canonical JSON ─► packages in the policy ─► a document of one kind ─► policy ─► task of the silo
 
-All refusals derive from the document and the policy, with one exception: the silo's records may not be those of the
-users that the method needs.
+All refusals derive from the document and the policy, except one: if each client is one user, a silo also refuses a
+document when its table has records of another user (:func:`check_own_client`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from fedveil.validation import validate_document
 
 
 def review_proposal(
-    text: str, phase: RunPart | None, policy: Policy, share: LocalPopulation, number: int
+    text: str, part: RunPart | None, policy: Policy, population: LocalPopulation, number: int
 ) -> SiloTask:
     """Check proposed terms and return the silo's task in the session.
 
     Args:
         text: the proposed document.
-        phase: the part of the run; None: the run is training without releases.
+        part: the part of the run; None: the run is training without releases.
         policy: the silo's policy.
-        share: the silo's population.
+        population: the silo's population.
         number: number of the silo.
 
     Raises:
@@ -58,79 +58,89 @@ def review_proposal(
     try:
         kind = kind_in(document)
         if kind is not None:
-            return _released(kind, document, phase, policy, share)
+            return _make_document_task(kind, document, part, policy, population)
         experiment = parse(document, _ORIGIN)
         policy.check_request(experiment)
         if "preprocessing" in document or "evaluation" in document:
-            return _part(experiment, phase, policy, share)
-        if phase is not None:
+            return _make_part_task(experiment, part, policy, population)
+        if part is not None:
             raise RefusalError(Code.SHAPE)
-        return _trained(experiment, policy, share, number)
+        return _make_training_task(experiment, policy, population, number)
     except (PrivacyError, ArithmeticError) as error:  # e.g. numbers too large or too small for the method
         raise RefusalError(Code.EXPERIMENT, detail=str(error)) from error
 
 
-def _trained(experiment: Experiment, policy: Policy, share: LocalPopulation, number: int) -> SiloTrainingTask:
-    prepared = _checked(experiment, policy, share, number)
+def _make_training_task(
+    experiment: Experiment, policy: Policy, population: LocalPopulation, number: int
+) -> SiloTrainingTask:
+    prepared = _prepare_and_check(experiment, policy, population, number)
     return SiloTrainingTask(prepared, policy.event(prepared.guarantee), policy.round_seconds)
 
 
-def _checked(experiment: Experiment, policy: Policy, share: LocalPopulation, number: int) -> Prepared:
+def _prepare_and_check(
+    experiment: Experiment, policy: Policy, population: LocalPopulation, number: int
+) -> Prepared:
     """Prepare an experiment over the silo's population and check it; common to every part of a run.
 
     Raises:
         MainSilosError: the silo's file of main silos differs from the run's file.
     """
-    prepared = prepare(_own(experiment), FixedPopulation(share, declared=share.declared))
+    prepared = prepare(
+        _without_coordinator_settings(experiment), FixedPopulation(population, declared=population.declared)
+    )
     policy.check_method(prepared.method, prepared.task.dimension)
-    prepared.method.weights.check_file(share.main_silos)
+    prepared.method.weights.check_file(population.main_silos)
     check_deployable(prepared)
     check_own_client(prepared, number)
     return prepared
 
 
-def _part(experiment: Experiment, phase: RunPart | None, policy: Policy, share: LocalPopulation) -> SiloTask:
+def _make_part_task(
+    experiment: Experiment, part: RunPart | None, policy: Policy, population: LocalPopulation
+) -> SiloTask:
     """Return a silo's task in one part of a run with releases in addition to its rounds."""
-    if phase is None:
+    if part is None:
         raise RefusalError(Code.SHAPE)
-    if share.table is None:
+    if population.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    policy.check_asked(side_release_scope(experiment, share.table.declared))
-    return SiloTasks(policy, share.table, lambda table: _tested(experiment, policy, table)).work(phase)
+    policy.check_scope(side_release_scope(experiment, population.table.declared))
+    return SiloTasks(
+        policy, population.table, lambda table: _prepare_over_table(experiment, policy, table)
+    ).task_for(part)
 
 
-def _tested(experiment: Experiment, policy: Policy, table: PartyTable) -> Prepared:
+def _prepare_over_table(experiment: Experiment, policy: Policy, table: PartyTable) -> Prepared:
     """Prepare an experiment over a silo's table; records are held out if the run releases their metrics."""
-    own, tested = experiment.data.table, None
-    assert own is not None, "Experiment asks for it"
+    table_section, holdout = experiment.data.table, None
+    assert table_section is not None, "Experiment asks for it"
     if experiment.evaluation is not None:
         seed = experiment.seed if experiment.data.seed is None else experiment.data.seed
-        tested = HoldoutSpec(own.test_share, seed)
+        holdout = HoldoutSpec(table_section.test_share, seed)
     assert table.silo is not None
-    return _checked(experiment, policy, table.share(tested), table.silo)
+    return _prepare_and_check(experiment, policy, table.load_population(holdout), table.silo)
 
 
-def _released(
+def _make_document_task(
     kind: type[TableDocument],
     document: dict[str, Any],
-    phase: RunPart | None,
+    part: RunPart | None,
     policy: Policy,
-    share: LocalPopulation,
+    population: LocalPopulation,
 ) -> SiloReleaseTask:
-    if phase is None:
+    if part is None:
         raise RefusalError(Code.SHAPE)
-    if share.table is None:
+    if population.table is None:
         raise RefusalError(Code.EXPERIMENT, detail="releases are of tables, and this silo holds none")
-    asked, declared = validate_document(kind, document, _ORIGIN), share.table.declared
-    policy.check_open(asked.protection.name, asked.privacy.insecure_seed)
-    policy.check_asked(request_scope(asked, declared))
-    return make_release_task(prepare_document(asked, declared), phase, policy, share.table)
+    request, declared = validate_document(kind, document, _ORIGIN), population.table.declared
+    policy.check_protection(request.protection.name, request.privacy.insecure_seed)
+    policy.check_scope(request_scope(request, declared))
+    return make_release_task(prepare_document(request, declared), part, policy, population.table)
 
 
 _ORIGIN: Final = "the coordinator's document"
 
 
-def _own(experiment: Experiment) -> Experiment:
+def _without_coordinator_settings(experiment: Experiment) -> Experiment:
     """Return the experiment without the coordinator's own settings and file names.
 
     A silo reads no file that a document names. All other model settings stay, so that the signed experiment is the

@@ -47,8 +47,8 @@ class PartyTable:
         declared: declared facts of all tables.
         silo: number of the silo; None: the coordinator, which has no records.
         path: the silo's own file, or the coordinator's public test table; None: no file.
-        written: format of the silo's own file; None: the schema's. It is the silo's own affair: it decides how cells
-            are read, and neither the agreed schema nor anything that is sent depends on it.
+        file_format: format of the silo's own file; None: the schema's. It decides only how cells are read: neither the
+            agreed schema nor any message depends on it.
         users: ids of all users, in the order of their numbers; None: ids are numbers from 0.
         main_silos: main silo of every user; None if the silo has no file of them.
     """
@@ -56,7 +56,7 @@ class PartyTable:
     declared: DeclaredTables
     silo: int | None = None
     path: Path | None = None
-    written: FileFormat | None = None
+    file_format: FileFormat | None = None
     users: tuple[str, ...] | None = None
     main_silos: MainSilos | None = None
 
@@ -64,11 +64,11 @@ class PartyTable:
         """Return the table under a refined schema and clip, both computed from releases."""
         return replace(self, declared=self.declared.with_refined_schema(schema, clip))
 
-    def columns(self, wanted: Sequence[str], schema: Schema | None = None) -> ColumnTable:
+    def columns(self, names: Sequence[str], schema: Schema | None = None) -> ColumnTable:
         """Read columns of the silo's own records.
 
         Args:
-            wanted: names of the columns.
+            names: names of the columns.
             schema: schema of the columns; None: the declared one.
 
         Raises:
@@ -77,16 +77,16 @@ class PartyTable:
         silos = self.declared.silos
         assert self.silo is not None, "the coordinator has no records"
         assert self.path is not None
-        schema = (schema or self.declared.schema).with_file_format(self.path, self.written)
-        return read_own_columns(schema, self.path, wanted, silo=self.silo, silo_names=silos, users=self.users)
+        schema = (schema or self.declared.schema).with_file_format(self.path, self.file_format)
+        return read_own_columns(schema, self.path, names, silo=self.silo, silo_names=silos, users=self.users)
 
-    def share(self, tested: HoldoutSpec | None = None) -> LocalPopulation:
+    def load_population(self, holdout: HoldoutSpec | None = None) -> LocalPopulation:
         """Load the party's population: a silo's records, or the coordinator's public test table, if any.
 
         The coordinator evaluates models on its table. The shape of a model follows from the schema alone.
 
         Args:
-            tested: which of a silo's records are held out; None: none.
+            holdout: which of a silo's records are held out; None: none.
 
         Raises:
             DataError: a table does not fit the schema; names file, record and column.
@@ -94,20 +94,20 @@ class PartyTable:
         schema, silos = self.declared.schema, self.declared.silos
         if self.silo is None:
             features, targets = _nothing(schema) if self.path is None else read_test(schema, self.path)
-            nobody = np.zeros(len(features), dtype=np.int32)
-            records = Records(features=features, targets=targets, silo=nobody, user=nobody)
+            zeros = np.zeros(len(features), dtype=np.int32)
+            records = Records(features=features, targets=targets, silo=zeros, user=zeros)
             return self._of(records, features, targets, None)
         assert self.path is not None
         name = silos[self.silo]
-        local = schema.with_file_format(self.path, self.written)
+        local = schema.with_file_format(self.path, self.file_format)
         records, rows = read_own(local, self.path, silo=self.silo, name=name, users=self.users)
         # A population needs a test set: without held-out records, the first training record stands in.
-        if tested is None:
+        if holdout is None:
             return self._of(records, records.features[:1], records.targets[:1], None)
         assert records.key is not None, "tables name their users"
-        out = held_out(records.user, records.silo, records.key, tested.share, tested.seed)
-        kept = records.select(np.flatnonzero(~out))
-        return self._of(kept, records.features[out], records.targets[out], rows[out])
+        out = held_out(records.user, records.silo, records.key, holdout.share, holdout.seed)
+        training = records.select(np.flatnonzero(~out))
+        return self._of(training, records.features[out], records.targets[out], rows[out])
 
     def _of(
         self, records: Records, features: np.ndarray, targets: np.ndarray, rows: np.ndarray | None
@@ -166,13 +166,13 @@ class SiloFiles:
         table: the silo's own table.
         users: list of all users' ids, if the schema names one; else None. Known to the silos only.
         main_silos: file of all users' main silos; None: no run needs it.
-        written: format of the table; None: the schema's.
+        file_format: format of the table; None: the schema's.
     """
 
     table: Path
     users: Path | None = None
     main_silos: Path | None = None
-    written: FileFormat | None = None
+    file_format: FileFormat | None = None
 
 
 def load_silo_population(
@@ -204,11 +204,11 @@ def load_silo_population(
         declared=declared,
         silo=silo,
         path=files.table,
-        written=files.written,
+        file_format=files.file_format,
         users=listed,
         main_silos=found,
     )
-    return party.share()
+    return party.load_population()
 
 
 def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:

@@ -76,12 +76,12 @@ class RemarkOne:
 _LARGEST_COUNTED = "the noise is measured in the records of the largest client, which count as public"
 
 
-def _calibrated(method: Method, calibration: Calibration) -> Method:
+def _with_calibration(method: Method, calibration: Calibration) -> Method:
     """Return the method with the calibration of its noise; no accountant can calibrate it as published."""
     if calibration == "client":
         return method
-    form = RemarkOne(rate=method.sampler.rate)
-    return replace(method, calibrated_to="nobody", closed_form=form, public_counts=(_LARGEST_COUNTED,))
+    closed_form = RemarkOne(rate=method.sampler.rate)
+    return replace(method, calibrated_to="nobody", closed_form=closed_form, public_counts=(_LARGEST_COUNTED,))
 
 
 def dp_fedavg(
@@ -119,7 +119,7 @@ def dp_fedavg(
         server=ServerSgd(),
         calibrated_to="server",
     )
-    return _calibrated(method, calibration)
+    return _with_calibration(method, calibration)
 
 
 def ckks_fedavg(*, local: Local) -> Method:
@@ -172,7 +172,7 @@ def stevens(
         server=ServerSgd(),
         calibrated_to="server",
     )
-    return _calibrated(method, calibration)
+    return _with_calibration(method, calibration)
 
 
 @variant_of(dp_fedavg)

@@ -115,7 +115,7 @@ def uldp_group(
     )
 
 
-def _pairs(
+def _per_silo_and_user(
     *,
     local: Local | LocalGradient,
     clip: Clipping,
@@ -123,7 +123,7 @@ def _pairs(
     user_sampling_rate: UserRate = 1.0,
     colluding_silos: Colluding = 0,
 ) -> Method:
-    """Compose Algorithms 3 and 4, with the weight 1/|S| for each pair."""
+    """Compose Algorithms 3 and 4: one contribution for each pair of silo and user, weighted 1/|S|."""
     bound = bound_of(clip)
     return Method(
         name="uldp-sgd" if local.one_gradient else "uldp-avg",
@@ -140,7 +140,7 @@ def _pairs(
     )
 
 
-@variant_of(_pairs, local=LocalGradient())
+@variant_of(_per_silo_and_user, local=LocalGradient())
 def uldp_sgd(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
     """ULDP-SGD: one clipped gradient per user and silo, instead of local training (Algorithm 3, SGD form).
 
@@ -158,7 +158,7 @@ def uldp_sgd_w(uniform: Method, *, power: WeightPower = 1.0) -> Method:
     return replace(uniform, name="uldp-sgd-w", weights=Weights.by_power(power))
 
 
-@variant_of(_pairs)
+@variant_of(_per_silo_and_user)
 def uldp_avg(pairs: Method, *, correlated: Stream = None, rounds: Rounds = None) -> Method:
     """ULDP-AVG: train and clip per user and silo, each weighted 1/|S| (Algorithm 3).
 

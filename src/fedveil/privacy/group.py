@@ -91,11 +91,11 @@ def group_event(*, group_size: int, rate: float, noise_multiplier: float) -> Eve
         )
     tail = float(binom.sf(most - 1, group_size, rate))
     probabilities = np.append(binom.pmf(np.arange(most), group_size, rate), tail)
-    kept = np.flatnonzero(probabilities > 0)
+    counts = np.flatnonzero(probabilities > 0)
     return MixtureOfGaussiansEvent(
         noise_multiplier=noise_multiplier,
-        sensitivities=tuple(float(i) for i in kept),
-        probabilities=tuple(float(p) for p in probabilities[kept]),
+        sensitivities=tuple(float(i) for i in counts),
+        probabilities=tuple(float(p) for p in probabilities[counts]),
     )
 
 
@@ -112,7 +112,7 @@ def _largest_count(group_size: int, rate: float) -> int:
 
 
 def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tuple[Event, tuple[int, ...]]:
-    """Return an event that covers EVERY split of k records over the silos, and the split nearest to it.
+    """Return an event that covers EVERY split of k records over the silos, and the split with nearly its cost.
 
     Silos train in parallel, so the t-th steps of all silos are one joint release. Its mean moves by the vector (B_1,
     ..., B_S) with independent B_s ~ Binomial(k_s, q_s). The length of this vector is at most B_1 + ... + B_S, which
@@ -131,18 +131,18 @@ def worst_split(*, group_size: int, noise_multiplier: float, silos: Silos) -> tu
         silos: (rate, steps) of every silo; steps of one round give the event of one round.
 
     Returns:
-        The event, and the number of records per silo in the split that is (or is nearest to) the worst.
+        The event, and the number of records per silo in the costliest split, or in one of nearly its cost.
     """
     _check(group_size, silos)
     rates = np.array([rate if steps > 0 else 0.0 for rate, steps in silos])
     steps = np.array([steps for _, steps in silos])
     events: list[Event] = []
-    done = 0
-    for until in sorted(set(steps.tolist()) - {0}):
-        rate = float(rates[steps >= until].max())
+    begin = 0
+    for end in sorted(set(steps.tolist()) - {0}):
+        rate = float(rates[steps >= end].max())
         step = group_event(group_size=group_size, rate=rate, noise_multiplier=noise_multiplier)
-        events.append(SelfComposedEvent(event=step, count=until - done))
-        done = until
+        events.append(SelfComposedEvent(event=step, count=end - begin))
+        begin = end
     # For small rates the Renyi divergence of a silo is about proportional to steps x rate^2.
     nearest = int(np.argmax(rates**2 * steps)) if len(silos) else 0
     return ComposedEvent(events=tuple(events)), tuple(group_size * (s == nearest) for s in range(len(silos)))

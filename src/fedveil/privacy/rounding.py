@@ -1,8 +1,8 @@
 """Round sums to a coarse grid after their noise: the privacy loss, and the grid for short words.
 
 Sender s has the sum x_s and the share N_s of the noise, of standard deviation sigma_s. It sends k_s = floor((x_s + N_s)
-/ g + 1/2). A party that sees the sum of all k_s sees the Gaussian mechanism of today, up to a loss of log-likelihood
-ratios that :func:`rounding_loss` bounds. The proof is in docs/theory/round-after-noise.md.
+/ g + 1/2). A party that sees the sum of all k_s sees the Gaussian mechanism without rounding, up to a loss of
+log-likelihood ratios that :func:`rounding_loss` bounds. The proof is in docs/theory/round-after-noise.md.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LEAST_STEPS: Final = 2.0
 """Least standard deviation of one share in coarse steps. At 2 the loss is 2.9e-17 a coordinate and round."""
 
 SUM_REACH: Final = 12.0
-"""Standard deviations of the sum's noise for which words have room.
+"""Standard deviations of the sum's noise that the range of the transmitted integers covers.
 
-A coordinate passes them with probability at most 2 exp(-72) = 1.1e-31: sums of discrete Gaussians are sub-Gaussian.
+A coordinate exceeds them with probability at most 2 exp(-72) = 1.1e-31: sums of discrete Gaussians are sub-Gaussian.
 """
 
 
@@ -70,21 +70,21 @@ def round_to_grid(values: Float64[np.ndarray, " d"], fine: float, coarse: float)
     return np.asarray((2 * units + int(ratio)) // (2 * int(ratio)) * coarse)
 
 
-def sum_bound(longest: float, std: float, senders: int, step: float) -> int:
+def sum_bound(norm_bound: float, std: float, senders: int, step: float) -> int:
     """Return the largest absolute value of a coordinate of a sum of rounded messages, in coarse steps.
 
     Args:
-        longest: bound of the norm of the sum of all contributions.
+        norm_bound: bound of the norm of the sum of all contributions.
         std: standard deviation of one share of the noise.
         senders: number of senders.
         step: g.
     """
     noise = SUM_REACH * math.sqrt(senders) * std
     # Rounding changes every message by at most half a step.
-    return math.ceil((longest + noise) / step + senders / 2)
+    return math.ceil((norm_bound + noise) / step + senders / 2)
 
 
-def coarse_step(longest: float, std: float, senders: int, bits: int) -> float | None:
+def coarse_step(norm_bound: float, std: float, senders: int, bits: int) -> float | None:
     """Return the least step g for which words of ``bits`` bits hold every sum within :func:`sum_bound`.
 
     All arguments are public numbers, so the step depends on no record. It is 4, 5, 6 or 7 times a power of two: sums
@@ -94,9 +94,9 @@ def coarse_step(longest: float, std: float, senders: int, bits: int) -> float | 
     >>> coarse_step(longest=1000.0, std=5 / 5**0.5, senders=5, bits=16)
     0.0390625
     """
-    room = 2 ** (bits - 1) - 2 - senders / 2
-    if room < 1:
+    largest_sum = 2 ** (bits - 1) - 2 - senders / 2
+    if largest_sum < 1:
         return None
-    needed = (longest + SUM_REACH * math.sqrt(senders) * std) / room
+    needed = (norm_bound + SUM_REACH * math.sqrt(senders) * std) / largest_sum
     mantissa, exponent = math.frexp(needed)
     return math.ldexp(math.ceil(8 * mantissa), exponent - 3)

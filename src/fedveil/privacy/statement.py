@@ -75,7 +75,7 @@ def _role(name: object) -> Role:
 
 
 def _role_name(role: Role) -> str:
-    return next(name for name, one in _ROLES.items() if one == role)
+    return next(name for name, value in _ROLES.items() if value == role)
 
 
 _Role = Annotated[Role, PlainValidator(_role), PlainSerializer(_role_name)]
@@ -214,14 +214,14 @@ class Statement:
         return f"{bound}, delta={show_delta(self.delta)}{large} for one {self.unit}, released={self.released}"
 
     def line_for(self, role: Role) -> float | None:
-        """Return the epsilon against a party with a line, or against readers (None: nothing is guaranteed).
+        """Return the epsilon of a role's line, or of readers (None: nothing is guaranteed).
 
         Raises:
             PrivacyError: the statement has no line for the role; the message names the existing lines.
         """
         lines = {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}
         if role not in lines:
-            known = ", ".join(str(one) for one in lines)
+            known = ", ".join(str(existing) for existing in lines)
             raise PrivacyError(
                 f"statement: no line of {role!r}; there are {known}, of fedveil.privacy.claims"
             )
@@ -254,7 +254,7 @@ class Statement:
         return "\n".join(map(one_line, (claim, parties, (adds + items)[:1].upper() + (adds + items)[1:])))
 
     def _weakness(self) -> str:
-        """Return why a guarantee protects little; empty if nothing shows that it does."""
+        """Return why a guarantee protects little; empty if neither delta nor epsilon is large."""
         if self.has_large_delta:
             return f", which promises nothing to any one {self.unit}: delta is not below 1 / {self.units}"
         assert self.epsilon is not None, "there is a guarantee"
@@ -276,7 +276,7 @@ class Statement:
         Each sentence is one printable line. Text from a file (mechanisms, notes) therefore cannot imitate another
         claim.
         """
-        found = (
+        texts = (
             self._claim(),
             *self._warnings(),
             *(f"Mechanism: {text}." for text in self.mechanisms),
@@ -293,7 +293,7 @@ class Statement:
                 for p in self.as_published
             ),
         )
-        return tuple(map(one_line, found))
+        return tuple(map(one_line, texts))
 
     def _claim(self) -> str:
         unit = _UNIT_WORDS[self.unit]
@@ -308,18 +308,18 @@ class Statement:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        found = []
+        texts = []
         if self.epsilon is not None:
-            found.append(
+            texts.append(
                 "Anything else that is released from the same data, by this run or another, adds to this epsilon."
             )
         if self.epsilon is not None and self.epsilon > _LARGE_EPSILON:
-            found.append(
+            texts.append(
                 f"An epsilon above {_LARGE_EPSILON:g} promises little against a determined attacker."
             )
         if self.delta_warning is not None:
-            found.append(self.delta_warning)
-        return tuple(found)
+            texts.append(self.delta_warning)
+        return tuple(texts)
 
     def to_json(self) -> Json:
         """Return the JSON form, without infinities: an infinite epsilon is null, as the sentences explain."""
@@ -327,28 +327,30 @@ class Statement:
         return {"schema_version": SCHEMA_VERSION, "sentences": list(self.sentences()), **values}
 
     @classmethod
-    def from_json(cls, data: object, place: object = "the privacy statement") -> Statement:
+    def from_json(cls, data: object, document_name: object = "the privacy statement") -> Statement:
         """Read a statement from its JSON form; its sentences must equal those that its values give.
 
         Args:
             data: the JSON value.
-            place: name of the document in errors, usually its file.
+            document_name: name of the document in errors, usually its file.
 
         Raises:
             RunFolderError: another version, or no statement; names the place and the key.
         """
-        document = check_schema_version(data, place, SCHEMA_VERSION)
+        document = check_schema_version(data, document_name, SCHEMA_VERSION)
         values = {key: value for key, value in document.items() if key not in ("schema_version", "sentences")}
-        with reading(place, RunFolderError):
+        with reading(document_name, RunFolderError):
             try:
                 statement = _VALUES.validate_python(values)
             except ValidationError as error:
-                raise RunFolderError(f"{place} is damaged: {explain_errors(error, cls)}") from None
+                raise RunFolderError(f"{document_name} is damaged: {explain_errors(error, cls)}") from None
             except PrivacyError as error:
-                raise RunFolderError(f"{place} is damaged: {error}") from error
+                raise RunFolderError(f"{document_name} is damaged: {error}") from error
             # Sentences are derived, so a file with edited sentences differs from the text that its own values give.
             if json.dumps(statement.to_json(), sort_keys=True) != json.dumps(document, sort_keys=True):
-                raise RunFolderError(f"{place} is damaged: its sentences or fields do not fit its values")
+                raise RunFolderError(
+                    f"{document_name} is damaged: its sentences or fields do not fit its values"
+                )
         return statement
 
 
@@ -449,15 +451,15 @@ def epsilons_by_accountant(
         delta: delta of the statement.
         adjacency: the neighbouring populations.
     """
-    found: list[tuple[str, float | None]] = []
+    epsilons: list[tuple[str, float | None]] = []
     for name in ACCOUNTANTS:
         accountant = make_accountant(name, adjacency)
         if not accountant.supports(event):
             continue
         with suppress(PrivacyError):
             epsilon = cached_epsilon(accountant, event, delta)
-            found.append((name, epsilon if math.isfinite(epsilon) else None))
-    return tuple(found)
+            epsilons.append((name, epsilon if math.isfinite(epsilon) else None))
+    return tuple(epsilons)
 
 
 # --- building a statement ------------------------------------------------------------------------------------------
@@ -505,8 +507,8 @@ class StatementBuilder:
 
     def build(
         self,
-        charged: Event,
-        learned: Callable[[Role], Event],
+        charged_event: Event,
+        observed_event: Callable[[Role], Event],
         parties: Iterable[Party],
         **texts: Unpack[StatementTexts],
     ) -> Statement:
@@ -516,15 +518,15 @@ class StatementBuilder:
         known seed, or if the accountant has no finite epsilon.
 
         Args:
-            charged: the composition of the ledger's charges.
-            learned: the event of everything that a role observes; that of readers gives the claimed epsilon.
+            charged_event: the composition of the ledger's charges.
+            observed_event: the event of everything that a role observes; that of readers gives the claimed epsilon.
             parties: the parties other than readers, in the order of their lines.
             **texts: the other fields; equal sentences of ``uncovered`` are stated once.
         """
-        reasons = [event.reason for event in atoms(charged) if isinstance(event, NoGuarantee)]
+        reasons = [event.reason for event in atoms(charged_event) if isinstance(event, NoGuarantee)]
         if not self.secure:
             reasons.append(KNOWN_SEED)
-        epsilon = None if reasons else self._epsilon(learned(Role.READER))
+        epsilon = None if reasons else self._epsilon(observed_event(Role.READER))
         if epsilon is None and not reasons:
             reasons.append(
                 f"the accountant {self.accountant.name} shows no finite epsilon at delta {show_delta(self.delta)}"
@@ -536,18 +538,18 @@ class StatementBuilder:
             epsilon=epsilon,
             delta=self.delta,
             accountant=self.accountant.name,
-            epsilons=epsilons_by_accountant(charged, self.delta, self.adjacency),
-            event=charged,
+            epsilons=epsilons_by_accountant(charged_event, self.delta, self.adjacency),
+            event=charged_event,
             units=self.units,
-            trust=tuple(self._line(one, learned(one.role)) for one in parties),
+            trust=tuple(self._line(party, observed_event(party.role)) for party in parties),
             secure_randomness=self.secure,
             reasons=tuple(reasons),
             **texts,  # type: ignore[arg-type]
         )
 
-    def _line(self, one: Party, event: Event) -> Disclosure:
+    def _line(self, party: Party, event: Event) -> Disclosure:
         epsilon = self._epsilon(event) if self.secure else None
-        return Disclosure(role=one.role, party=one.party, sees=one.sees, epsilon=epsilon, event=event)
+        return Disclosure(role=party.role, party=party.party, sees=party.sees, epsilon=epsilon, event=event)
 
     def _epsilon(self, event: Event) -> float | None:
         """Return the epsilon of an event; None if it is infinite."""
@@ -559,7 +561,7 @@ class StatementBuilder:
 # Check a statement against ledger and experiment: the same events and delta, and no epsilon below their cost.
 
 
-def same_events(statement: Statement, entries: Sequence[Entry]) -> str:
+def check_same_events(statement: Statement, entries: Sequence[Entry]) -> str:
     """Check that a statement's event is the composition of a ledger's charges; return this in words.
 
     Raises:
@@ -577,7 +579,7 @@ def same_events(statement: Statement, entries: Sequence[Entry]) -> str:
     return "its event is the composition of all charges"
 
 
-def same_privacy(statement: Statement, *, delta: object, accountant: object, seed: object) -> str:
+def check_same_privacy(statement: Statement, *, delta: object, accountant: object, seed: object) -> str:
     """Check that a statement has the requested delta, accountant and randomness; return this in words.
 
     Args:
@@ -627,22 +629,25 @@ def check_epsilons(statement: Statement) -> Iterator[Check]:
                 name="epsilon", outcome="fails", detail=f"{words} promises less than the statement's epsilon"
             )
     for name, value in dict.fromkeys((*stated.items(), (statement.accountant, statement.epsilon))):
-        yield run_check(f"epsilon by {name}", partial(_epsilon, statement, statement.event, name, value))
+        yield run_check(
+            f"epsilon by {name}", partial(_check_epsilon, statement, statement.event, name, value)
+        )
     for line in statement.trust:
-        check = partial(_epsilon, statement, line.event, statement.accountant, line.epsilon)
+        check = partial(_check_epsilon, statement, line.event, statement.accountant, line.epsilon)
         yield run_check(f"epsilon against {_role_name(line.role)}", check)
 
 
-def _epsilon(statement: Statement, event: Event, name: str, stated: float | None) -> str:
+def _check_epsilon(statement: Statement, event: Event, name: str, stated: float | None) -> str:
+    """Check that an epsilon recomputed by the accountant ``name`` is at most the stated one; return both in words."""
     if name not in ACCOUNTANTS:
         raise IntegrityError(f"there is no accountant '{name}'")
     with reading("the recorded event", IntegrityError):
-        found = cached_epsilon(make_accountant(name, statement.adjacency), event, statement.delta)
+        recomputed = cached_epsilon(make_accountant(name, statement.adjacency), event, statement.delta)
     claimed = math.inf if stated is None else stated
     # The tolerance of 1e-9 allows for rounding.
-    if found > claimed * (1 + 1e-9):
+    if recomputed > claimed * (1 + 1e-9):
         raise IntegrityError(
-            f"the recorded events cost {show_epsilon(found)} at delta {statement.delta:g}, more than the "
+            f"the recorded events cost {show_epsilon(recomputed)} at delta {statement.delta:g}, more than the "
             f"{show_epsilon(stated)} that is stated"
         )
-    return f"recomputed {show_epsilon(found)}, stated {show_epsilon(stated)}"
+    return f"recomputed {show_epsilon(recomputed)}, stated {show_epsilon(stated)}"

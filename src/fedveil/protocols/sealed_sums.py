@@ -66,15 +66,16 @@ class SealedSums(FullCohortSpec):
     def exchanges(self, client: int) -> Exchanges:
         """Return the exchanges of a session: two keys in the setup, and one message per round."""
         key = (SealingKey,)
+        # The client sends its key when it joins, and the server its key ahead of the first round.
         return Exchanges(joined=key, first=key, played=lambda _: ((SealedMessage,), ()))
 
     def client_input(self, inputs: ClientInputs, client: int) -> bytes:
         """Return the bytes that the client's codec made."""
         return cast(bytes, inputs.message(client))
 
-    def pack(self, given: bytes) -> bytes:
+    def pack(self, coded: bytes) -> bytes:
         """Return the coded bytes unchanged: a repeated round sends the same bytes under another seal."""
-        return given
+        return coded
 
     def unpack(self, data: bytes) -> bytes:
         """Return the coded bytes unchanged."""
@@ -92,13 +93,13 @@ class SealedServer(PlaintextServer):
     """Server's end of a sum of sealed messages.
 
     Args:
-        agreed: public specification of the protocol.
+        spec: public specification of the protocol.
         run: 16 bytes that name the session.
     """
 
-    def __init__(self, agreed: SealedSums, run: bytes) -> None:
-        super().__init__(agreed.length)
-        self._agreed, self._own = agreed, AgreementKey.generate()
+    def __init__(self, spec: SealedSums, run: bytes) -> None:
+        super().__init__(spec.length)
+        self._spec, self._key_pair = spec, AgreementKey.generate()
         self._setup = RoundId(run=run, round=0, attempt=0)
         self._round_id = self._setup
         self._inbox.open(self._setup)
@@ -107,7 +108,7 @@ class SealedServer(PlaintextServer):
     @property
     def ready(self) -> bool:
         """Return whether every client's key is known."""
-        return len(self._shared) == self._agreed.clients
+        return len(self._shared) == self._spec.clients
 
     def receive(self, sender: int, data: bytes) -> Outgoing:
         """Read a client's key or its sealed message; answer a key with the server's key.
@@ -121,19 +122,19 @@ class SealedServer(PlaintextServer):
             return super().receive(sender, data)
         try:
             envelope = Envelope.decode(data)
-            if envelope.sender != sender or not 0 <= sender < self._agreed.clients:
+            if envelope.sender != sender or not 0 <= sender < self._spec.clients:
                 raise ProtocolError("sent a message under another party's name")
-            self._shared[sender] = self._own.agree(self._inbox.accept(envelope, SealingKey).public)
+            self._shared[sender] = self._key_pair.agree(self._inbox.accept(envelope, SealingKey).public)
         except (ProtocolError, CryptoError) as error:
             raise ProtocolError(getattr(error, "reason", str(error)), silo=sender) from error
-        key = SealingKey(public=self._own.public)
+        key = SealingKey(public=self._key_pair.public)
         return [
             (sender, Envelope(round_id=self._setup, sender=SERVER, recipient=sender, message=key).encode())
         ]
 
     def _read(self, sender: int, envelope: Envelope) -> Vector:
         self._inbox.accept(envelope, SealedMessage)
-        return self._agreed.decode(self.open_sealed(sender, envelope), envelope.round_id.round)
+        return self._spec.decode(self.open_sealed(sender, envelope), envelope.round_id.round)
 
     def open_sealed(self, sender: int, envelope: Envelope) -> bytes:
         """Decrypt a client's sealed message; return the coded bytes.
@@ -157,14 +158,14 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
     """Client's end of a sum of sealed messages.
 
     Args:
-        place: context of the client in the session.
+        context: context of the client in the session.
     """
 
-    def __init__(self, place: ClientContext) -> None:
-        super().__init__(place)
-        self._own = AgreementKey.generate()
-        self._setup = RoundId(run=place.run, round=0, attempt=0)
-        self._inbox = Inbox(place.number)
+    def __init__(self, context: ClientContext) -> None:
+        super().__init__(context)
+        self._key_pair = AgreementKey.generate()
+        self._setup = RoundId(run=context.run, round=0, attempt=0)
+        self._inbox = Inbox(context.number)
         self._inbox.open(self._setup)
         self._shared: PairwiseSecret | None = None
 
@@ -175,7 +176,7 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
 
     def announce(self) -> bytes | None:
         """Return the message that carries this client's public key."""
-        return self._message(self._setup, SealingKey(public=self._own.public))
+        return self._message(self._setup, SealingKey(public=self._key_pair.public))
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read the server's key.
@@ -186,7 +187,7 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
         envelope = Envelope.from_server(data)
         key = self._inbox.accept(envelope, SealingKey)
         try:
-            self._shared = self._own.agree(key.public)
+            self._shared = self._key_pair.agree(key.public)
         except CryptoError as error:
             raise ProtocolError(f"the server's key was refused: {error}") from error
         return []
@@ -196,10 +197,10 @@ class SealedClient(SingleMessageClient[bytes, Vector]):
         if self._shared is None:
             raise ProtocolError("a message is due before the server's key is known", silo=self._place.number)
 
-    def _send(self, given: bytes, round_id: RoundId) -> list[bytes]:
+    def _send(self, coded: bytes, round_id: RoundId) -> list[bytes]:
         assert self._shared is not None
         key = self._shared.derive(SEAL_PURPOSE, round_id)
-        sealed = seal(key, given, _associated(round_id, self._place.number))
+        sealed = seal(key, coded, _associated(round_id, self._place.number))
         return [self._message(round_id, SealedMessage(sealed=sealed))]
 
 

@@ -334,7 +334,7 @@ def share_training(prepared: Prepared) -> Iterator[Prepared]:
     inner = split_trainer(prepared)
     seed = prepared.experiment.seed
     payload = pickle_for_workers((inner, prepared.setting.cohort, prepared.method.bound, seed))
-    trainer = DistributedTrainer(inner=inner, alike=True)
+    trainer = DistributedTrainer(inner=inner, rounds_alike=True)
     # One thread in every process: with equal thread counts all processes round alike, as `alike` states.
     setting, threads = prepared.setting, torch.get_num_threads()
     torch.set_num_threads(1)

@@ -9,12 +9,12 @@ With a clip bound, the loop and the vectorised trainer truncate each contributio
 so these divide members by number of steps. Machines may round differently. They divide members by a hash of silo and
 user, because removing one contribution must not move others to another machine.
 
-The Gram trainer rounds the total of each silo. Here each process rounds the total of its share, so span always
-divides members by the hash. Removing one contribution changes the share of one process, whose rounding is covered by
-its margin, and leaves the other shares unchanged (docs/theory/gram-trainer.md).
+The Gram trainer rounds the total of each silo. Here each process rounds the total of its share, so the Gram
+trainer always divides members by the hash. Removing one contribution changes the share of one process, whose rounding
+is covered by its margin, and leaves the other shares unchanged (docs/theory/gram-trainer.md).
 
-Compared with one process, results may differ by float32 rounding inside a contribution's training and, for span, by
-up to half a grid unit per process.
+Compared with one process, results may differ by float32 rounding inside a contribution's training and, for the Gram
+trainer, by up to half a grid unit per process.
 
 Processes exchange tensors, and a few numbers as JSON. They never exchange pickled objects.
 """
@@ -46,15 +46,15 @@ class DistributedTrainer:
     and every other process must run :func:`serve` with the same cohort.
 
     Args:
-        inner: the trainer of round 1.
+        inner: the trainer that each process runs, with the learning rate of round 1.
         round: the round that is trained.
-        alike: whether all processes run this program on this machine with the same number of threads, so that
+        rounds_alike: whether all processes run this program on this machine with the same number of threads, so that
             they round alike.
     """
 
     inner: PartitionedTrainer
     round: int = 1
-    alike: bool = False
+    rounds_alike: bool = False
 
     @property
     def name(self) -> str:
@@ -71,13 +71,13 @@ class DistributedTrainer:
         A cohort with its own ``rows`` must be ``cohort.per_contribution(members)``, because the other processes
         rebuild it from the members.
         """
-        device, apart = job.cohort.device, job.cohort.rows is not None
+        device, is_per_contribution = job.cohort.device, job.cohort.rows is not None
         sizes = {
             "members": len(job.members),
             "dimension": len(job.start),
-            "apart": apart,
+            "apart": is_per_contribution,
             "bounded": job.bound.bounded,
-            "alike": self.alike,
+            "alike": self.rounds_alike,
             "unit": job.bound.unit,
         }
         # All processes call the same collectives in the same order: the header first, since it gives the sizes to
@@ -86,8 +86,8 @@ class DistributedTrainer:
         with _named_failure():
             for tensor in (job.start, job.members, job.weights):
                 distributed.broadcast(tensor.to(device), src=0)
-        own = replace(job, start=job.start.to(device))
-        return _share(self.inner.at_round(self.round), own, self.alike, progress)
+        job_on_device = replace(job, start=job.start.to(device))
+        return _train_share(self.inner.at_round(self.round), job_on_device, self.rounds_alike, progress)
 
     def stop(self, cohort: Cohort) -> None:
         """Make the other processes return from :func:`serve`."""
@@ -103,7 +103,7 @@ def serve(
     contributions, so its treatment must not depend on the share.
 
     Args:
-        trainer: the trainer of round 1.
+        trainer: the trainer, with the learning rate of round 1.
         cohort: the records; the same in every process.
         bound: the bound, in the unit that process 0 sends.
         randomness: randomness of the experiment.
@@ -117,16 +117,18 @@ def serve(
             for tensor in (start, members, weights):
                 distributed.broadcast(tensor, src=0)
         path = tuple(header["path"])
-        now = bound.measured_in(header["unit"]) if header["bounded"] else Unbounded()
-        job = TrainJob(start, cohort, members.cpu(), weights.cpu(), now, randomness, path)
-        own = job.per_contribution() if header["apart"] else job
-        _share(trainer.at_round(header["round"]), own, header["alike"])
+        job_bound = bound.measured_in(header["unit"]) if header["bounded"] else Unbounded()
+        job = TrainJob(start, cohort, members.cpu(), weights.cpu(), job_bound, randomness, path)
+        shared_job = job.per_contribution() if header["apart"] else job
+        _train_share(trainer.at_round(header["round"]), shared_job, header["alike"])
 
 
-def _share(trainer: PartitionedTrainer, job: TrainJob, alike: bool, progress: Progress | None = None) -> Sums:
+def _train_share(
+    trainer: PartitionedTrainer, job: TrainJob, rounds_alike: bool, progress: Progress | None = None
+) -> Sums:
     """Train this process's share of the members and add up the shares of all processes."""
-    dealt = trainer.partition if alike else partition_by_key
-    share = dealt(job, distributed.get_rank(), distributed.get_world_size())
+    divide = trainer.partition if rounds_alike else partition_by_key
+    share = divide(job, distributed.get_rank(), distributed.get_world_size())
     sums = trainer.sums(job.subset(share), progress)
     device = job.cohort.device
     norms = torch.zeros(len(job.members), dtype=torch.float64, device=device)
@@ -189,9 +191,9 @@ def _named_failure() -> Iterator[None]:
         yield
     except RuntimeError as error:
         message = str(error).lower()
-        what = (
+        reason = (
             "is silent for longer than the timeout"
             if "timed out" in message or "timeout" in message
             else "ended"
         )
-        raise HostError(f"process {distributed.get_rank()}: another process of this run {what}") from error
+        raise HostError(f"process {distributed.get_rank()}: another process of this run {reason}") from error

@@ -283,9 +283,9 @@ class RecordSums:
             )
             with single_threaded(), without_fallback_warnings():
                 if self.side_by_side:
-                    slopes = self._gradients.at_each(layout.unflatten(models[own.to(device)]), *batch)
+                    slopes = self._gradients.at_own_models(layout.unflatten(models[own.to(device)]), *batch)
                 else:
-                    slopes = self._gradients.at_one(layout.unflatten(models[0]), *batch)
+                    slopes = self._gradients.at_shared_model(layout.unflatten(models[0]), *batch)
             flat = torch.cat([slope.reshape(slots, -1)[:taken] for slope in slopes.values()], dim=1)
             ones = torch.ones(taken, dtype=torch.float64, device=device)
             sums.add_(flat, ones, own[:taken].to(device))

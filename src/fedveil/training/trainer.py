@@ -36,7 +36,7 @@ Path: TypeAlias = tuple[str | int, ...]
 Progress: TypeAlias = Callable[[int, int], None]
 """``progress(done, total)`` in local steps; trainers call it between chunks, and once a second within a chunk."""
 
-_SECOND: Final = 1.0
+_PROGRESS_SECONDS: Final = 1.0
 
 
 class ProgressMonitor:
@@ -51,7 +51,7 @@ class ProgressMonitor:
 
     def __init__(self, progress: Progress | None, steps: int) -> None:
         self._progress, self._done, self._steps = progress, 0, steps
-        self._next = monotonic() + _SECOND
+        self._next = monotonic() + _PROGRESS_SECONDS
 
     def add_steps(self, steps: int) -> None:
         """Report the end of a chunk of this many steps."""
@@ -65,7 +65,7 @@ class ProgressMonitor:
         Trainers call this before every gradient step, so that the observer can stop a long chunk.
         """
         if self._progress is not None and monotonic() >= self._next:
-            self._next = monotonic() + _SECOND
+            self._next = monotonic() + _PROGRESS_SECONDS
             self._progress(self._done, self._steps)
 
 
@@ -108,8 +108,8 @@ class Cohort:
                 np.zeros((1, *column.shape[1:]), column.dtype) for column in (features, targets)
             )
         return cls(
-            features=_shared(features).to(device),
-            targets=_shared(targets).to(device),
+            features=_view_as_tensor(features).to(device),
+            targets=_view_as_tensor(targets).to(device),
             scale=scale,
             groups=groups,
             n_silos=n_silos,
@@ -155,7 +155,7 @@ class Cohort:
         return features.view(*rows.shape, *features.shape[1:])
 
 
-def _shared(array: np.ndarray) -> Tensor:
+def _view_as_tensor(array: np.ndarray) -> Tensor:
     """View an array as a tensor without copying it.
 
     A read-only table may be viewed too, because trainers never write to it.
@@ -182,21 +182,22 @@ class Sums:
     steps: int
 
     def with_clip_marks(self, job: TrainJob) -> Sums:
-        """Append the extra coordinates of the job's bound (its clip marks) to the sums of each silo.
+        """Append the extra coordinates of the job's bound to the sums of each silo.
 
-        The marks are whole numbers of grid units, so the sums stay exact.
+        A bound with an adaptive clip norm counts the clipped updates in them (Andrew et al. 2021). They are whole
+        numbers of grid units, so the sums stay exact.
         """
         if not job.bound.extra:
             return self
         marks = job.bound.marks(self.norms.cpu(), job.weights.cpu())
-        beside = torch.zeros(len(self.total), job.bound.extra, dtype=torch.float64)
-        beside.index_add_(0, job.cohort.silos(job.members).cpu(), marks)
-        return replace(self, total=torch.cat([self.total, beside.to(self.total.device)], dim=1))
+        mark_sums = torch.zeros(len(self.total), job.bound.extra, dtype=torch.float64)
+        mark_sums.index_add_(0, job.cohort.silos(job.members).cpu(), marks)
+        return replace(self, total=torch.cat([self.total, mark_sums.to(self.total.device)], dim=1))
 
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """Input of a trainer: the contributions, their initial model, and their place in the sums.
+    """Input of a trainer: the contributions, the initial model, the weights and the bound.
 
     Args:
         start: (d,) the model w_t.
@@ -342,8 +343,8 @@ def steps_per_member(local: LocalStep, cohort: Cohort, members: Int64[Tensor, " 
     sgd = as_sgd(local)
     sizes = cohort.sizes(members)
     batches = sizes.clamp(max=1) if sgd.batch_size is None else -(-sizes // sgd.batch_size)
-    taken = sgd.epochs * batches
-    return taken if sgd.steps is None else taken.clamp(max=sgd.steps)
+    steps = sgd.epochs * batches
+    return steps if sgd.steps is None else steps.clamp(max=sgd.steps)
 
 
 # --- memory -------------------------------------------------------------------------------------------------
@@ -374,22 +375,22 @@ def floats_per_record(task: Task, cohort: Cohort) -> int:
     It counts the record's features and, twice, the outputs of the layers: once for the forward pass, once for the
     backward pass.
     """
-    counted = 0
+    n_outputs = 0
 
     def count(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        nonlocal counted
-        several = output if isinstance(output, tuple) else (output,)
-        counted += sum(one.numel() for one in several if isinstance(one, Tensor))
+        nonlocal n_outputs
+        outputs = output if isinstance(output, tuple) else (output,)
+        n_outputs += sum(tensor.numel() for tensor in outputs if isinstance(tensor, Tensor))
 
     hooks = [
         layer.register_forward_hook(count) for layer in task.model.modules() if not any(layer.children())
     ]
-    own = task.initial().device
-    made_up = torch.zeros(1, *cohort.features.shape[1:], dtype=torch.float32, device=own)
+    device = task.initial().device
+    record = torch.zeros(1, *cohort.features.shape[1:], dtype=torch.float32, device=device)
     try:
         with torch.no_grad():
-            functional_call(task.model, task.constants(own), (made_up,))
+            functional_call(task.model, task.constants(device), (record,))
     finally:
         for hook in hooks:
             hook.remove()
-    return int(made_up.numel() + 2 * counted)
+    return int(record.numel() + 2 * n_outputs)

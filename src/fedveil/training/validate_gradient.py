@@ -101,8 +101,11 @@ def batches_like_loop(task: Task, cohort: Cohort) -> bool:
     try:
         with single_threaded(), without_fallback_warnings(), torch.random.fork_rng(devices=[]):
             found = (
-                (models[:1].expand(2, -1), gradients.at_one(task.layout.unflatten(models[0]), *batch)),
-                (models, gradients.at_each(task.layout.unflatten(models), *batch)),
+                (
+                    models[:1].expand(2, -1),
+                    gradients.at_shared_model(task.layout.unflatten(models[0]), *batch),
+                ),
+                (models, gradients.at_own_models(task.layout.unflatten(models), *batch)),
             )
     except Exception:  # any error of the model's code under vmap; the loop runs this code without vmap
         return False
@@ -136,7 +139,10 @@ def try_compiled(trainer: VmapTrainer, cohort: Cohort) -> None:
             found = [
                 torch.cat([slope.reshape(slots, -1) for slope in slopes.values()], 1)
                 for one in (plain, compiled)
-                for slopes in (one.at_one(named(models[0]), *batch), one.at_each(named(models), *batch))
+                for slopes in (
+                    one.at_shared_model(named(models[0]), *batch),
+                    one.at_own_models(named(models), *batch),
+                )
             ]
     except Exception as error:
         raise ModelError(

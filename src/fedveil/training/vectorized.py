@@ -115,21 +115,24 @@ class VmapTrainer(PartitionedTrainer):
         steps = steps_per_member(self.local, cohort, job.members)
         sums = SiloSums(cohort.n_silos, self.task.dimension, job.bound, cohort.device)
         norms = torch.zeros(len(silos), dtype=torch.float64, device=cohort.device)
-        to_do = int(steps.sum())
-        watch = ProgressMonitor(progress, to_do)
+        n_steps = int(steps.sum())
+        monitor = ProgressMonitor(progress, n_steps)
         with check_unchanged(self.task), check_algorithm_unchanged(self.local, job.start):
-            for chunk, deltas in self._updates(job, watch):
+            for chunk, deltas in self._updates(job, monitor):
                 norms[chunk] = sums.add_(deltas, weights[chunk], silos[chunk])
-                watch.add_steps(int(steps[chunk].sum()))
-        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=to_do)
+                monitor.add_steps(int(steps[chunk].sum()))
+        return Sums(total=sums.total(), norms=norms, nonfinite=int(norms.isnan().sum()), steps=n_steps)
 
     def _updates(
-        self, job: TrainJob, watch: ProgressMonitor
+        self, job: TrainJob, monitor: ProgressMonitor
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float32[Tensor, "b d"]]]:
         """Yield positions in the members, and the updates of these contributions."""
         cohort, members, seeds = job.cohort, job.members, job.seeds
         at_once = records_at_once(self.task, cohort, self.memory or LARGEST_BATCH)
-        sgd, alone = as_sgd(self.local), BatchGradient(self.task, cohort.device, at_once, watch.check)
+        sgd, single_gradient = (
+            as_sgd(self.local),
+            BatchGradient(self.task, cohort.device, at_once, monitor.check),
+        )
         batched = BatchedGradients.for_task(self.task, cohort.device, compile=self.compile)
         for chunk in self._chunks(cohort, members):
             if chunk.slots == 1:
@@ -137,13 +140,15 @@ class VmapTrainer(PartitionedTrainer):
                     member = int(members[position])
                     yield (
                         position,
-                        single_update(sgd, alone, job.start, cohort, member, seeds[position])[None],
+                        single_update(sgd, single_gradient, job.start, cohort, member, seeds[position])[None],
                     )
                 continue
-            filled = torch.cat(
+            padded_positions = torch.cat(
                 [chunk.positions, chunk.positions[-1:].expand(chunk.slots - len(chunk.positions))]
             )
-            batches = Batches(sgd, cohort, members[filled], seeds[filled], chunk, watch.check)
+            batches = Batches(
+                sgd, cohort, members[padded_positions], seeds[padded_positions], chunk, monitor.check
+            )
             with single_threaded(), without_fallback_warnings():
                 deltas = train(sgd, batched, job.start, batches)
             yield chunk.positions, deltas[: len(chunk.positions)]
@@ -157,19 +162,19 @@ class VmapTrainer(PartitionedTrainer):
         """
         sizes = cohort.sizes(members)
         sgd = as_sgd(self.local)
-        once = steps_per_member(self.local, cohort, members) == 1
+        is_one_step = steps_per_member(self.local, cohort, members) == 1
         per_record = floats_per_record(self.task, cohort)
         widths = torch.from_numpy(self._widths(sizes.numpy(), sgd, per_record))
         for width, single in product(np.unique(widths.numpy())[::-1].tolist(), (False, True)):
-            of_width = ((widths == width) & (once == single)).nonzero().flatten()
-            if width == 0 or not len(of_width):
+            candidates = ((widths == width) & (is_one_step == single)).nonzero().flatten()
+            if width == 0 or not len(candidates):
                 continue
-            of_width = of_width[sizes[of_width].argsort(descending=True, stable=True)]
+            candidates = candidates[sizes[candidates].argsort(descending=True, stable=True)]
             most = self._most_slots(width, cohort, per_record)
             if most == 1:
-                yield Chunk(width=width, slots=1, positions=of_width)
+                yield Chunk(width=width, slots=1, positions=candidates)
                 continue
-            for positions in torch.split(of_width, most):
+            for positions in torch.split(candidates, most):
                 fixed = self.has_fixed_slots(cohort)
                 slots = most if fixed else round_up_slots(len(positions), width)
                 yield Chunk(width=width, slots=slots, positions=positions, fixed=fixed)
@@ -188,7 +193,7 @@ class VmapTrainer(PartitionedTrainer):
         """
         per_record = floats_per_record(self.task, cohort)
         # Contributions with more records have one of these widths too, or are computed one by one.
-        sizes = np.arange(1, self._alone_from + 1)
+        sizes = np.arange(1, self._min_separate_width + 1)
         widths = np.unique(self._widths(sizes, as_sgd(self.local), per_record)).tolist()
         most = {width: self._most_slots(width, cohort, per_record) for width in widths}
         return {width: slots for width, slots in most.items() if slots > 1}
@@ -200,7 +205,7 @@ class VmapTrainer(PartitionedTrainer):
         copies = 4 if as_sgd(self.local).momentum == 0 else 5
         memory = self.memory or (_CUDA_MEMORY if cohort.device.type == "cuda" else _CPU_MEMORY)
         fitting = memory // (4 * (copies * self.task.dimension + width * per_record))
-        if width >= self._alone_from or fitting < slot_multiple(width):
+        if width >= self._min_separate_width or fitting < slot_multiple(width):
             return 1
         most = fitting // slot_multiple(width) * slot_multiple(width)
         if self.has_fixed_slots(cohort):
@@ -212,7 +217,7 @@ class VmapTrainer(PartitionedTrainer):
         return self.slots is not None or self.compile or cohort.device.type == "cuda"
 
     @property
-    def _alone_from(self) -> int:
+    def _min_separate_width(self) -> int:
         """Width from which contributions are trained one by one.
 
         Batched convolutions run as grouped convolutions, whose kernels are slower per record. Batching saves the
@@ -271,8 +276,8 @@ class BatchedGradients:
     """The gradients of b mean losses, all at the same parameters or each at its own.
 
     Attributes:
-        at_one: gradient function at the same parameters; results have one row per contribution.
-        at_each: gradient function at parameters with one row per contribution.
+        at_shared_model: gradient function at the same parameters; results have one row per contribution.
+        at_own_models: gradient function at parameters with one row per contribution.
     """
 
     @classmethod
@@ -284,8 +289,8 @@ class BatchedGradients:
         name = (cls, device, compile)
         if name not in task.kept:
             task.kept[name] = cls(task, device, compile)
-        found: BatchedGradients = task.kept[name]
-        return found
+        gradients: BatchedGradients = task.kept[name]
+        return gradients
 
     def __init__(self, task: Task, device: torch.device, compile: bool) -> None:
         constants = task.constants(device)
@@ -298,21 +303,21 @@ class BatchedGradients:
             return task.loss(task.outputs(state, features), targets, mask)
 
         self.layout = task.layout
-        at_one: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
-        at_each: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
+        at_shared_model: GradientFunction = vmap(grad(loss), in_dims=(None, 0, 0, 0, 0))
+        at_own_models: GradientFunction = vmap(grad(loss), in_dims=(0, 0, 0, 0, 0))
         if compile:
             # torch.compile makes one graph per shape of a chunk, and contributions sorted by size give many shapes.
             limit = torch._dynamo.config.recompile_limit
             torch._dynamo.config.recompile_limit = max(limit, _COMPILED_SHAPES)
-            self.at_one: GradientFunction = torch.compile(at_one, dynamic=False)
-            self.at_each: GradientFunction = torch.compile(at_each, dynamic=False)
+            self.at_shared_model: GradientFunction = torch.compile(at_shared_model, dynamic=False)
+            self.at_own_models: GradientFunction = torch.compile(at_own_models, dynamic=False)
         elif task.precision != "float32":
-            self.at_one, self.at_each = at_one, at_each
+            self.at_shared_model, self.at_own_models = at_shared_model, at_own_models
         else:
             pools = any(isinstance(module, nn.MaxPool2d) for module in task.model.modules())
-            self.at_one, self.at_each = (
-                ReplayedGradient(at, constants.values(), CALLS_OF_POOLING if pools else CALLS)
-                for at in (at_one, at_each)
+            self.at_shared_model, self.at_own_models = (
+                ReplayedGradient(gradient, constants.values(), CALLS_OF_POOLING if pools else CALLS)
+                for gradient in (at_shared_model, at_own_models)
             )
 
 
@@ -340,7 +345,7 @@ class Batches:
         members: (b,) indices of the contributions.
         seeds: (b,) their seeds.
         chunk: how the contributions are computed.
-        look: called before every step.
+        before_step: called before every step; it reports progress and may raise to end the training.
     """
 
     def __init__(
@@ -350,11 +355,11 @@ class Batches:
         members: Int64[Tensor, " b"],
         seeds: Int64[Tensor, " b"],
         chunk: Chunk,
-        look: Callable[[], None],
+        before_step: Callable[[], None],
     ) -> None:
         self._sgd, self._cohort, self._seeds, self._width = sgd, cohort, seeds, chunk.width
         self._fixed = chunk.fixed
-        self._look = look
+        self._before_step = before_step
         self._sizes = cohort.sizes(members)
         self._start = torch.from_numpy(cohort.groups.start[members.cpu().numpy()])
         self._records = torch.from_numpy(cohort.groups.order)
@@ -367,7 +372,7 @@ class Batches:
         for epoch in range(self._sgd.epochs):
             order = batch_order(self._seeds, self._sizes, epoch, self._sgd.batch_size)
             for batch, first in enumerate(range(0, self._longest, self._width)[: self._sgd.steps]):
-                self._look()
+                self._before_step()
                 # If every epoch is one batch, its records are the same in every epoch and are read once.
                 if epoch == 0 or self._width < self._longest:
                     active, features, targets, mask = self._gather(order, first)
@@ -377,7 +382,8 @@ class Batches:
     def _gather(self, order: Int64[Tensor, "b longest"], first: int) -> tuple[int, Tensor, Tensor, Tensor]:
         """Read the records at positions first, first + 1, ... of the order, padded to the width."""
         active = int((self._sizes > first).sum())
-        # Which contributions have records left depends on their sizes: a library may choose kernels by their number.
+        # The number of contributions with records left depends on their sizes, and a library may choose kernels by
+        # this number. With a fixed number of slots every step therefore computes all rows.
         rows = self.count if self._fixed else min(round_up_slots(active, self._width), self.count)
         place = torch.arange(first, first + self._width)
         mask = place < self._sizes[:rows, None]
@@ -404,18 +410,20 @@ def train(
     for step, batch in enumerate(batches):
         rows = len(batch.mask)
         # Rows from `active` on only fill up the slots. Their models and velocities are saved here and restored below.
-        idle = [(one, one[batch.active : rows].clone()) for one in (models, *velocity.values()) if step]
-        named = layout.unflatten(models[:rows])
-        at = layout.unflatten(start) if step == 0 else named
-        gradient_at = gradients.at_one if step == 0 else gradients.at_each
-        slopes = gradient_at(at, batch.features, batch.targets, batch.mask, batch.seeds)
+        saved = [
+            (matrix, matrix[batch.active : rows].clone()) for matrix in (models, *velocity.values()) if step
+        ]
+        updated = layout.unflatten(models[:rows])
+        parameters = layout.unflatten(start) if step == 0 else updated
+        gradient_at = gradients.at_shared_model if step == 0 else gradients.at_own_models
+        slopes = gradient_at(parameters, batch.features, batch.targets, batch.mask, batch.seeds)
         if sgd.algorithm.changes:
             gradient = torch.cat([slopes[name].reshape(rows, -1) for name in layout.names], 1)
             current = models[:rows] if step else start.expand(rows, -1)
             slopes = layout.unflatten(direction(sgd.algorithm, gradient, current, start))
         for name, slope in slopes.items():
             if sgd.weight_decay:
-                slope = slope.add_(at[name], alpha=sgd.weight_decay)
+                slope = slope.add_(parameters[name], alpha=sgd.weight_decay)
             if sgd.momentum:
                 if step > 0:
                     slope = velocity[name][:rows].mul_(sgd.momentum).add_(slope)
@@ -424,11 +432,11 @@ def train(
                     velocity[name] = slope.clone()
             # A single step yields the update itself: start + update - start would round it.
             if batches.steps == 1:
-                torch.mul(slope, -sgd.learning_rate, out=named[name])
+                torch.mul(slope, -sgd.learning_rate, out=updated[name])
             else:
-                torch.add(at[name], slope, alpha=-sgd.learning_rate, out=named[name])
+                torch.add(parameters[name], slope, alpha=-sgd.learning_rate, out=updated[name])
         if sgd.projection is not None:
             project_(models[:rows], None if batches.steps == 1 else start, sgd.projection)
-        for one, unchanged in idle:
-            one[batch.active : rows] = unchanged
+        for matrix, unchanged in saved:
+            matrix[batch.active : rows] = unchanged
     return models if batches.steps == 1 else models.sub_(start)

@@ -11,7 +11,7 @@ from fedveil.data.catalogue.data_set import DataFile, DataSet, Request, Store
 from fedveil.data.records import Population, Records
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-KEPT_COLUMNS = 10  # the columns slope, ca and thal are mostly missing and left out
+KEPT_COLUMNS = 10  # the last columns, slope, ca and thal, are omitted: most of their cells are missing
 CATEGORICAL = {
     2: (2.0, 3.0, 4.0),
     6: (1.0, 2.0),
@@ -30,13 +30,13 @@ class Hospital:
     test_labels: Int64[np.ndarray, "m"]
 
 
-def hospitals(paths: Sequence[Path]) -> list[Hospital]:
+def read_hospitals(paths: Sequence[Path]) -> list[Hospital]:
     """Read and split the tables of the hospitals, in the order of :data:`HOSPITALS`."""
-    found = []
+    tables = []
     for path in paths:
         features, labels = _read(path)
         train, test = _split(labels)
-        found.append(
+        tables.append(
             Hospital(
                 train=features[train],
                 train_labels=labels[train],
@@ -44,7 +44,7 @@ def hospitals(paths: Sequence[Path]) -> list[Hospital]:
                 test_labels=labels[test],
             )
         )
-    return found
+    return tables
 
 
 def normalise(
@@ -56,19 +56,19 @@ def normalise(
 
 
 def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Population:
-    found = hospitals([source.path(file) for file in files])
-    pooled = np.concatenate([one.train for one in found])
-    silo = np.repeat(np.arange(len(files), dtype=np.int32), [len(one.train) for one in found])
+    tables = read_hospitals([source.path(file) for file in files])
+    pooled = np.concatenate([hospital.train for hospital in tables])
+    silo = np.repeat(np.arange(len(files), dtype=np.int32), [len(hospital.train) for hospital in tables])
     return Population(
         name="heart_disease",
         train=Records(
-            features=np.concatenate([normalise(one.train, one.train) for one in found]),
-            targets=np.concatenate([one.train_labels for one in found]),
+            features=np.concatenate([normalise(hospital.train, hospital.train) for hospital in tables]),
+            targets=np.concatenate([hospital.train_labels for hospital in tables]),
             silo=silo,
             user=request.allocate_within_silos(silo, HOSPITALS, least=1),
         ),
-        test_features=normalise(np.concatenate([one.test for one in found]), pooled),
-        test_targets=np.concatenate([one.test_labels for one in found]),
+        test_features=normalise(np.concatenate([hospital.test for hospital in tables]), pooled),
+        test_targets=np.concatenate([hospital.test_labels for hospital in tables]),
         n_users=request.n_users,
         silo_names=HOSPITALS,
         task="classification",
@@ -85,12 +85,12 @@ def _read(path: Path) -> tuple[Float64[np.ndarray, "n 13"], Int64[np.ndarray, "n
     """Read the complete rows of one hospital: 8 columns unchanged, 2 as indicators; the label is num > 0."""
     cells = np.array([line.split(",") for line in path.read_text().split()])
     numbers = np.where(cells == "?", "nan", cells).astype(np.float64)
-    kept = numbers[:, :KEPT_COLUMNS]
-    complete = ~np.isnan(kept).any(axis=1)
-    kept, label = kept[complete], (numbers[complete, -1] > 0).astype(np.int64)
-    plain = [c for c in range(KEPT_COLUMNS) if c not in CATEGORICAL]
-    indicators = [kept[:, [c]] == np.array(values) for c, values in CATEGORICAL.items()]
-    return np.column_stack((kept[:, plain], *indicators)), label
+    columns = numbers[:, :KEPT_COLUMNS]
+    complete = ~np.isnan(columns).any(axis=1)
+    columns, label = columns[complete], (numbers[complete, -1] > 0).astype(np.int64)
+    numeric = [c for c in range(KEPT_COLUMNS) if c not in CATEGORICAL]
+    indicators = [columns[:, [c]] == np.array(values) for c, values in CATEGORICAL.items()]
+    return np.column_stack((columns[:, numeric], *indicators)), label
 
 
 def _split(labels: Int64[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
@@ -98,13 +98,13 @@ def _split(labels: Int64[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.model_selection import train_test_split  # a local import, because it is slow
 
     # A hospital with two or fewer records of a class cannot be stratified; FLamby then splits it without strata.
-    enough = np.bincount(labels, minlength=2).min() > 2
+    can_stratify = np.bincount(labels, minlength=2).min() > 2
     train, test = train_test_split(
         np.arange(len(labels)),
         train_size=TRAIN_SHARE,
         test_size=1 - TRAIN_SHARE,
         random_state=SPLIT_SEED,
-        stratify=labels if enough else None,
+        stratify=labels if can_stratify else None,
     )
     return train, test
 

@@ -67,7 +67,7 @@ from fedveil.federation.terms import (
 from fedveil.files import as_text, parse_json, parse_toml, reading
 from fedveil.line_log import split_lines
 from fedveil.privacy.ledger import Entry, parse_lines
-from fedveil.privacy.statement import Statement, check_epsilons, same_events, same_privacy
+from fedveil.privacy.statement import Statement, check_epsilons, check_same_events, check_same_privacy
 from fedveil.protocols.session_messages import Finalize
 from fedveil.run.config.experiment import Experiment
 from fedveil.run.config.release_document import TableDocument
@@ -139,7 +139,7 @@ class RecordedRun:
         """Check that the statement's events are those of the ledger."""
         if STATEMENT not in self._files:
             raise Unchecked("the run has not ended: it has no statement")
-        return same_events(self.read_statement, self.charges)
+        return check_same_events(self.read_statement, self.charges)
 
     def released(self) -> str:
         """Check that the ledger charges every round and release whose result is in the folder of an unsigned run.
@@ -235,7 +235,7 @@ class RecordedRun:
         place, document = self._place_of_document, self._document
         if STATEMENT in self._files:
             wish, said, users = document.privacy, self.read_statement, document.data.n_users
-            same_privacy(said, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed)
+            check_same_privacy(said, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed)
             if document.data.table is None and said.units != users:
                 raise IntegrityError(f"the statement counts {said.units} users, and {users} are declared")
         if not self.is_federated:

@@ -209,7 +209,7 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     own = load_public_test_table(home.schema, table.test_file, home.membership)
     found = read_preprocessed(folder.path)
     own = own if found is None else own.with_refined_schema(found.schema, found.clip)
-    share = own.share()
+    share = own.load_population()
     return prepare(experiment, FixedPopulation(share, declared=share.declared), trains=False)
 
 

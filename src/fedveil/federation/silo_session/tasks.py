@@ -560,71 +560,71 @@ class SiloTasks:
         self._policy, self._table, self._prepare = policy, table, prepare
         self._prepared = prepare(table)
 
-    def work(self, phase: RunPart) -> SiloTask:
+    def task_for(self, part: RunPart) -> SiloTask:
         """Return the silo's task in a part of the run.
 
         The expected part follows from the number of earlier releases; any other part is refused.
 
         Args:
-            phase: the part, and the numbers released before it.
+            part: the part, and the numbers released before it.
 
         Raises:
             RefusalError: the policy excludes a release, or the part does not fit the earlier releases.
             DataError: the table does not fit the schema.
         """
-        released, planned = phase.released, self._prepared.preprocessing
+        released, planned = part.released, self._prepared.preprocessing
         if planned is not None:
             experiment, releases = self._prepared.experiment, planned.releases
-            made = earlier_sums(released[: len(releases)], planned.release)
-            if made:
-                found = planned.combine_releases(experiment, made)
-                self._table = self._table.with_refined_schema(found.schema, found.clip)
+            sums = earlier_sums(released[: len(releases)], planned.release)
+            if sums:
+                refined = planned.combine_releases(experiment, sums)
+                self._table = self._table.with_refined_schema(refined.schema, refined.clip)
                 self._prepared = self._prepare(self._table)
-            if len(made) < len(releases):
-                if phase.name != releases[len(made)].name:
+            if len(sums) < len(releases):
+                if part.name != releases[len(sums)].name:
                     raise RefusalError(Code.RELEASED)
-                return self._refinement(planned, made, phase)
+                return self._refinement(planned, sums, part)
             released = released[len(releases) :]
-        if not phase.name and not released:
-            return self._training(phase)
+        if not part.name and not released:
+            return self._training(part)
         evaluation = self._prepared.evaluation
         if evaluation is None or len(released) >= len(evaluation.releases):
             raise RefusalError(Code.RELEASED)
-        if phase.name != evaluation.releases[len(released)].name:
+        if part.name != evaluation.releases[len(released)].name:
             raise RefusalError(Code.RELEASED)
-        return self._evaluation(evaluation, earlier_sums(released, evaluation.release), phase)
+        return self._evaluation(evaluation, earlier_sums(released, evaluation.release), part)
 
-    def _training(self, phase: RunPart) -> SiloTrainingTask:
+    def _training(self, part: RunPart) -> SiloTrainingTask:
         prepared, policy = self._prepared, self._policy
         event = policy.event(prepared.guarantee)
-        return SiloTrainingTask(prepared, event, policy.round_seconds, phase, whole=self._whole())
+        return SiloTrainingTask(prepared, event, policy.round_seconds, part, whole=self._whole())
 
-    def _refinement(self, planned: Preprocessing, made: NoisySums, phase: RunPart) -> SiloReleaseTask:
+    def _refinement(self, planned: Preprocessing, sums: NoisySums, part: RunPart) -> SiloReleaseTask:
         """Return the task of the next preprocessing release, over the training records."""
-        prepared, release = self._prepared, planned.release(made)
+        prepared, release = self._prepared, planned.release(sums)
         if release.of_model:
 
             def lengths(model: Float32[np.ndarray, " d"]) -> ColumnTable:
                 return lengths_of_updates(prepared, _as_tensor(model), Deadline(self._policy.round_seconds))
 
-            return self._release(release, phase, (training_rows(prepared.population), lengths))
+            return self._release(release, part, (training_rows(prepared.population), lengths))
         own, tested = self._table.columns(release.step.columns), prepared.population.test_rows
         if tested is not None:
             own = own.take(np.setdiff1d(np.arange(len(own)), tested))
-        return self._release(release, phase, (own, lambda _: own))
+        return self._release(release, part, (own, lambda _: own))
 
-    def _evaluation(self, evaluation: Evaluation, made: NoisySums, phase: RunPart) -> SiloReleaseTask:
+    def _evaluation(self, evaluation: Evaluation, sums: NoisySums, part: RunPart) -> SiloReleaseTask:
         """Return the task of the next evaluation release, over the held-out records and the received model."""
-        prepared, asked = self._prepared, evaluation.asked
-        own, tested = self._table.columns(groups_of(asked)), prepared.population.test_rows
-        assert tested is not None, "records are held out where metrics are released"
+        prepared, metrics = self._prepared, evaluation.asked
+        columns, held_out_rows = self._table.columns(groups_of(metrics)), prepared.population.test_rows
+        assert held_out_rows is not None, "records are held out where metrics are released"
 
         def scored(model: Float32[np.ndarray, " d"]) -> ColumnTable:
             deadline = Deadline(self._policy.round_seconds)
             outputs = outputs_of(prepared.task, prepared.population, _as_tensor(model), deadline)
-            return with_outputs(asked, own, prepared.population, outputs)
+            return with_outputs(metrics, columns, prepared.population, outputs)
 
-        return self._release(evaluation.release(made), phase, (own.take(tested), scored))
+        return self._release(evaluation.release(sums), part, (columns.take(held_out_rows), scored))
 
     def _release(
         self,
