@@ -128,7 +128,7 @@ def remember_noise() -> None:
     def calibrated(of: Composition, public: PublicFacts, epsilon: float) -> Method:
         counted = isinstance(of.experiment.method.get("group_size"), str)
         users = of.population.records_per_user().tobytes() if counted else b""
-        asked = repr((of.experiment, of.beside, of.clip, of._facts(), public, epsilon)), users
+        asked = repr((of.experiment, of.side_releases, of.clip, of._facts(), public, epsilon)), users
         if " at 0x" in asked[0]:  # an object that is named by its address alone, which another one may get
             return calibrate(of, public, epsilon)
         if asked not in known:

@@ -551,7 +551,7 @@ def test_one_record_is_one_noisy_count(world: tuple[Prepared, Outcome], tmp_path
         if len(tested):
             break
     prepared, _ = world
-    asked, evaluation = prepared.evaluation.asked, prepared.evaluation  # type: ignore[union-attr]
+    asked, evaluation = prepared.evaluation.request, prepared.evaluation  # type: ignore[union-attr]
     assert evaluation is not None
     sums = {}
     for name, one in (("all", prepared), ("changed", prepared_in(folder))):
@@ -574,9 +574,9 @@ def test_neighbours_are_planned_alike_and_a_person_moves_each_release_by_one_at_
         prepared = prepared_in(tmp_path, protection={"name": "none"})
         evaluation = prepared.evaluation
         assert evaluation is not None
-        found.append((evaluation.asked, evaluation.error, [one.guarantee for one in evaluation.releases]))
+        found.append((evaluation.request, evaluation.error, [one.guarantee for one in evaluation.releases]))
         scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
-        table = attach_scores(evaluation.asked, prepared.experiment, prepared.population, scores)
+        table = attach_scores(evaluation.request, prepared.experiment, prepared.population, scores)
         steps = [LocalStatistic(layout=one.step.layout) for one in evaluation.releases]
         vectors.append(
             [
@@ -616,9 +616,9 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     )
     evaluation = prepared.evaluation
     assert evaluation is not None
-    assert evaluation.asked.unit == 1.0
+    assert evaluation.request.unit == 1.0
     scores = outputs_of(prepared.task, prepared.population, prepared.task.initial() + 0.5)
-    table = attach_scores(evaluation.asked, prepared.experiment, prepared.population, scores)
+    table = attach_scores(evaluation.request, prepared.experiment, prepared.population, scores)
     sums: NoisySums = ()
     while len(sums) < len(evaluation.releases):
         sums = (*sums, noisy_sum(evaluation.release(sums), table, PrivacyRandomness.insecure(1)))

@@ -367,7 +367,7 @@ def test_a_run_releases_its_metrics_within_the_declared_epsilon(
     found = outcome.evaluated
     assert found is not None
     assert prepared.evaluation is not None
-    assert set(found.headline) == set(prepared.evaluation.asked.evaluator.headline)
+    assert set(found.headline) == set(prepared.evaluation.request.evaluator.headline)
     assert None not in found.headline.values()
     assert {row.group for row in found.rows} == {
         "classes": {"all", "ward = x", "ward = y", "ward = missing or undeclared"},
@@ -402,11 +402,11 @@ def test_a_person_moves_the_last_release_by_one_and_decides_nothing(
     other, sums = prepared_in(tmp_path, case), []
     assert other.evaluation is not None
     assert prepared.evaluation is not None
-    assert other.evaluation.asked == prepared.evaluation.asked
+    assert other.evaluation.request == prepared.evaluation.request
     assert other.evaluation.error == prepared.evaluation.error
     for one in (prepared, other):
         outputs = outputs_of(one.task, one.population, one.task.initial() + 0.5)
-        table = attach_scores(prepared.evaluation.asked, one.experiment, one.population, outputs)
+        table = attach_scores(prepared.evaluation.request, one.experiment, one.population, outputs)
         release = prepared.evaluation.releases[-1]
         weights = release.method.weights.for_groups(table.pairs(), 2, PEOPLE)
         sums.append(silo_sums(release.step, table, weights, release.method.bound).sum(0))  # type: ignore[arg-type]
@@ -459,7 +459,7 @@ def test_a_run_from_python_pays_for_its_metrics_as_the_commands_do(tmp_path: Pat
     assert result.evaluated is not None
     command = prepared_in(tmp_path, "amounts").evaluation
     assert command is not None
-    assert result.evaluated.asked == command.asked
+    assert result.evaluated.request == command.request
     released = {name: one and one.estimate for name, one in result.evaluated.headline.items()}
     assert result.metrics == released
     assert set(released) == {"mae", "rmse", "r2"}

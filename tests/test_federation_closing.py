@@ -59,7 +59,9 @@ def stated(session: SiloSession, rounds: int, charges: int) -> Statement:
     prepared = work.prepared
     of_round = atoms(prepared.guarantee.event_at_round(prepared.guarantee.event, 1))
     event = compose(Counter(dict.fromkeys(of_round, charges) if charges else {}))
-    return state(prepared, rounds, SpentBudget(charges=charges, beside=prepared.side_releases, event=event))
+    return state(
+        prepared, rounds, SpentBudget(charges=charges, side_releases=prepared.side_releases, event=event)
+    )
 
 
 def closing(statement: Statement, rounds: int, charges: int) -> Finalize:

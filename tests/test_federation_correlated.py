@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedveil.federation.silo_ledger import LEDGER
-from fedveil.federation.silo_session.statement_check import _composed
+from fedveil.federation.silo_session.statement_check import _consists_of_charges
 from fedveil.federation.store import RecordStore
 from fedveil.methods.correlated import squared_sensitivity
 from fedveil.privacy.claims import Role
@@ -264,4 +264,4 @@ def test_a_statement_may_have_the_round_that_was_begun_and_no_cheaper_one() -> N
     ):
         counts = 3, charges
         left = Counter(atoms(ComposedEvent(events=event)))
-        assert _composed(guarantee, Counter(least), counts, left) is right
+        assert _consists_of_charges(guarantee, Counter(least), counts, left) is right

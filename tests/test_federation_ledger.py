@@ -416,7 +416,7 @@ def test_a_head_that_could_not_be_written_is_not_taken_for_noted(
 def test_a_head_costs_a_line_and_half_a_line_is_no_head(tmp_path: Path) -> None:
     path, every = tmp_path / HEADS, [bytes([number]) * 32 for number in range(1, 9)]
     SeenHeads(path, bytes([7]) * 32).hear({"north": every[0]})  # of another federation
-    heads = SeenHeads(path, bytes(32), kept=3)
+    heads = SeenHeads(path, bytes(32), n_kept=3)
     for head in every:
         before = path.read_bytes()
         heads.hear({"north": head, "south": NONE})
@@ -424,7 +424,7 @@ def test_a_head_costs_a_line_and_half_a_line_is_no_head(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(before)
         assert path.read_bytes()[len(before) :].count(b"\n") == 1
     path.write_bytes(path.read_bytes()[:-1])  # the host went down as it was written
-    heads = SeenHeads(path, bytes(32), kept=3)
+    heads = SeenHeads(path, bytes(32), n_kept=3)
     assert heads.last("north") == every[-2]
     heads.hear({"north": every[-1]})
     assert path.read_bytes().count(b"\n") == 1 + 7 + 1  # half a line is cut off
@@ -438,7 +438,7 @@ def test_heads_of_many_rounds_take_bounded_room(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(read_content.__kwdefaults__, "largest", 1)  # what is read of a document
     path, names = tmp_path / HEADS, ("north", "south")
     every = [bytes([number]) * 32 for number in range(1, 101)]
-    heads, most = SeenHeads(path, bytes(32), kept=5), 0
+    heads, most = SeenHeads(path, bytes(32), n_kept=5), 0
     for head in every:
         heads.hear(dict.fromkeys(names, head))
         most = max(most, path.read_bytes().count(b"\n"))

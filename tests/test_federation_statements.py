@@ -217,7 +217,7 @@ def round_event(prepared: Prepared) -> Event:
 
 def end_after_one_round(world: World, experiment: Experiment) -> Finalize:
     prepared = prepare(experiment, FixedPopulation(share_of(world.held, 0)))
-    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=round_event(prepared)))
+    stated = state(prepared, 1, SpentBudget(charges=1, side_releases=(), event=round_event(prepared)))
     return Finalize(round=1, charges=1, line=bytes(32), statement=json.dumps(stated.to_json()))
 
 
@@ -228,7 +228,7 @@ def test_an_accountant_that_shows_nothing_finite_leaves_no_guarantee() -> None:
 
     experiment = asked(rounds=1, privacy={"insecure_seed": None})
     prepared = replace(prepare(experiment, FixedPopulation(population())), accountant=Infinite())
-    stated = state(prepared, 1, SpentBudget(charges=1, beside=(), event=round_event(prepared)))
+    stated = state(prepared, 1, SpentBudget(charges=1, side_releases=(), event=round_event(prepared)))
     assert stated.epsilon is None
     assert stated.reasons == ("the accountant pld shows no finite epsilon at delta 1e-05",)
     assert {line.epsilon for line in stated.trust} == {None}

@@ -90,7 +90,7 @@ def released(folder: Path, name: str) -> set[tuple[str, int]]:
     prep, there = read_preprocessed(folder), RunFolder(folder)
     rounds = there.read_checkpoint()
     return {
-        *((f"{name}/prep/{one + 1}", 0) for one in range(0 if prep is None else len(prep.made))),
+        *((f"{name}/prep/{one + 1}", 0) for one in range(0 if prep is None else len(prep.sums))),
         *((name, one + 1) for one in range(0 if rounds is None else rounds.round)),
         *((f"{name}/eval/{one + 1}", 0) for one in range(len(read_evaluation(there)))),
     }

@@ -267,9 +267,9 @@ def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
     """A record that calls the first release another part's, in terms that asked for no such release or for nothing."""
     files = files_of(study.run.path)
     run = RecordedRun(files)
-    run.check_signatures(None, whole=True)
+    run.check_signatures(None, has_all_files=True)
     record = [run._record_line(line.data) for line in run._lines]
-    check_releases(files, record, whole=True)
+    check_releases(files, record, has_all_files=True)
     asked = json.loads(record[0].experiment)
     of_another = [replace(record[0], part="eval/1"), *record[1:]]
     unasked = [
@@ -281,7 +281,7 @@ def test_numbers_of_one_part_are_not_those_of_another(study: Study) -> None:
     senseless = [replace(one, experiment="{}") for one in record]
     for changed in (of_another, unasked, senseless):
         with pytest.raises(FedveilError):
-            check_releases(files, changed, whole=True)
+            check_releases(files, changed, has_all_files=True)
 
 
 def test_releases_that_silos_were_not_asked_for_are_none(study: Study, copied: Path) -> None:
@@ -414,7 +414,10 @@ def test_an_end_that_states_less_than_all_parts_is_signed_by_no_silo(
     ended: tuple[SiloReleaseTask, Finalize, Counter[Any]], change: Callable[[Statement], Statement]
 ) -> None:
     work, closing, times = ended
-    own, stated = SiloCharges(times=times, whole=True), Statement.from_json(json.loads(closing.statement))
+    own, stated = (
+        SiloCharges(times=times, needs_all_silos=True),
+        Statement.from_json(json.loads(closing.statement)),
+    )
 
     def saying(one: Statement) -> Finalize:
         return replace(closing, statement=json.dumps(one.to_json()))
@@ -433,11 +436,13 @@ def test_an_end_is_held_against_a_silos_own_charges_of_every_part(
     wrong += [times + Counter([("eval/1", 1)]), times + Counter([("eval/3", 1)]), times + Counter([("", 4)])]
     for one in wrong:
         with pytest.raises(RefusalError, match="differs from the one that this silo computes"):
-            work.check_statement(closing, SiloCharges(times=one, whole=True))
+            work.check_statement(closing, SiloCharges(times=one, needs_all_silos=True))
     absent = times - Counter([("eval/1", 1)])
-    work.check_statement(closing, SiloCharges(times=absent, whole=False))  # a part that does not need all
+    work.check_statement(
+        closing, SiloCharges(times=absent, needs_all_silos=False)
+    )  # a part that does not need all
     with pytest.raises(RefusalError):
-        work.check_statement(closing, SiloCharges(times=Counter(), whole=False))
+        work.check_statement(closing, SiloCharges(times=Counter(), needs_all_silos=False))
 
 
 def test_a_crash_before_the_statement_of_the_last_part_leaves_no_charge_out_of_it(

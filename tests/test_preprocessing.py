@@ -283,7 +283,7 @@ def test_a_run_that_was_cut_off_between_two_releases_makes_the_second(
     folder = RunFolder(shutil.copytree(outcome.folder, tmp_path / "hospitals"))
     before = read_preprocessed(folder.path)
     assert before is not None
-    write_preprocessed(folder, replace(before, made=before.made[:1]))
+    write_preprocessed(folder, replace(before, sums=before.sums[:1]))
     lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_bytes(b"".join(lines[:2]))
     for name in ("checkpoint/state.safetensors", "diagnostics.json", "metrics.jsonl", "privacy.json"):
@@ -439,11 +439,11 @@ def test_neighbours_are_planned_alike_and_a_person_moves_the_release_by_one_at_m
         prepared = prepared_in(tmp_path)
         planned = prepared.preprocessing
         assert planned is not None
-        found.append((planned.wanted, planned.noise, planned.releases[0].guarantee))
+        found.append((planned.request, planned.noise, planned.releases[0].guarantee))
         step = planned.releases[0].step
         assert isinstance(step, LocalStatistic)
         assert prepared.experiment.data.table is not None
-        table = read_columns(planned.wanted.schema_, prepared.experiment.data.table.files, step.columns)
+        table = read_columns(planned.request.schema_, prepared.experiment.data.table.files, step.columns)
         weights = Weights.UNIFORM.for_groups(table.pairs(), 3, PEOPLE)
         sums.append(silo_sums(step, table, weights, planned.releases[0].method.bound).sum(axis=0))  # type: ignore[arg-type]
     assert found[0] == found[1]
@@ -510,7 +510,7 @@ def test_a_schema_that_another_run_refined_is_not_taken_for_the_one_before(
     own.write_text((outcome.folder / SCHEMA).read_text())
     again = prepared_in(folder, data={"table": {"schema_file": str(own)}}, preprocessing=section)
     assert again.preprocessing is not None
-    assert again.preprocessing.wanted.schema_ == read_schema(outcome.folder / SCHEMA)
+    assert again.preprocessing.request.schema_ == read_schema(outcome.folder / SCHEMA)
 
 
 def test_the_example_of_the_page_is_planned_too(tmp_path: Path) -> None:
@@ -518,7 +518,7 @@ def test_the_example_of_the_page_is_planned_too(tmp_path: Path) -> None:
     page = tomllib.loads(BLOCKS["docs/how-to/refine-a-schema.md:0"].text)
     prepared = prepared_in(tmp_path, **page)
     assert prepared.preprocessing is not None
-    assert prepared.preprocessing.wanted.pool == {"ward": 30}
+    assert prepared.preprocessing.request.pool == {"ward": 30}
 
 
 def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp_path: Path) -> None:

@@ -220,7 +220,9 @@ def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
     """Change every value of a file of releases but the numbers that were released; return how often, and what holds."""
     files = files_of(folder)
     run, text = RecordedRun(files), files[name].decode()
-    assert {one.name: one.outcome for one in run.check_signatures(None, whole=True)}["releases"] == "holds"
+    assert {one.name: one.outcome for one in run.check_signatures(None, has_all_files=True)}[
+        "releases"
+    ] == "holds"
     record, toml = [run._record_line(line.data) for line in run._lines], name.endswith("toml")
     tried, unnoticed, meant = 0, [], released_files._expected_content
     known = cache(lambda: meant(*given))
@@ -234,14 +236,14 @@ def unnoticed_values(folder: Path, name: str) -> tuple[int, list[str]]:
 
     for nothing in ({}, [], {"releases": []}, {"releases": 7}):
         with pytest.raises(FedveilError):
-            check_releases({**files, name: json.dumps(nothing).encode()}, record, whole=True)
+            check_releases({**files, name: json.dumps(nothing).encode()}, record, has_all_files=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(released_files, "_expected_content", once)
         for place, changed in changed_values(tomllib.loads(text) if toml else json.loads(text)):
             content = tomlkit.dumps(changed) if toml else json.dumps(changed)
             tried += 1
             with suppress(FedveilError):
-                check_releases({**files, name: content.encode()}, record, whole=True)
+                check_releases({**files, name: content.encode()}, record, has_all_files=True)
                 unnoticed.append(place)
     return tried, unnoticed
 

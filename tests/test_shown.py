@@ -146,7 +146,7 @@ def test_epsilon_stands_among_the_epsilons_with_the_grid_loss(case: str, tmp_pat
     )
     ledger = run(prepared, tmp_path, Silent()).folder / "ledger.jsonl"
     spent = ComposedEvent(events=tuple(entry.event for entry in read_entries(ledger)))
-    statement = state(prepared, 2, SpentBudget(charges=2, beside=(), event=spent))
+    statement = state(prepared, 2, SpentBudget(charges=2, side_releases=(), event=spent))
     continuous, loss = split_grid_loss(spent)
     assert loss == pytest.approx(2 * 0.01 * prepared.task.dimension)
     assert statement.epsilon == pytest.approx(prepared.accountant.epsilon(spent, statement.delta))

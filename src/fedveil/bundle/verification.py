@@ -91,7 +91,7 @@ def verify_bundle(
     found.extend(check_epsilons(bundle.statement))
     run = RecordedRun(files)
     if run.is_federated or charter is not None:
-        found.extend(run.check_signatures(charter, whole=False))
+        found.extend(run.check_signatures(charter, has_all_files=False))
     found.append(run_check("signatures", lambda: _signed(files, trusted)))
     return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
 

@@ -536,7 +536,7 @@ class CoordinatorParty(Generic[EndingT]):
             check_models_agree(answers, self._membership.silos)
         users = self._draw.users
         drawn = self._plan.n_users if users is None else int(users.sum())
-        self._part.release(Played(total=total, summed=self._server.n_summed, drawn=drawn))
+        self._part.release(Played(total=total, summed=self._server.n_summed, n_sampled=drawn))
         self._absent.round_ended()
         # A returned silo can join only a new session: this one has dropped it.
         if self._absent.n_returned and self._part.step is not None:

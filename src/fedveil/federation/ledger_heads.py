@@ -138,14 +138,14 @@ class SeenHeads:
     Args:
         path: the file, which may also hold heads of other federations.
         charter: SHA-256 of the federation's charter.
-        kept: how many heads of each silo are kept.
+        n_kept: how many heads of each silo are kept.
 
     Raises:
         RunFolderError: the file is damaged, or of an earlier release.
     """
 
-    def __init__(self, path: Path, charter: bytes, *, kept: int = _KEPT) -> None:
-        self._path, self._charter, self._kept = path, charter.hex(), kept
+    def __init__(self, path: Path, charter: bytes, *, n_kept: int = _KEPT) -> None:
+        self._path, self._charter, self._n_kept = path, charter.hex(), n_kept
         if (older := path.with_suffix(".json")).exists():
             raise RunFolderError(
                 f"{older}: ledger heads stored by an earlier release, which this one does not read; if the file is "
@@ -158,10 +158,10 @@ class SeenHeads:
         lines = self._log.read().complete
         with reading(path, RunFolderError):
             for line in lines:
-                of, silo, head = parse_json(line, path, RunFolderError)
+                federation, silo, head = parse_json(line, path, RunFolderError)
                 if len(bytes.fromhex(head)) != len(NONE):
                     raise ValueError
-                self._note(str(of), str(silo), head)
+                self._note(str(federation), str(silo), head)
         self._lines = len(lines)
 
     def last(self, silo: str) -> bytes:
@@ -203,7 +203,7 @@ class SeenHeads:
     def _note(self, charter: str, silo: str, head: str) -> None:
         seen = self._all.setdefault((charter, silo), [])
         seen.append(head)
-        del seen[: -self._kept]
+        del seen[: -self._n_kept]
 
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Append lines; rewrite the file if most of its lines are too old."""

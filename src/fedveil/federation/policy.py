@@ -150,18 +150,18 @@ class Policy(DocumentTable):
 
     @field_validator("methods", "protections")
     @classmethod
-    def _members(cls, given: tuple[str, ...], there: ValidationInfo) -> tuple[str, ...]:
-        for name in given:
-            _exists(find, str(there.field_name), name)
-        return given
+    def _members(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        for name in names:
+            _exists(find, str(info.field_name), name)
+        return names
 
     @field_validator("models", "losses")
     @classmethod
-    def _shipped(cls, given: tuple[str, ...], there: ValidationInfo) -> tuple[str, ...]:
-        what, known = ("model", MODELS) if there.field_name == "models" else ("loss", LOSSES)
-        for name in given:
-            _exists(check_name, name, what, known)
-        return given
+    def _shipped(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        kind, known = ("model", MODELS) if info.field_name == "models" else ("loss", LOSSES)
+        for name in names:
+            _exists(check_name, name, kind, known)
+        return names
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -379,7 +379,7 @@ class SiloParty:
         budget = self._policy.budget
         if budget is None or books.has_earlier_charges:
             return
-        if self._ledger.ledger.would_exceed(work.whole, budget):
+        if self._ledger.ledger.would_exceed(work.whole_run, budget):
             raise RefusalError(Code.RUN_BUDGET, work.rounds, budget.epsilon, budget.delta)
 
     def _stand(self) -> None:

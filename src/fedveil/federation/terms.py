@@ -211,16 +211,16 @@ class RunRules:
             averages=averages,
         )
 
-    def required_charges(self, charged: Iterable[RoundPlace]) -> Counter[RoundPlace]:
+    def required_charges(self, charged_rounds: Iterable[RoundPlace]) -> Counter[RoundPlace]:
         """Return the number of charges that the coordinator's ledger must have at least, for each round.
 
         If a repeated round is the same release, a silo may charge it again after a crash of its own, and the
         coordinator charges it once. Otherwise the coordinator charges before every charge of a silo.
 
         Args:
-            charged: the rounds of one silo's charges, with repetitions.
+            charged_rounds: the rounds of one silo's charges, with repetitions.
         """
-        return Counter(set(charged) if self.repeats else charged)
+        return Counter(set(charged_rounds) if self.repeats else charged_rounds)
 
     def place(self, entry: Entry) -> RoundPlace:
         """Return the part and the round that a charge in the run's ledger pays for.
@@ -237,7 +237,9 @@ class RunRules:
             return part, 1
         return ("", entry.round) if self.trains else (str(entry.round), 1)
 
-    def position_error(self, part: str, before: Collection[str], asked: str, ended: str | None) -> str | None:
+    def position_error(
+        self, part: str, before: Collection[str], received_model: str, last_model: str | None
+    ) -> str | None:
         """Return what is wrong with a part's position in the run, or with the model that it evaluates; None if nothing.
 
         The model is not checked if the record has no digest of it: if it is an average of models, or only the silos
@@ -246,15 +248,15 @@ class RunRules:
         Args:
             part: name of the part; empty for a training round.
             before: kinds of the parts in earlier lines: their names up to the slash ("prep", "eval", or empty).
-            asked: digest of the model that the silos received for this part.
-            ended: digest of the model after the last training round; None if there was none.
+            received_model: digest of the model that the silos received for this part.
+            last_model: digest of the model after the last training round; None if there was none.
         """
         kind = part.partition("/")[0]
         if kind == "" and "eval" in before:
             return "a round of training stands behind what comes after it"
-        if kind == "eval" and ended is None:
+        if kind == "eval" and last_model is None:
             return "evaluates a model, and no round of training stands before it"
-        if kind == "eval" and not self.averages and ended not in (asked, NOTHING.hex()):
+        if kind == "eval" and not self.averages and last_model not in (received_model, NOTHING.hex()):
             return "evaluates another model than the last round ended with"
         return None
 

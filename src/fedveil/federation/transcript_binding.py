@@ -57,50 +57,50 @@ def terms_context(terms: Terms, phase: RunPart | None) -> bytes:
     return terms.digest if phase is None else hashlib.sha256(terms.digest + phase.encode()).digest()
 
 
-def session_context(session: bytes, agreed: bytes) -> bytes:
+def session_context(session: bytes, terms_digest: bytes) -> bytes:
     """Return S, the context of a session.
 
     Args:
         session: name of the session.
-        agreed: T.
+        terms_digest: T.
     """
-    return hashlib.sha256(b"fedveil/3/bound session" + session + agreed).digest()
+    return hashlib.sha256(b"fedveil/3/bound session" + session + terms_digest).digest()
 
 
-def with_totals(agreed: bytes, parts: Iterable[SessionMessage]) -> bytes:
+def with_totals(terms_digest: bytes, parts: Iterable[SessionMessage]) -> bytes:
     """Return T' after a message: T bound to the totals in the message, or T unchanged without totals."""
     for part in parts:
         if isinstance(part, UserTotals):
-            agreed = hashlib.sha256(agreed + part.encode()).digest()
-    return agreed
+            terms_digest = hashlib.sha256(terms_digest + part.encode()).digest()
+    return terms_digest
 
 
-def round_context(session: bytes, agreed: bytes, parts: Iterable[SessionMessage]) -> bytes:
+def round_context(session: bytes, terms_digest: bytes, parts: Iterable[SessionMessage]) -> bytes:
     """Return X, the context of a round.
 
     Args:
         session: S.
-        agreed: T'.
+        terms_digest: T'.
         parts: parts of the message that begins the round.
     """
     writer = Writer()
     # Sorted by kind, so that X does not depend on the order of the parts in the message.
     for part in sorted((part for part in parts if isinstance(part, _OF_ALL)), key=lambda part: part.kind):
         writer.number(part.kind, 1).block(part.encode())
-    asked = hashlib.sha256(b"fedveil/3/asked" + agreed + writer.bytes()).digest()
-    return hashlib.sha256(b"fedveil/3/bound round" + session + asked).digest()
+    request_digest = hashlib.sha256(b"fedveil/3/asked" + terms_digest + writer.bytes()).digest()
+    return hashlib.sha256(b"fedveil/3/bound round" + session + request_digest).digest()
 
 
-def exchange_context(asked: bytes, place: int) -> bytes:
+def exchange_context(round_digest: bytes, position: int) -> bytes:
     """Return E, the context of one exchange of a round.
 
     E differs between exchanges, so a head signed in an earlier exchange cannot be replayed in this one.
 
     Args:
-        asked: X.
-        place: position of the exchange in the round, from 0.
+        round_digest: X.
+        position: position of the exchange in the round, from 0.
     """
-    return hashlib.sha256(b"fedveil/3/bound exchange" + asked + place.to_bytes(2, "big")).digest()
+    return hashlib.sha256(b"fedveil/3/bound exchange" + round_digest + position.to_bytes(2, "big")).digest()
 
 
 def sign_request(identity: IdentityKey, context: bytes, head: bytes) -> SignedHead:

@@ -27,12 +27,12 @@ class Channel(Source):
         content: information that a message reveals to its reader.
     """
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
+    def send(self, total: Float64[np.ndarray, " d"], sender: Sender) -> EncodedMessage:
         """Return a sender's message; this default sends the sum unchanged if ``content`` declares that.
 
         Args:
             total: (d,) the bounded sum, or a client's bounded update.
-            at: the sender, round and attempt.
+            sender: the sender, round and attempt.
 
         Raises:
             CompositionError: the channel neither overrides this method nor declares that sums are sent unchanged.
@@ -115,17 +115,17 @@ def refuses_decay(channel: Channel, method: Any) -> Iterable[str]:
         )
 
 
-def check_pooled(method: Any, asked: int, n_silos: int) -> None:
+def check_pooled(method: Any, n_colluding: int, n_silos: int) -> None:
     """Refuse a larger coalition of senders than the noise of each sender is sized for.
 
     Raises:
         CompositionError: the noise is not sized for it; names the method.
     """
     channel = method.channel
-    if channel.message_std(count_senders(channel, n_silos)) > 0 and asked > count_colluding(channel):
+    if channel.message_std(count_senders(channel, n_silos)) > 0 and n_colluding > count_colluding(channel):
         raise CompositionError(
-            f"privacy.colluding_silos = {asked}: the noise of {method.name} is not sized for senders that pool what "
-            "they know, and its statement is about one of them; remove the key, and give a larger noise_multiplier"
+            f"privacy.colluding_silos = {n_colluding}: the noise of {method.name} is not sized for senders that pool "
+            "what they know, and its statement is about one of them; remove the key, and give a larger noise_multiplier"
         )
 
 

@@ -360,12 +360,12 @@ class ClientMessages(Channel):
             variance += self._rounding_step(self.form) ** 2 / 12
         return math.sqrt(self.senders * variance)
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
+    def send(self, total: Float64[np.ndarray, " d"], sender: Sender) -> EncodedMessage:
         """Return a client's bounded update as its message; zeros for a client without records.
 
         Args:
             total: (d,) float64, the bounded update.
-            at: the client, round and attempt.
+            sender: the client, round and attempt.
         """
         size = len(total)
         scale = float(np.linalg.norm(total)) if self.bound is None else self.bound
@@ -375,10 +375,10 @@ class ClientMessages(Channel):
             nothing = CodedMessage(key=bytes(32), message=b"", scale=0.0)
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=0), values=total, coded=nothing)
         if isinstance(self.form, Layered):
-            return encode_layered(total, at, self._law(scale), self.form.lattice, own)
-        noisy, source, fine = total, at.source("channel"), at.grid
+            return encode_layered(total, sender, self._law(scale), self.form.lattice, own)
+        noisy, source, fine = total, sender.source("channel"), sender.grid
         if self.noisy and scale > 0:
-            at_most = None if self.bound is None else at.grid
+            at_most = None if self.bound is None else sender.grid
             # The exact noise is added before quantisation, so the guarantee does not rest on the quantiser's dither.
             law = self.additive(scale, at_most)
             noisy, fine = total + law.sample((size,), source), law.grid
@@ -391,7 +391,7 @@ class ClientMessages(Channel):
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=len(message)), coded=open_code)
         if isinstance(self.form, Numbers):
             return EncodedMessage(cost=MessageCost(parameters=size, bytes=FLOAT32_BYTES * size), values=noisy)
-        sent, coded = encode_quantized(self._codec(scale, self.form), noisy, at, source)
+        sent, coded = encode_quantized(self._codec(scale, self.form), noisy, sender, source)
         cost = MessageCost(parameters=size, bytes=len(sent.message))
         return EncodedMessage(cost=cost, coded=replace(coded, scale=own))
 

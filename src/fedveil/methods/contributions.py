@@ -113,7 +113,7 @@ class Contribution(Stage):
         return math.inf, math.inf
 
     def limit_weights(
-        self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
+        self, computed: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
     ) -> Float64[Tensor, " m"]:
         """Return weights for which :meth:`lengths` holds, whatever their class computed; here w in [0, 1].
 
@@ -121,12 +121,12 @@ class Contribution(Stage):
         because a refusal would depend on private records.
 
         Args:
-            found: (m,) weights of the contributions.
+            computed: (m,) weights of the contributions.
             groups: the contributions.
             n_silos: |S|.
             weights: the stage that computed them.
         """
-        return found.double().nan_to_num(nan=0.0).clamp(0.0, 1.0)
+        return computed.double().nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
     def divisor(self, rate: float, n_users: int, n_silos: int, summed: int) -> float:
         """Return the divisor that makes a mean update of the sum; here the number of silos in the sum.
@@ -207,7 +207,7 @@ class SiloUserContribution(Contribution):
         return norm, norm / math.sqrt(n) if weights.uniform else norm
 
     def limit_weights(
-        self, found: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
+        self, computed: Float[Tensor, " m"], groups: Groups, n_silos: int, weights: Weights
     ) -> Float64[Tensor, " m"]:
         """Return weights in [0, 1], or [0, 1/|S|] if uniform, that sum to at most 1 for each user.
 
@@ -216,7 +216,7 @@ class SiloUserContribution(Contribution):
         """
         # The margin |S| 2^-52 covers the rounding of |S| float64 divisions and additions, so valid weights pass
         # unchanged.
-        kept = super().limit_weights(found, groups, n_silos, weights)
+        kept = super().limit_weights(computed, groups, n_silos, weights)
         if weights.uniform:
             kept = kept.clamp(max=1.0 / n_silos)
         sums = np.bincount(groups.user, weights=kept.numpy())

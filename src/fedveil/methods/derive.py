@@ -141,20 +141,20 @@ def _learned(but: str, roles: list[Role], method: Method, moves: Sensitivity) ->
 _BARE: Final = {Reveals.OWN: "its own records", Reveals.SUM: "the sum over all senders, without noise"}
 
 
-def _knows(what: Reveals, method: Method) -> str:
-    if what is Reveals.MODEL:
+def _knows(content: Reveals, method: Method) -> str:
+    if content is Reveals.MODEL:
         return f"the {method.released}"
-    if what in _BARE and noise_source(method).content is Reveals.EXACT:  # no sender adds noise
-        return _BARE[what]
-    return str(what.value)
+    if content in _BARE and noise_source(method).content is Reveals.EXACT:  # no sender adds noise
+        return _BARE[content]
+    return str(content.value)
 
 
-def _sees(role: Role, known: frozenset[Reveals], method: Method, moves: Sensitivity) -> str:
+def _sees(role: Role, contents: frozenset[Reveals], method: Method, moves: Sensitivity) -> str:
     """Return a party's knowledge in declaration order; for a sender, add whose data its line is about."""
     seen = "; ".join(
-        _knows(what, method)
-        for what in Reveals
-        if what in known and (what is not Reveals.DRAWN or method.draws)
+        _knows(content, method)
+        for content in Reveals
+        if content in contents and (content is not Reveals.DRAWN or method.draws)
     )
     others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
     about = f"; this epsilon concerns {others}" if role & Role.SILO else ""

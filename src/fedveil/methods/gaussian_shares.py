@@ -333,7 +333,7 @@ class GaussianShares(Channel):
         """Return the grid step of a silo's sum with its share: a power of two that divides the contributions' grid."""
         return grid * self.sum_unit if self.noise_multiplier == 0 else self.law(n_silos, grid).grid
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
+    def send(self, total: Float64[np.ndarray, " d"], sender: Sender) -> EncodedMessage:
         """Return a silo's sum with its share: exact discrete Gaussian noise on a grid that divides the sum's.
 
         The noisy sum is then rounded to the coarse grid, if there is one. Rounding before the noise would change the
@@ -341,7 +341,7 @@ class GaussianShares(Channel):
         """
         if self.noise_multiplier == 0:
             return EncodedMessage(values=total)
-        self.check_steps(at.senders)
-        law = self.law(at.senders, at.grid)
-        noisy = total + law.sample((len(total),), at.source("noise"))
+        self.check_steps(sender.senders)
+        law = self.law(sender.senders, sender.grid)
+        noisy = total + law.sample((len(total),), sender.source("noise"))
         return EncodedMessage(values=round_to_grid(noisy, law.grid, self.step) if self.step else noisy)

@@ -58,13 +58,13 @@ class View(Party):
 
     event: Event
 
-    def with_releases(self, beside: Iterable[View]) -> Party:
+    def with_releases(self, release_views: Iterable[View]) -> Party:
         """Return the party with what it sees of the rounds and of the side releases.
 
         Args:
-            beside: views of the side releases, of all parties.
+            release_views: views of the side releases, of all parties.
         """
-        more = dict.fromkeys(one.sees for one in beside if one.role == self.role)
+        more = dict.fromkeys(view.sees for view in release_views if view.role == self.role)
         sees = "; ".join((self.sees, *(f"of the releases beside the rounds: {text}" for text in more)))
         return Party(role=self.role, party=self.party, sees=sees)
 

@@ -59,8 +59,8 @@ ClipNorm = Annotated[
 ]
 
 
-def _number_or_table(given: object) -> str:
-    return _TABLE if isinstance(given, Mapping) or is_dataclass(given) else _NUMBER
+def _number_or_table(value: object) -> str:
+    return _TABLE if isinstance(value, Mapping) or is_dataclass(value) else _NUMBER
 
 
 # pydantic inserts the tag of the chosen alternative into an error's path; fedveil's error messages leave it out.
@@ -142,13 +142,13 @@ Calibration = Annotated[
 NoiseDecay = Annotated[float, Field(gt=0, le=1, description="factor by which the noise falls every round")]
 
 
-def _public_numbers(given: object) -> object:
-    if given == "records":
+def _public_numbers(value: object) -> object:
+    if value == "records":
         raise ValueError(
             "record counts are private, because neighbouring data differs in all records of one client: give public "
             'numbers, one for each client, or "equal"'
         )
-    return given
+    return value
 
 
 ClientWeights = Annotated[

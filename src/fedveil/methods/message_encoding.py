@@ -164,7 +164,7 @@ def layered_codec(law: GaussianLaw | LaplaceLaw, name: str | None) -> Codec:
 
 def encode_layered(
     values: Float64[np.ndarray, " d"],
-    at: Sender,
+    sender: Sender,
     law: GaussianLaw | LaplaceLaw,
     name: str | None,
     scale: float | None = None,
@@ -173,23 +173,23 @@ def encode_layered(
 
     Args:
         values: (d,) float64, the numbers to send.
-        at: the sender.
+        sender: the sender.
         law: law of the error.
         name: name of the lattice; None: see :func:`layered_codec`.
         scale: scale of the noise, if it is the sender's own.
     """
-    sent, coded = encode_quantized(layered_codec(law, name), values, at, at.source("channel"))
+    sent, coded = encode_quantized(layered_codec(law, name), values, sender, sender.source("channel"))
     cost = MessageCost(
         parameters=len(values),
         bytes=len(sent.message),
-        limit=information_limit(values, law) if at.measured else None,
+        limit=information_limit(values, law) if sender.measured else None,
         acceptance=sent.accepted / sent.drawn,
     )
     return EncodedMessage(cost=cost, coded=replace(coded, scale=scale))
 
 
 def encode_quantized(
-    codec: Codec, values: Float64[np.ndarray, " d"], at: Sender, source: BitSource
+    codec: Codec, values: Float64[np.ndarray, " d"], sender: Sender, source: BitSource
 ) -> tuple[Sent, CodedMessage]:
     """Encode numbers with a codec under a fresh key; return the codec's message, and it with the key.
 
@@ -199,6 +199,6 @@ def encode_quantized(
     """
     longest = MAX_RATIO * codec.quantizer.law.scale
     secret = source.uint64(4).astype("<u8").tobytes()
-    key = update_key(secret, run="one process", client=at.number, round_number=at.round)
+    key = update_key(secret, run="one process", client=sender.number, round_number=sender.round)
     sent = codec.send(np.clip(values, -longest, longest), KeyedStreams(key))
     return sent, CodedMessage(key=key, message=sent.message)

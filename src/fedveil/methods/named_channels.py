@@ -117,9 +117,9 @@ class LayeredShares(Channel):
         """Return the law of the compression error of each of ``n_silos`` silos."""
         return GaussianLaw(std=self.shares.share_std(n_silos))
 
-    def send(self, total: Float64[np.ndarray, " d"], at: Sender) -> EncodedMessage:
+    def send(self, total: Float64[np.ndarray, " d"], sender: Sender) -> EncodedMessage:
         """Return a silo's sum of clipped contributions as one byte string."""
-        return encode_layered(total, at, self._law(at.senders), self.lattice)
+        return encode_layered(total, sender, self._law(sender.senders), self.lattice)
 
     def decode(self, coded: CodedMessage, *, senders: int, length: int) -> Float64[np.ndarray, " d"]:
         """Decode one silo's sum of ``length`` parameters, including its share of the noise.

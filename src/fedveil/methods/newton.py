@@ -156,13 +156,13 @@ def newton(
     )
 
 
-def _check_keys(task: str, given: Mapping[str, object]) -> None:
+def _check_keys(task: str, keys: Mapping[str, object]) -> None:
     """Refuse keys of another kind of target, and survival without a horizon.
 
     Raises:
         CompositionError: names the key and what would be right.
     """
-    present = {key for key, value in given.items() if value is not None}
+    present = {key for key, value in keys.items() if value is not None}
     if task == "survival" and "horizon" not in present:
         raise CompositionError(
             "newton: survival needs the public time at which follow-up ends, in the unit of the times: target.horizon "
@@ -194,15 +194,15 @@ def expected_length(schema: Schema | None, inputs: int) -> float:
 
 
 def residual_of(
-    method: str, asked: float | None, classes: int | None, target_range: tuple[float, float] | None
+    method: str, residual: float | None, classes: int | None, target_range: tuple[float, float] | None
 ) -> float | None:
     """Return the bound of a residual: as asked, or a quarter of the declared range; None for the rule of classes.
 
     Raises:
         CompositionError: a number to predict, without a bound and without declared bounds of the target.
     """
-    if asked is not None or classes is not None:
-        return asked
+    if residual is not None or classes is not None:
+        return residual
     if target_range is None:
         raise CompositionError(
             f"{method}: the residuals of a number to predict need a public bound: declare the target's bounds (lower "

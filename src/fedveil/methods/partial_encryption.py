@@ -371,7 +371,7 @@ class PartialEncryption(ProtectionStage):
         return max(bound.largest, self.he_clip or 0.0)
 
     def make_protocol_spec(
-        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+        self, method: Any, public: PublicFacts, known_groups: Groups, rounds: int
     ) -> PartialEncryptionSpec:
         """Return the protocol spec: the ranges of both halves of a message, and the rule of the partition.
 

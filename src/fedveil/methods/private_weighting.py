@@ -184,7 +184,7 @@ class PrivateWeighting(ProtectionStage):
         return flooded + (CHECK_DISTANCE if self.private_sampling else 0.0)
 
     def make_protocol_spec(
-        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+        self, method: Any, public: PublicFacts, known_groups: Groups, rounds: int
     ) -> PrivateWeightingSpec:
         """Return the public numbers of Protocol 1, and the counts of the silos that the caller knows.
 
@@ -213,7 +213,9 @@ class PrivateWeighting(ProtectionStage):
         counts = np.zeros((silos, public.n_users), dtype=np.int64)
         # The limit N_max / |S| per silo keeps a user's total at most N_max without any silo knowing the others'
         # counts.
-        counts[own.silo, own.user] = plan.limit_counts(method.weights.scores(own.size, silos))
+        counts[known_groups.silo, known_groups.user] = plan.limit_counts(
+            method.weights.scores(known_groups.size, silos)
+        )
         cipher = Paillier(self.modulus_bits) if self.cipher == "paillier" else Rlwe()
         return PrivateWeightingSpec(plan=plan, counts=counts, cipher=cipher, grid=grid)
 

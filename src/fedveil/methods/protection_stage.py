@@ -106,14 +106,14 @@ class ProtectionStage(Stage):
 
     @duty
     def make_protocol_spec(
-        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+        self, method: Any, public: PublicFacts, known_groups: Groups, rounds: int
     ) -> ProtocolSpec[Any, Any]:
         """Return the protocol spec on which the parties of a run agree before any training.
 
         Args:
             method: the composition.
             public: the public facts, including the number of coordinates of a message.
-            own: the (silo, user) pairs that the caller knows: all, those of one silo, or none.
+            known_groups: the (silo, user) pairs that the caller knows: all, those of one silo, or none.
             rounds: number of rounds.
         """
         raise NotImplementedError
@@ -199,7 +199,7 @@ class NoProtection(ProtectionStage):
         return (*plain_round(method), *relayed)
 
     def make_protocol_spec(
-        self, method: Any, public: PublicFacts, own: Groups, rounds: int
+        self, method: Any, public: PublicFacts, known_groups: Groups, rounds: int
     ) -> ProtocolSpec[Any, Any]:
         """Return the protocol of readable messages."""
         return open_sums(method, clients=public.n_silos, length=public.length)
@@ -212,10 +212,12 @@ NO_PROTECTION: Final = NoProtection()
 def open_sums(method: Any, *, clients: int, length: int) -> ProtocolSpec[Any, Any]:
     """Return the protocol of messages that the server reads one by one: vectors or sealed bytes."""
 
-    def decode(given: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
+    def decode(content: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
         try:
             channel = method.at_round(round_number).channel
-            found: np.ndarray = channel.decode(CodedMessage.from_bytes(given), senders=clients, length=length)
+            found: np.ndarray = channel.decode(
+                CodedMessage.from_bytes(content), senders=clients, length=length
+            )
         except (ChannelError, CompositionError) as error:
             raise ProtocolError(f"its message was refused: {error}") from error
         return found

@@ -95,7 +95,9 @@ class SecureAggregation(ProtectionStage):
         if self.on_dropout == "recover" and not self.max_dropouts:
             yield "recovery has nothing to recover from with max_dropouts = 0; say how many may be missing"
 
-    def make_protocol_spec(self, method: Any, public: PublicFacts, own: Groups, rounds: int) -> MaskedSumSpec:
+    def make_protocol_spec(
+        self, method: Any, public: PublicFacts, known_groups: Groups, rounds: int
+    ) -> MaskedSumSpec:
         """Return the range of the silos' messages, and the number of silos that a sum needs.
 
         The sum of a silo is at most C times the largest total weight of |U| users in one silo. Its share of the noise

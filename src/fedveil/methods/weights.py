@@ -206,16 +206,16 @@ class Weights(Stage):
             return torch.zeros(len(groups), dtype=torch.float64)
         return torch.from_numpy((found.silo[groups.user] == groups.silo).astype(np.float64))
 
-    def check_file(self, found: MainSilos | None) -> None:
+    def check_file(self, main_silos: MainSilos | None) -> None:
         """Check that a declared file of main silos is the given one.
 
         Raises:
             MainSilosError: another file than the declared one, or none.
         """
-        if self.law == "declared" and (found is None or found.digest != self.digest):
+        if self.law == "declared" and (main_silos is None or main_silos.digest != self.digest):
             raise MainSilosError(
                 f"method.power: the run's file of main silos has the sha256 {self.digest}, and silo.toml names "
-                + ("none (main_silos)" if found is None else f"one that has {found.digest}")
+                + ("none (main_silos)" if main_silos is None else f"one that has {main_silos.digest}")
             )
 
     def for_groups(self, groups: Groups, n_silos: int, n_users: int) -> Float64[Tensor, " m"]:

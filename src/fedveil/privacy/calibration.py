@@ -239,11 +239,11 @@ def _least(
         slow = slow + 1 if share != 0.5 and math.log(fitting / missing) > width / 2 else 0
 
 
-def _cell(low: float, high: float, tolerance: float, at: float) -> tuple[float, float]:
-    """Bisect a bracket around the point ``at`` until its ends are ``tolerance`` apart."""
+def _cell(low: float, high: float, tolerance: float, target: float) -> tuple[float, float]:
+    """Bisect a bracket around the point ``target`` until its ends are ``tolerance`` apart."""
     while low < high * (1 - tolerance):
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if at <= middle else (middle, high)
+        low, high = (low, middle) if target <= middle else (middle, high)
     return low, high
 
 

@@ -75,15 +75,17 @@ _MADE: Final = {Reveals.MODEL: Reveals.MODEL, Reveals.DRAWN: Reveals.DRAWN, Reve
 """Knowledge of the server from the messages that it makes itself: the models and the sampled users."""
 
 
-def reveals(what: Reveals, under: Key | None = None, besides: Reveals | None = None) -> Mapping[str, object]:
+def reveals(
+    content: Reveals, under: Key | None = None, besides: Reveals | None = None
+) -> Mapping[str, object]:
     """Return the metadata that declares the content of a field.
 
     Args:
-        what: content for a party that can open the field.
+        content: content for a party that can open the field.
         under: key of the field; None: every receiver can read it.
         besides: content that every receiver learns even without the key, such as the length of a ciphertext.
     """
-    return {"tells": what, "under": under, "besides": besides}
+    return {"tells": content, "under": under, "besides": besides}
 
 
 def check_reveals(kind: type[_T]) -> type[_T]:
@@ -166,12 +168,12 @@ class Claim:
         return at_distance(self.event, self.distance)
 
 
-def covered_knowledge(*known: Reveals) -> frozenset[Reveals]:
+def covered_knowledge(*contents: Reveals) -> frozenset[Reveals]:
     """Return the knowledge that a claim covers: the given contents and the models.
 
     The models are post-processing of every release, so every claim covers them.
     """
-    return frozenset((Reveals.MODEL, *known))
+    return frozenset((Reveals.MODEL, *contents))
 
 
 def no_guarantee(reason: str, *, unless: Reveals = Reveals.UNDECLARED) -> Claim:
@@ -196,13 +198,13 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Reveals) -> frozenset[
     if party & Role.READER:
         known.add(Reveals.MODEL)
     serves = bool(party & Role.SERVER)
-    for one in sent:
-        opened = one.revealed_to(party)
-        if party.value & one.to.value:
+    for message in sent:
+        opened = message.revealed_to(party)
+        if party.value & message.to.value:
             known |= opened
-        elif serves and one.to.value & Role.SILO.value:
+        elif serves and message.to.value & Role.SILO.value:
             # The server made these messages itself, so it knows these contents although it does not receive them.
-            known |= {_MADE[what] for what in opened if what in _MADE}
+            known |= {_MADE[kind] for kind in opened if kind in _MADE}
     if serves and Reveals.OWN_DRAW in known:  # the flags of all silos or users together are the whole sample
         known.add(Reveals.DRAWN)
     if Reveals.CONTENT in known:
@@ -219,18 +221,18 @@ def least_covering_claim(known: frozenset[Reveals], claims: Iterable[Claim]) -> 
         # that do not know the sample.
         return min(fitting, key=lambda claim: len(claim.covers))
     nearest = max((claim.covers & known for claim in claims), key=len, default=frozenset())
-    left = ", ".join(what.value for what in Reveals if what in known - nearest)
+    left = ", ".join(content.value for content in Reveals if content in known - nearest)
     return Claim(known, NoGuarantee(reason=f"no noise covers what is sent: {left}"))
 
 
-def with_side_knowledge(claims: Iterable[Claim], known: Reveals, but: str) -> tuple[Claim, ...]:
+def with_side_knowledge(claims: Iterable[Claim], content: Reveals, but: str) -> tuple[Claim, ...]:
     """Return the claims, and a copy of each that also covers one more content, which no epsilon covers.
 
     Args:
         claims: to extend.
-        known: the additional content.
+        content: the additional content.
         but: the sentence about it that the copies carry.
     """
     claims = tuple(claims)
-    more = (replace(claim, covers=claim.covers | {known}, but=(*claim.but, but)) for claim in claims)
+    more = (replace(claim, covers=claim.covers | {content}, but=(*claim.but, but)) for claim in claims)
     return (*claims, *more)

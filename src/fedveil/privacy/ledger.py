@@ -187,7 +187,9 @@ def _sealed(line: bytes) -> bool:
     return seal == f', "digest": "{hashlib.sha256(body).hexdigest()}"}}'.encode()
 
 
-def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple[Line, ...], list[str], int]:
+def parse_lines(
+    path: Path, content: bytes, *, is_own: bool = False
+) -> tuple[tuple[Line, ...], list[str], int]:
     """Return the lines, their digests, and the number of bytes that are complete lines.
 
     A last line without its newline counts if its digest is right. If its digest is wrong, the line is a torn write
@@ -196,7 +198,7 @@ def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple
     Args:
         path: name of the file in errors.
         content: content of the file.
-        own: whether this party wrote the lines: then the packages of their events are loaded.
+        is_own: whether this party wrote the lines: then the packages of their events are loaded.
 
     Raises:
         RunFolderError: a line is damaged, lost, doubled, or of another version; names it.
@@ -214,7 +216,7 @@ def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple
     for index, line in enumerate(lines):
         if not _sealed(line):
             raise _damaged(path, index, "its content does not match its digest")
-        entry, previous = _read_line(path, index, line, own)
+        entry, previous = _read_line(path, index, line, is_own)
         if entry.index != index or previous != (digests[-1] if digests else GENESIS):
             raise _damaged(path, index, "it does not continue the line before it")
         entries.append(entry)
@@ -222,7 +224,7 @@ def parse_lines(path: Path, content: bytes, *, own: bool = False) -> tuple[tuple
     return tuple(entries), digests, complete
 
 
-def _read_line(path: Path, index: int, line: bytes, own: bool) -> tuple[Line, str]:
+def _read_line(path: Path, index: int, line: bytes, is_own: bool) -> tuple[Line, str]:
     """Read a line whose digest is right; any error in it was therefore written by another version."""
     place = f"{path}, line {index + 1}:"
     data = parse_json(line, place, RunFolderError)
@@ -235,19 +237,19 @@ def _read_line(path: Path, index: int, line: bytes, own: bool) -> tuple[Line, st
     aside = {"schema_version", "previous", "digest"} | ({"kind"} if charge else set())
     try:
         values = {key: data[key] for key in data if key not in aside}
-        if own:
+        if is_own:
             load_event_types(values.get("event"))
         return (_ENTRY if charge else _NOTE).validate_python(values), str(previous)
     except ValidationError as error:
-        told = explain_errors(error, Entry if charge else Note)
-        raise _damaged(path, index, f"it is no ledger line ({told})") from None
+        explanation = explain_errors(error, Entry if charge else Note)
+        raise _damaged(path, index, f"it is no ledger line ({explanation})") from None
     except PrivacyError as error:
         raise _damaged(path, index, f"it is no ledger line ({error})") from error
 
 
-def _damaged(path: Path, index: int, what: str) -> IntegrityError:
+def _damaged(path: Path, index: int, problem: str) -> IntegrityError:
     return IntegrityError(
-        f"{path}, line {index + 1}: the ledger is damaged: {what}. What was spent is unknown, so nothing "
+        f"{path}, line {index + 1}: the ledger is damaged: {problem}. What was spent is unknown, so nothing "
         "may be released from this run; restore the file from a copy"
     )
 
@@ -314,7 +316,7 @@ class Ledger:
             raise with_host_code(error, failed) from error
         try:
             content = self._log.content()
-            lines, digests, complete = parse_lines(path, content, own=True)
+            lines, digests, complete = parse_lines(path, content, is_own=True)
             entries = [line for line in lines if isinstance(line, Entry)]
             for entry in entries:
                 if (entry.unit, entry.adjacency) != (unit, adjacency):
@@ -516,7 +518,7 @@ def read_lines(path: Path) -> tuple[Line, ...]:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    return parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), own=True)[0]
+    return parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), is_own=True)[0]
 
 
 def read_head(path: Path) -> Head:
@@ -525,5 +527,5 @@ def read_head(path: Path) -> Head:
     Raises:
         RunFolderError: the file is missing, damaged or of another version.
     """
-    _, digests, _ = parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), own=True)
+    _, digests, _ = parse_lines(path, read_content(path, RunFolderError, largest=LARGEST_FILE), is_own=True)
     return Head(count=len(digests), digest=[GENESIS, *digests][-1])

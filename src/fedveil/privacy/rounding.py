@@ -91,7 +91,7 @@ def coarse_step(norm_bound: float, std: float, senders: int, bits: int) -> float
     of its multiples are exact in float64, and it is at most a quarter above what is needed. None if the rounding
     errors of so many senders alone do not fit.
 
-    >>> coarse_step(longest=1000.0, std=5 / 5**0.5, senders=5, bits=16)
+    >>> coarse_step(norm_bound=1000.0, std=5 / 5**0.5, senders=5, bits=16)
     0.0390625
     """
     largest_sum = 2 ** (bits - 1) - 2 - senders / 2

@@ -63,9 +63,9 @@ def heard_before(folder: Path, number: int) -> list[RoundRow]:
     return [row for row in read_lines(path, RoundRow)[0] if row.round < number] if path.exists() else []
 
 
-def news(said: str | None, lines: int) -> str | None:
+def news(advice: str | None, lines: int) -> str | None:
     """Return the advice without its first ``lines`` lines; None if nothing is left."""
-    return "\n".join((said or "").split("\n")[lines:]) or None
+    return "\n".join((advice or "").split("\n")[lines:]) or None
 
 
 def _of_noise(rows: Sequence[RoundRow], rounds: int) -> str | None:

@@ -62,22 +62,22 @@ class Workers:
     lost: tuple[type[BaseException], ...] = (BrokenExecutor, CancelledError)
 
 
-def check_processes(key: str, asked: int) -> None:
+def check_processes(key: str, processes: int) -> None:
     """Check that this machine can run so many processes: at most four for each CPU that this process may use.
 
     More take memory and gain nothing, and thousands end the machine's other programs.
 
     Args:
         key: option or key that asks for them.
-        asked: number of processes.
+        processes: number of processes.
 
     Raises:
         ConfigError: there are more.
     """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if asked > (most := _PROCESSES_A_CPU * usable):
+    if processes > (most := _PROCESSES_A_CPU * usable):
         raise ConfigError(
-            f"{key} = {asked}: this machine has {usable} usable CPUs, for which at most {most} processes start; "
+            f"{key} = {processes}: this machine has {usable} usable CPUs, for which at most {most} processes start; "
             f"{usable} are fastest"
         )
 
@@ -246,15 +246,15 @@ class _RayExecutor(Executor):
         return found
 
 
-def _pass_on(done: Future[Any], found: Future[Any]) -> None:
+def _pass_on(ray_future: Future[Any], future: Future[Any]) -> None:
     """Pass the end of Ray's future on, with the error of the task itself instead of Ray's wrapping of it."""
-    if not found.set_running_or_notify_cancel():
+    if not future.set_running_or_notify_cancel():
         return
-    error = done.exception()
+    error = ray_future.exception()
     if error is None:
-        found.set_result(done.result())
+        future.set_result(ray_future.result())
     else:
-        found.set_exception(getattr(error, "cause", None) or error)
+        future.set_exception(getattr(error, "cause", None) or error)
 
 
 def import_engine(module: str, extra: str) -> Any:
@@ -345,7 +345,7 @@ Machines: TypeAlias = Literal["this", "several"]
 
 
 def place_on_device(
-    wanted: Device,
+    device_setting: Device,
     cohort_on: Callable[[torch.device], Cohort],
     trainer_of: Callable[[Cohort], AnyTrainer],
     has_cuda: bool | None = None,
@@ -358,7 +358,7 @@ def place_on_device(
     on both devices use CUDA.
 
     Args:
-        wanted: the experiment's ``trainer.device``.
+        device_setting: the experiment's ``trainer.device``.
         cohort_on: puts the records on a device.
         trainer_of: chooses the trainer of these records, from public facts only.
         has_cuda: whether this machine has a CUDA device; None: ask PyTorch.
@@ -368,9 +368,11 @@ def place_on_device(
         ModelError: no trainer of the requested name can train the model on any candidate device.
     """
     available = torch.cuda.is_available() if has_cuda is None else has_cuda
-    if wanted == "cuda" and not available:
+    if device_setting == "cuda" and not available:
         raise ConfigError("trainer.device = cuda: no CUDA device is available here; use auto or cpu")
-    devices = ["cuda", "cpu"] if wanted == "auto" and available else [wanted.replace("auto", "cpu")]
+    devices = (
+        ["cuda", "cpu"] if device_setting == "auto" and available else [device_setting.replace("auto", "cpu")]
+    )
     found: list[tuple[Cohort, AnyTrainer]] = []
     for device in devices:
         cohort = cohort_on(torch.device(device))

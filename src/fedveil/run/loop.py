@@ -83,13 +83,13 @@ class Played:
     Attributes:
         total: (d,) float64 noisy sum; None if only the silos have it.
         summed: number of silos in the sum.
-        drawn: number of sampled users or clients; None if contributions are whole silos.
+        n_sampled: number of sampled users or clients; None if contributions are whole silos.
         diagnostics: diagnostics of a simulation; None if no process sees all silos.
     """
 
     total: Float64[np.ndarray, " d"] | None
     summed: int
-    drawn: int | None = None
+    n_sampled: int | None = None
     diagnostics: RoundDiagnostics | None = None
 
 
@@ -114,7 +114,7 @@ class Part(Protocol):
         """Return the model at the start of the next step (d = 0 without one), and its clip; None: a fixed clip."""
         ...
 
-    def release(self, played: Played) -> None:
+    def release(self, result: Played) -> None:
         """Write the result of a step durably; the step counts as released after this call, and not before."""
 
 

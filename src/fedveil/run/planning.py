@@ -218,15 +218,15 @@ def _row(plan: Plan, planned: _Planned, sigma: float | None) -> Row:
     }
 
 
-def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -> None:
+def _add_ladder(table: PlanTable, plan: Plan, planned: _Planned, sigma: float) -> None:
     """Add the rows of one method and noise to a table, for numbers of rounds up to the maximum."""
     method, row = planned.method(sigma), _row(plan, planned, sigma)
     numerical, event = _accountant(plan, method), _event(plan, method)
 
-    def spent(rounds: int) -> float:
+    def epsilon_of(rounds: int) -> float:
         return numerical.epsilon(SelfComposedEvent(event=event, count=rounds), plan.delta)
 
-    _add_rows(found, row, plan.accountant, _most_rounds(plan, numerical, event), spent)
+    _add_rows(table, row, plan.accountant, _most_rounds(plan, numerical, event), epsilon_of)
     form = method.closed_form
     if form is None:
         return
@@ -237,17 +237,17 @@ def _add_ladder(found: PlanTable, plan: Plan, planned: _Planned, sigma: float) -
         most = form.rounds(sigma, target, plan.delta)
     # Equation 6 is exact; the theorem's epsilon is searched on a grid, and may lie just above the target.
     _add_rows(
-        found, row, form.name, most, lambda rounds: min(target, form.epsilon(rounds, sigma, plan.delta))
+        table, row, form.name, most, lambda rounds: min(target, form.epsilon(rounds, sigma, plan.delta))
     )
 
 
-def _add_rows(found: PlanTable, row: Row, name: str, most: int, spent: Callable[[int], float]) -> None:
+def _add_rows(table: PlanTable, row: Row, name: str, most: int, epsilon_of: Callable[[int], float]) -> None:
     """Add the rows of one accountant or theorem up to ``most`` rounds; one row of 0 rounds if there are none."""
     for rounds in _ladder(most) if most else (0,):
-        at: Row = {**row, "rounds": rounds}
-        with found.attempting(at):  # the accountant may support fewer rounds than requested
-            epsilon = finite(spent(rounds)) if rounds else 0.0
-            found.rows.append({**at, "epsilon": epsilon, "accountant": name})
+        labels: Row = {**row, "rounds": rounds}
+        with table.attempting(labels):  # the accountant may support fewer rounds than requested
+            epsilon = finite(epsilon_of(rounds)) if rounds else 0.0
+            table.rows.append({**labels, "epsilon": epsilon, "accountant": name})
 
 
 def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> PlanTable:
@@ -286,23 +286,23 @@ def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> Plan
     public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
     # sqrt(d~_sigma / d) with sigma = 1, Proposition 1 of DP-Fed-LS.
     kept = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
-    found = PlanTable()
+    table = PlanTable()
     for pairs in _pairs(plan):
         for number in rounds:
-            at = replace(plan, rounds=number, noise_multipliers=())
-            with found.attempting(_row(at, pairs, None)):
-                found.rows.append(_travel_row(at, pairs, public, kept))
-    return found.checked()
+            single = replace(plan, rounds=number, noise_multipliers=())
+            with table.attempting(_row(single, pairs, None)):
+                table.rows.append(_noise_ratio_row(single, pairs, public, kept))
+    return table.checked()
 
 
-def _travel_row(plan: Plan, pairs: _Planned, public: PublicFacts, kept: float) -> Row:
+def _noise_ratio_row(plan: Plan, pairs: _Planned, public: PublicFacts, noise_left: float) -> Row:
     """Return one row of :func:`noise_ratio_rows`.
 
     Args:
         plan: with one number of rounds and without noise multipliers.
         pairs: the method at one sampling rate.
         public: the planned federation with d parameters.
-        kept: fraction of the noise that smoothing leaves, sqrt(d~_sigma / d).
+        noise_left: fraction of the noise that smoothing leaves, sqrt(d~_sigma / d).
     """
     number, parameters = plan.rounds, public.dimension
     assert number is not None, "travel_rows gives it"
@@ -321,7 +321,7 @@ def _travel_row(plan: Plan, pairs: _Planned, public: PublicFacts, kept: float) -
         "step": step,
         "way": step * number,
         "noise": step * number * ratio,
-        "noise_smoothed": step * number * ratio * kept,
+        "noise_smoothed": step * number * ratio * noise_left,
         "rounds_by_rule": rounds_by_rule(number, ratio),
         "smoothed_by_rule": ratio >= SMOOTHED_FROM,
         # 8 bytes per float64.

@@ -50,7 +50,7 @@ class PopulationCache:
         """
         assert data.table is not None
         found, before = declared_tables(data.table), read_preprocessed(data.table.schema_file.parent)
-        return found if before is None else replace(found, before=before.wanted.schema_, clip=before.clip)
+        return found if before is None else replace(found, before=before.request.schema_, clip=before.clip)
 
 
 class FixedPopulation(PopulationCache):
@@ -96,7 +96,7 @@ def on_refined_schema(folder: Path, data: DataSection, people: Population) -> Po
     released = read_preprocessed(folder)
     if released is None or people.source is None:
         return people
-    if released.wanted.schema_ != people.schema:
+    if released.request.schema_ != people.schema:
         raise RunFolderError(f"{folder}: the run began with another schema; hand over the same tables")
     return with_schema_file(people, data)
 

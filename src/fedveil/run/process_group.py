@@ -71,7 +71,7 @@ def rank() -> int:
     return distributed.get_rank() if _joined() else 0
 
 
-def require_one_process(what: str) -> None:
+def require_one_process(command: str) -> None:
     """Refuse what every rank of ``torchrun`` would do for itself, with a charge, a release or files of its own.
 
     Raises:
@@ -79,8 +79,8 @@ def require_one_process(what: str) -> None:
     """
     if _is_one_of_several():
         raise ConfigError(
-            f"{what}: torchrun started several processes, which share the training of one run and nothing else; each "
-            "would do this for itself. Start one process"
+            f"{command}: torchrun started several processes, which share the training of one run and nothing else; "
+            "each would do this for itself. Start one process"
         )
 
 
@@ -145,14 +145,14 @@ def agree(prepared: Prepared) -> None:
     check_same(found)
 
 
-def check_same(found: Sequence[Mapping[str, str]]) -> None:
+def check_same(facts: Sequence[Mapping[str, str]]) -> None:
     """Check that the facts of all ranks, by rank, are equal.
 
     Raises:
         ConfigError: a rank differs from rank 0; names the rank and the facts, without their values.
     """
-    for number, other in enumerate(found):
-        unlike = [name for name, value in found[0].items() if other[name] != value]
+    for number, other in enumerate(facts):
+        unlike = [name for name, value in facts[0].items() if other[name] != value]
         if unlike:
             raise ConfigError(
                 f"rank {number} differs from rank 0 in: {', '.join(unlike)}; start every rank with the same command, "
@@ -362,21 +362,21 @@ def split_trainer(prepared: Prepared) -> PartitionedTrainer:
 class _Carrier(pickle.Pickler):
     """Pickler that refuses code of a session without a file, which no other process can import."""
 
-    def reducer_override(self, one: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         """Refuse a class or a function of such a session; carry a large tensor as an array."""
         if (
-            type(one) is Tensor
-            and one.device.type == "cpu"
-            and one.nbytes >= _LARGE
-            and not one.requires_grad
+            type(obj) is Tensor
+            and obj.device.type == "cpu"
+            and obj.nbytes >= _LARGE
+            and not obj.requires_grad
         ):
             with suppress(TypeError):  # a type of numbers that NumPy lacks
-                return torch.from_numpy, (one.numpy(),)
+                return torch.from_numpy, (obj.numpy(),)
         session = sys.modules["__main__"]
-        is_code = isinstance(one, type | FunctionType)
-        if is_code and one.__module__ == "__main__" and not hasattr(session, "__file__"):
+        is_code = isinstance(obj, type | FunctionType)
+        if is_code and obj.__module__ == "__main__" and not hasattr(session, "__file__"):
             raise ConfigError(
-                f"trainer.processes: {one.__qualname__} is defined in this session (a notebook, an interpreter), which "
+                f"trainer.processes: {obj.__qualname__} is defined in this session (a notebook, an interpreter), which "
                 "other processes cannot import; put it into a module, or leave processes at 1"
             )
         return NotImplemented

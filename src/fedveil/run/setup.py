@@ -108,18 +108,20 @@ class Prepared:
         """The side releases that are made before the first round."""
         return () if self.preprocessing is None else self.preprocessing.releases
 
-    def epsilon_with(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> float:
+    def epsilon_with(
+        self, role: Role, rounds: int, side_releases: Sequence[Release], again: int = 0
+    ) -> float:
         """Return the epsilon of rounds and side releases against one role.
 
         Args:
             role: the party that the guarantee is against.
             rounds: number of complete rounds.
-            beside: side releases, repeated as often as they were charged.
+            side_releases: side releases, repeated as often as they were charged.
             again: number of additional charges of rounds, for attempts that were repeated or not completed.
         """
-        return self._counted(self.learned_event(role, rounds, beside, again))
+        return self._counted(self.learned_event(role, rounds, side_releases, again))
 
-    def over_budget(self, rounds: int, beside: Sequence[Release], again: int = 0) -> float | None:
+    def over_budget(self, rounds: int, side_releases: Sequence[Release], again: int = 0) -> float | None:
         """Return the epsilon of rounds and side releases if it exceeds the budget; else None.
 
         Args are those of :meth:`epsilon_with`; the role is the reader of the models.
@@ -127,12 +129,14 @@ class Prepared:
         budget = self.experiment.privacy.budget
         if budget is None:
             return None
-        needed = self.epsilon_with(Role.READER, rounds, beside, again)
-        return None if needed <= budget else needed
+        epsilon = self.epsilon_with(Role.READER, rounds, side_releases, again)
+        return None if epsilon <= budget else epsilon
 
-    def learned_event(self, role: Role, rounds: int, beside: Sequence[Release], again: int = 0) -> Event:
+    def learned_event(
+        self, role: Role, rounds: int, side_releases: Sequence[Release], again: int = 0
+    ) -> Event:
         """Return the composed event that a role observes; args are those of :meth:`epsilon_with`."""
-        return compose_with_rounds(self.guarantee.learned_event(role, rounds, again), beside, role)
+        return compose_with_rounds(self.guarantee.learned_event(role, rounds, again), side_releases, role)
 
     def _counted(self, event: Event) -> float:
         """Return the epsilon of an event at the run's delta."""
@@ -216,7 +220,7 @@ def prepare(
     )
     # A released clip replaces the declared one before the guarantee is derived.
     clip = None if preprocessing is None else preprocessing.clip
-    composition = Composition(experiment=experiment, population=population, beside=beside, clip=clip)
+    composition = Composition(experiment=experiment, population=population, side_releases=beside, clip=clip)
     method = composition.method()
     local: Any = method.local  # `sums_records` decides its type, which a type checker cannot follow
     if local.sums_records:

@@ -120,7 +120,7 @@ def play_attempt(
     return Played(
         total=parties.protocol_spec.decode_sum(result),
         summed=summed,
-        drawn=None if work.drawn is None else int(work.drawn.sum()),
+        n_sampled=None if work.drawn is None else int(work.drawn.sum()),
         diagnostics=RoundDiagnostics.of_round(
             number, work.training_diagnostics(), sent, attempts=attempt + 1, summed=summed
         ),
@@ -148,7 +148,7 @@ def play_round(
     assert played.diagnostics is not None
     n_silos = context.setting.cohort.n_silos
     after, state = next_model(
-        context, played.total, n_silos=n_silos, summed=played.summed, drawn=played.drawn
+        context, played.total, n_silos=n_silos, summed=played.summed, n_sampled=played.n_sampled
     )
     return after, state, played.diagnostics
 

@@ -122,13 +122,13 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
     return found
 
 
-def check_joint_accountant(found: Sequence[Point]) -> None:
+def check_joint_accountant(sweep_points: Sequence[Point]) -> None:
     """Check that one accountant bounds the joint cost of all points.
 
     Raises:
         ConfigError: the points have different accountants.
     """
-    accountants = sorted({point.experiment.privacy.accountant for point in found})
+    accountants = sorted({point.experiment.privacy.accountant for point in sweep_points})
     if len(accountants) > 1:
         raise ConfigError(
             f"privacy.accountant: the points have {' and '.join(accountants)}, and one accountant must bound what all "
@@ -137,7 +137,7 @@ def check_joint_accountant(found: Sequence[Point]) -> None:
 
 
 def sweep(
-    found: Sequence[Point],
+    sweep_points: Sequence[Point],
     folder: Path,
     *,
     workers: AbstractContextManager[Workers] | None = None,
@@ -149,7 +149,7 @@ def sweep(
     file.
 
     Args:
-        found: the points from :func:`points`.
+        sweep_points: the points from :func:`points`.
         folder: parent of the run folders, also of those of an interrupted sweep.
         workers: play one run at a time each (:mod:`fedveil.run.executors`); None: one process of this machine. The
             workers of other machines need the folder, and the data, at the same path.
@@ -166,15 +166,15 @@ def sweep(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be made: {error.strerror}") from None
-    for point in found:
+    for point in sweep_points:
         _check_same(point, folder)
-    names = {point.experiment.name for point in found}
+    names = {point.experiment.name for point in sweep_points}
     earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
     played = (
-        _play_in_workers(found, folder, local_workers(1) if workers is None else workers)
+        _play_in_workers(sweep_points, folder, local_workers(1) if workers is None else workers)
         if prepare_point is None
-        else _play_here(found, folder, prepare_point)
+        else _play_here(sweep_points, folder, prepare_point)
     )
     failed: FedveilError | None = None
     for point, row in played:
@@ -184,7 +184,7 @@ def sweep(
             continue
         rows[point.experiment.name] = row
         # Replace the whole file after every run, in the points' order: a crash leaves a complete older file.
-        ordered = [rows[one.experiment.name] for one in found if one.experiment.name in rows]
+        ordered = [rows[one.experiment.name] for one in sweep_points if one.experiment.name in rows]
         text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
         with writing(folder / ROWS, RunFolderError):
             replace_file(folder / ROWS, text.encode())
@@ -194,19 +194,19 @@ def sweep(
 
 
 def _play_in_workers(
-    found: Sequence[Point], folder: Path, opened: AbstractContextManager[Workers]
+    sweep_points: Sequence[Point], folder: Path, opened: AbstractContextManager[Workers]
 ) -> Iterator[tuple[Point, Row | FedveilError]]:
     """Yield the row of every point, or its error, as its run ends in a worker process."""
-    tasks = [(play_point, point, folder.resolve(), __version__) for point in found]
+    tasks = [(play_point, point, folder.resolve(), __version__) for point in sweep_points]
     for number, row in play_tasks(tasks, opened):
-        yield found[number], row
+        yield sweep_points[number], row
 
 
 def _play_here(
-    found: Sequence[Point], folder: Path, prepare_point: Callable[[Point], Prepared]
+    sweep_points: Sequence[Point], folder: Path, prepare_point: Callable[[Point], Prepared]
 ) -> Iterator[tuple[Point, Row | FedveilError]]:
     """Yield the row of every point, or its error, one after the other."""
-    for point in found:
+    for point in sweep_points:
         try:
             row: Row | FedveilError = _play_prepared(point, folder, prepare_point(point))
         except FedveilError as error:
@@ -294,7 +294,7 @@ def _play_prepared(point: Point, folder: Path, prepared: Prepared) -> Row:
     return _row(point, continue_run(own, prepared, NullObserver()))
 
 
-def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:
+def joint_cost_of_points(sweep_points: Sequence[Point], folder: Path) -> Row:
     """Return the joint privacy cost of all runs in a sweep's folder.
 
     A reader who chooses among the runs has looked at all of them. The cost is that of
@@ -303,17 +303,17 @@ def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:
     them, and the sentence says so.
 
     Args:
-        found: the points of a complete sweep.
+        sweep_points: the points of a complete sweep.
         folder: parent of the run folders.
 
     Returns:
         A row with the number of runs, epsilon (None if nothing is guaranteed), delta, and a sentence about them.
     """
-    names = [point.experiment.name for point in found]
+    names = [point.experiment.name for point in sweep_points]
     others = _others(names, folder)
     folders = [*(folder / name for name in names), *others]
-    delta = min(point.experiment.privacy.delta for point in found)
-    accountant, epsilon = found[0].experiment.privacy.accountant, None
+    delta = min(point.experiment.privacy.delta for point in sweep_points)
+    accountant, epsilon = sweep_points[0].experiment.privacy.accountant, None
     try:
         spent = joint_cost(folders, delta, accountant)
     except FedveilError as error:
@@ -324,7 +324,7 @@ def joint_cost_of_points(found: Sequence[Point], folder: Path) -> Row:
             cost = f"{spent.promise}, against whoever reads all that they released and chooses among it"
     earlier = f" ({len(others)} of them from earlier sweeps into {folder})" if others else ""
     told = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
-    if any(point.experiment.evaluation is None for point in found) or any(map(_shows_metrics, others)):
+    if any(point.experiment.evaluation is None for point in sweep_points) or any(map(_shows_metrics, others)):
         told += (
             ". Metrics on test records are exact and covered by no epsilon: choosing by them is covered only where the "
             "test records are public"

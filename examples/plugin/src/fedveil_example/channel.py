@@ -50,8 +50,8 @@ class Coarse(Channel):
         """Return the noise and the rounding, in words."""
         return (*self.shares.mechanisms(sensitivity), f"messages are rounded to {self.digits} binary digits")
 
-    def send(self, total: np.ndarray, at: Sender) -> EncodedMessage:
+    def send(self, total: np.ndarray, sender: Sender) -> EncodedMessage:
         """Return the sum with its share of the noise, rounded."""
-        mantissa, exponent = np.frexp(self.shares.send(total, at).numbers)
+        mantissa, exponent = np.frexp(self.shares.send(total, sender).numbers)
         rounded = np.rint(np.ldexp(mantissa, self.digits))
         return EncodedMessage(values=np.ldexp(rounded, exponent - self.digits))

@@ -23,6 +23,6 @@ class Witnessed(ProtectionStage):
         """Return the messages of a round, and who reads each: nothing is hidden from the server."""
         return (*plain_round(method), Sent(PlaintextVector, Role.SERVER))
 
-    def make_protocol_spec(self, method: Any, public: Any, own: Any, rounds: int) -> PlaintextSums:
+    def make_protocol_spec(self, method: Any, public: Any, known_groups: Any, rounds: int) -> PlaintextSums:
         """Return what the parties agree on: the protocol, what silos put into a round of it, and what comes of that."""
         return PlaintextSums(clients=public.n_silos, length=public.length)

@@ -185,14 +185,14 @@ class RecordedRun:
         """Return whether the run belongs to a federation."""
         return bool({STATE, ROUNDS, AGREED} & self._files.keys())
 
-    def check_signatures(self, charter: Path | None, *, whole: bool) -> Sequence[Check]:
+    def check_signatures(self, charter: Path | None, *, has_all_files: bool) -> Sequence[Check]:
         """Check all signatures of the run.
 
         A run in one process has no signatures; with a charter, its check fails.
 
         Args:
             charter: charter of the federation; None: the founder's signature is not checked.
-            whole: whether all files of the run are present.
+            has_all_files: whether all files of the run are present.
         """
         if not self.is_federated:
             sealed = charter is not None
@@ -201,13 +201,17 @@ class RecordedRun:
         found = [
             run_check("membership", lambda: self._memberships(charter)),
             run_check("rounds", self._rounds),
-            run_check("end", lambda: self._end(whole)),
+            run_check("end", lambda: self._end(has_all_files)),
         ]
         if SCHEMA in self._files and PREPROCESSED not in self._files:
             found.append(run_check("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
         record = [self._record_line(line.data) for line in self._lines]
         if any(one.part for one in record) or self._files.keys() & FILES:
-            found.append(run_check("releases", lambda: check_releases(self._files, record, whole=whole)))
+            found.append(
+                run_check(
+                    "releases", lambda: check_releases(self._files, record, has_all_files=has_all_files)
+                )
+            )
         return found
 
     def _record_line(self, data: Mapping[str, Any]) -> RecordLine:
@@ -326,7 +330,7 @@ class RecordedRun:
             content = round_attestation(run, terms, (data["part"], data["round"]), asked, known, head)
             _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
 
-    def _end(self, whole: bool) -> str:
+    def _end(self, has_all_files: bool) -> str:
         """Check the signed end of the run: record, statement, files and tensors, and the silos' signatures."""
         if AGREED not in self._files:
             raise Unchecked("no silo has signed a statement: the run has not ended, and can be resumed")
@@ -351,7 +355,7 @@ class RecordedRun:
                 )
             if hashlib.sha256(self._file(STATEMENT)).hexdigest() != data["statement"]:
                 raise IntegrityError(f"{STATEMENT}: not the statement that was signed")
-            files = self._contents(data["contents"]) if whole else frozenset[str]()
+            files = self._contents(data["contents"]) if has_all_files else frozenset[str]()
             self._same_tensors(data["tensors"])
             closing = Finalize(
                 round=data["round"],
@@ -371,8 +375,8 @@ class RecordedRun:
         missing = [name for number, name in enumerate(membership.silos) if number not in signed]
         words = f"statement{' and model' if data['tensors'] else ''} signed by the coordinator"
         # Files written after the signature (reports, audits) are named in the result, because nobody signed them.
-        others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if whole else []
-        if whole:
+        others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if has_all_files else []
+        if has_all_files:
             words += f", with {len(files)} files"
         if missing:
             raise Unchecked(
@@ -544,7 +548,7 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         found.extend(epsilons(run))
         if not run.is_federated:  # between institutions the signed rounds name their charges
             found.append(run_check("charges", run.released))
-        found.extend(run.check_signatures(charter, whole=True))
+        found.extend(run.check_signatures(charter, has_all_files=True))
         if EXPERIMENT in files:
             found.append(run_check("model", run.model))
         found.extend(run_check(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]

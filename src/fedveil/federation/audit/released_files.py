@@ -70,13 +70,13 @@ class RecordLine:
     experiment: str
 
 
-def check_releases(files: Mapping[str, bytes], record: Sequence[RecordLine], *, whole: bool) -> str:
+def check_releases(files: Mapping[str, bytes], record: Sequence[RecordLine], *, has_all_files: bool) -> str:
     """Check a run's release files against its record; return a sentence that names who signed the numbers.
 
     Args:
         files: files of the run, by name.
         record: lines of the record.
-        whole: whether the caller has all files of the run; if not, missing numbers are no error.
+        has_all_files: whether the caller has all files of the run; if not, missing numbers are no error.
 
     Raises:
         IntegrityError: the files differ from the record, or a file is damaged.
@@ -96,7 +96,7 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[RecordLine], *, 
             raise IntegrityError(
                 f"{name}: not the numbers of release {sanitize(line.part)} that the record has"
             )
-    if len(digests) > len(released) or (whole and len(digests) < len(released)):
+    if len(digests) > len(released) or (has_all_files and len(digests) < len(released)):
         raise IntegrityError(
             f"there are numbers of {len(digests)} releases, and the record has {len(released)}"
         )

@@ -106,7 +106,7 @@ RoundPlace = tuple[str, int]
 
 
 def round_attestation(
-    run: bytes, terms: bytes, place: RoundPlace, context: bytes, known: bytes, head: bytes
+    run: bytes, terms: bytes, place: RoundPlace, context: bytes, model_and_releases: bytes, head: bytes
 ) -> bytes:
     """Return the bytes that a silo signs at the end of a round.
 
@@ -115,11 +115,11 @@ def round_attestation(
         terms: T, 32 bytes.
         place: name of the part, and number of the round in it.
         context: X, 32 bytes.
-        known: M | R, 64 bytes.
+        model_and_releases: M | R, 64 bytes.
         head: head of the silo's ledger, 32 bytes.
     """
     part, number = place
-    signed = run + terms + struct.pack(">I", number) + context + known + head
+    signed = run + terms + struct.pack(">I", number) + context + model_and_releases + head
     return b"fedveil/3/attested" + signed + part.encode()
 
 
@@ -178,13 +178,13 @@ class _RoundSignatures:
     Attributes:
         place: the round.
         context: X.
-        known: M | R.
+        model_and_releases: M | R.
         silos: number, ledger head and signature of each silo.
     """
 
     place: RoundPlace
     context: bytes
-    known: bytes
+    model_and_releases: bytes
     silos: tuple[dict[str, Any], ...]
 
 
@@ -262,7 +262,9 @@ class RunRecord:
                 silo, round_attestation(self.run, self._terms, place, context, known, head), signature
             )
             silos.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
-        self._pending = _RoundSignatures(place=place, context=context, known=known, silos=tuple(silos))
+        self._pending = _RoundSignatures(
+            place=place, context=context, model_and_releases=known, silos=tuple(silos)
+        )
 
     def add(self, after: bytes, ledger: str) -> None:
         """Append the line of a round that is about to be released, durably.
@@ -276,7 +278,7 @@ class RunRecord:
         assert pending is not None, "the silos sign a round before its line is added"
         self._pending = None
         part, number = pending.place
-        model, released = pending.known[:32], pending.known[32:]
+        model, released = pending.model_and_releases[:32], pending.model_and_releases[32:]
         line = {
             "schema_version": 1,
             "run": self.run.hex(),

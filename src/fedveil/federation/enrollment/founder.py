@@ -389,7 +389,7 @@ def _revoked(folder: Path) -> tuple[Revoked, ...]:
         )
 
 
-def _keep_revoked(folder: Path, one: Revoked) -> None:
+def _keep_revoked(folder: Path, revoked: Revoked) -> None:
     """Add a key to those that every later membership lists as revoked."""
     document = [
         {
@@ -398,7 +398,7 @@ def _keep_revoked(folder: Path, one: Revoked) -> None:
             "reason": each.reason,
             "transport": each.transport,
         }
-        for each in (*(each for each in _revoked(folder) if each.identity != one.identity), one)
+        for each in (*(each for each in _revoked(folder) if each.identity != revoked.identity), revoked)
     ]
     replace_file(folder / _REVOKED, json.dumps(document, indent=1).encode())
 

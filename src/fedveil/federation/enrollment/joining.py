@@ -347,8 +347,8 @@ def _server_key(folder: Path) -> Path:
     return folder / CoordinatorSettings.read(folder / COORDINATOR_SETTINGS).link / SERVER
 
 
-def _check_own(sealed: Path, own: bool) -> None:
-    if not own:
+def _check_own(sealed: Path, is_own: bool) -> None:
+    if not is_own:
         raise IntegrityError(f"{sealed}: it does not have this party's keys")
 
 

@@ -192,16 +192,16 @@ def _bridge_modules(folder: Path, system: str) -> dict[Path, str]:
     return {folder / "__init__.py": ""} | modules
 
 
-def _write_new(made: Mapping[Path, str]) -> tuple[Path, ...]:
+def _write_new(texts: Mapping[Path, str]) -> tuple[Path, ...]:
     """Write files, none of which may exist."""
-    for path in made:
+    for path in texts:
         if path.exists():
             raise ConfigError(f"{path}: exists already; it is yours to change, and is not overwritten")
-    for path, text in made.items():
+    for path, text in texts.items():
         with writing(path, ConfigError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    return tuple(made)
+    return tuple(texts)
 
 
 def _locked(packages: Path) -> str:

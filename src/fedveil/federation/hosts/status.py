@@ -91,7 +91,7 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
     if path.exists():
         stamp = path.stat()
         written = stamp.st_ino, stamp.st_size, stamp.st_mtime_ns
-        head, spent = _spent(path, written, policy.accountant, policy.delta)
+        head, spent = _read_spent(path, written, policy.accountant, policy.delta)
         found |= {
             "ledger_head": head,
             "spent_epsilon": spent if spent < float("inf") else None,
@@ -101,10 +101,10 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _spent(path: Path, written: tuple[int, ...], accountant: str, delta: float) -> tuple[str, float]:
+def _read_spent(path: Path, file_state: tuple[int, ...], accountant: str, delta: float) -> tuple[str, float]:
     """Return the head and the epsilon of a ledger: read once until it is written again, however often it is asked."""
-    charged = all_of(entry.event for entry in read_entries(path))
-    return read_head(path).digest, make_accountant(accountant).epsilon(charged, delta)
+    event = all_of(entry.event for entry in read_entries(path))
+    return read_head(path).digest, make_accountant(accountant).epsilon(event, delta)
 
 
 # --- connections: state, time and cause, as shown by ``health``, ``status`` and the metrics ---

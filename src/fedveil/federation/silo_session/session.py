@@ -175,7 +175,7 @@ class SiloSession:
         self._least = self._agreement.quorum
         least = self._least if self._agreement.repeatable else place.least
         self.client = self._agreement.client(
-            replace(place, least=least, persist=self._keep, privacy=plan.privacy)
+            replace(place, least=least, persist=self._persist_input, privacy=plan.privacy)
         )
         self.client.bind(self._context)
         self.talk = Conversation(Grammar.from_plan(plan, self._agreement.exchanges(place.number)))
@@ -243,7 +243,7 @@ class SiloSession:
         places = books.charged_places()
         times = Counter(set(places) if agreement.repeatable else places)
         self.work.check_statement(
-            closing, SiloCharges(times=times, whole=agreement.quorum == agreement.clients)
+            closing, SiloCharges(times=times, needs_all_silos=agreement.quorum == agreement.clients)
         )
         # The note is durable before the signature exists: a crash in between cannot lead to contributions after a
         # signed end.
@@ -311,11 +311,11 @@ class SiloSession:
         self._task = None
         round_id = RoundId(run=self._run, round=task.round, attempt=0)
         self.client.check_round(round_id)
-        given = self._given(task)
+        given = self._round_input(task)
         self.instructions, self._ended = RoundInstructions(), False
         return [ProtocolMessage(message=message) for message in self.client.contribute(round_id, given)]
 
-    def _given(self, task: RoundTask) -> Any:
+    def _round_input(self, task: RoundTask) -> Any:
         """Return the silo's input to a round: the persisted one, or a new one that is charged first.
 
         A round that was charged without a persisted input (a crash between the two) is charged again: new noise
@@ -334,8 +334,11 @@ class SiloSession:
             raise RefusalError(Code.RUN_OVER)
         # The request digest decides whether a repeat is the same request: T', the task, and the instructions (model,
         # sample).
-        asked = self._terms + task.encode() + self.instructions.encode()
-        request, binding = hashlib.sha256(asked).digest(), hashlib.sha256(self.client.binding).digest()
+        request_bytes = self._terms + task.encode() + self.instructions.encode()
+        request, binding = (
+            hashlib.sha256(request_bytes).digest(),
+            hashlib.sha256(self.client.binding).digest(),
+        )
         last = books.last()
         if last is not None and last.refused:
             raise RefusalError(Code.OTHER_SUM, last.round)
@@ -352,29 +355,29 @@ class SiloSession:
         with reading("what this silo kept of its last round", RunFolderError):
             before = self.work.state_after(last)
         start = self.instructions.start(plan, task.round, before.get(MODEL))
-        drawn = self.instructions.sampled_users(plan, self._place.number)
-        again = charged.count(task.round)
+        sampled_users = self.instructions.sampled_users(plan, self._place.number)
+        repetitions = charged.count(task.round)
         # Order for a crash: charge, then persist the input (_keep), then send. A crash costs a charge, never an
         # uncharged input.
         books.ledger.ledger.charge(
             run=books.name,
             round=task.round,
-            attempt=again,
-            event=self.work.event(task.round, again=again > 0),
+            attempt=repetitions,
+            event=self.work.event(task.round, again=repetitions > 0),
             budget=books.budget,
             origin=books.origin,
         )
-        kept = {**before, **start.tensors()} if before else {}
+        tensors = {**before, **start.tensors()} if before else {}
         self._record = RoundRecord(
-            round=task.round, request=request, binding=binding, head=books.ledger.head, before=kept
+            round=task.round, request=request, binding=binding, head=books.ledger.head, before=tensors
         )
-        workload = self.work.workload(task.round, start, drawn, before)
-        workload.begin(0 if repeatable else again)
+        workload = self.work.workload(task.round, start, sampled_users, before)
+        workload.begin(0 if repeatable else repetitions)
         return workload.client_input(self._place.number)
 
-    def _keep(self, given: Any) -> None:
+    def _persist_input(self, client_input: Any) -> None:
         """Persist the silo's input to the round, and its mark, before any of it leaves."""
-        content = self._agreement.pack(given)
+        content = self._agreement.pack(client_input)
         assert self._record is not None
         if content != self._record.given:
             self._record = replace(self._record, given=content)
@@ -430,14 +433,14 @@ class SiloSession:
         return RefusalError(Code.OTHER_SUM, self._record.round, detail=reason)
 
 
-def _check_state(charged: list[int], done: int, repeatable: bool) -> None:
+def _check_state(charged_rounds: list[int], done: int, repeatable: bool) -> None:
     """Refuse to continue if the ledger and the records of a run disagree about its past.
 
     Args:
-        charged: charged rounds of the part, with repetitions.
+        charged_rounds: charged rounds of the part, with repetitions.
         done: last round with a persisted input; 0 if none.
         repeatable: whether a repeated round is the same release.
     """
-    known = set(range(1, done + 1)) if repeatable else {done} - {0}
-    if not known <= set(charged) or (repeatable and set(charged) - set(range(1, done + 2))):
+    required = set(range(1, done + 1)) if repeatable else {done} - {0}
+    if not required <= set(charged_rounds) or (repeatable and set(charged_rounds) - set(range(1, done + 2))):
         raise RefusalError(Code.REPLACED)

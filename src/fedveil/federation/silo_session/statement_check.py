@@ -57,11 +57,11 @@ class SiloCharges:
 
     Attributes:
         times: least number of the coordinator's charges, by round over all parts.
-        whole: whether every round needs every silo.
+        needs_all_silos: whether every round needs every silo.
     """
 
     times: Counter[RoundPlace]
-    whole: bool
+    needs_all_silos: bool
 
     def rounds_of(self, part: str) -> Counter[int]:
         """Return the least charges of one part, by number of the round."""
@@ -77,7 +77,7 @@ class SiloCharges:
         found = {name: self.rounds_of(name) for name, _ in self.times if name}
         if any(name not in releases or times != Counter([1]) for name, times in found.items()):
             raise StatementMismatchError
-        if self.whole and len(found) < len(releases):
+        if self.needs_all_silos and len(found) < len(releases):
             raise StatementMismatchError
 
 
@@ -92,9 +92,9 @@ def _refusing(check: Callable[_Checked, None]) -> Callable[_Checked, None]:
     """Turn every failure of a check into one refusal code, so that no reason leaves the silo."""
 
     @wraps(check)
-    def checked(*given: _Checked.args, **named: _Checked.kwargs) -> None:
+    def checked(*args: _Checked.args, **kwargs: _Checked.kwargs) -> None:
         try:
-            check(*given, **named)
+            check(*args, **kwargs)
         except RefusalError:
             raise
         except (FedveilError, ValueError):
@@ -104,13 +104,13 @@ def _refusing(check: Callable[_Checked, None]) -> Callable[_Checked, None]:
 
 
 @_refusing
-def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> None:
+def check_training(prepared: Prepared, closing: Finalize, silo_charges: SiloCharges) -> None:
     """Check the statement of a run of training, with its side releases, against the terms.
 
     Args:
         prepared: the experiment as the silo holds it.
         closing: the coordinator's message with the statement.
-        own: charges of the run in the silo's ledger.
+        silo_charges: charges of the run in the silo's ledger.
 
     Raises:
         RefusalError: the statement differs.
@@ -119,49 +119,55 @@ def check_training(prepared: Prepared, closing: Finalize, own: SiloCharges) -> N
     if not rounds <= min(charges, number) or charges > MOST_ATTEMPTS * max(number, _LONG):
         raise StatementMismatchError  # before the statement is read or recomputed
     _check_length(closing)
-    own.require([one.name for one in prepared.side_releases])
-    charged = own.rounds_of("")
+    silo_charges.require([release.name for release in prepared.side_releases])
+    own_counts = silo_charges.rounds_of("")
     # least[t] = max(the silo's own charges of round t, 1 for every completed round): the fewest charges of each
     # round.
-    least = charged | Counter(range(1, rounds + 1))
+    least = own_counts | Counter(range(1, rounds + 1))
     # At most one round beyond the completed ones can have begun.
-    if max(charged, default=0) - 1 > rounds or least.total() > charges:
+    if max(own_counts, default=0) - 1 > rounds or least.total() > charges:
         raise StatementMismatchError
     # If every round needs every silo, this silo was charged for each completed one; else at least one charge must
     # exist.
-    if sum(one <= rounds for one in charged) < rounds if own.whole else rounds and not own.times:
-        raise StatementMismatchError
-    stated = _stated(closing)
-    beside = (one.event for one in prepared.side_releases)
-    if not _composed(
-        prepared.guarantee, least, (min(rounds + 1, number), charges), _without(stated.event, beside)
+    if (
+        sum(charged <= rounds for charged in own_counts) < rounds
+        if silo_charges.needs_all_silos
+        else rounds and not silo_charges.times
     ):
         raise StatementMismatchError
-    spent = SpentBudget(charges=charges, beside=prepared.side_releases, event=stated.event)
+    stated = _read_statement(closing)
+    release_events = (release.event for release in prepared.side_releases)
+    if not _consists_of_charges(
+        prepared.guarantee, least, (min(rounds + 1, number), charges), _without(stated.event, release_events)
+    ):
+        raise StatementMismatchError
+    spent = SpentBudget(charges=charges, side_releases=prepared.side_releases, event=stated.event)
     _compare(stated, state(prepared, rounds, spent))
 
 
 @_refusing
-def check_releases(prepared: PreparedReleases, closing: Finalize, own: SiloCharges) -> None:
+def check_releases(prepared: PreparedReleases, closing: Finalize, silo_charges: SiloCharges) -> None:
     """Check the statement of a document's releases, all of them made.
 
     Args:
         prepared: the releases as the silo holds them.
         closing: the coordinator's message with the statement.
-        own: charges of the run in the silo's ledger.
+        silo_charges: charges of the run in the silo's ledger.
 
     Raises:
         RefusalError: the statement differs.
     """
-    if closing.round or closing.charges or not own.times:
+    if closing.round or closing.charges or not silo_charges.times:
         raise StatementMismatchError
     _check_length(closing)
-    own.require([prepared.part(made) for made in range(prepared.count)])
+    silo_charges.require([prepared.part(made) for made in range(prepared.count)])
     once = [1] * prepared.count
-    _compare(_stated(closing), prepared.series.statement(prepared.document.name, once, prepared.notes))
+    _compare(
+        _read_statement(closing), prepared.series.statement(prepared.document.name, once, prepared.notes)
+    )
 
 
-def _stated(closing: Finalize) -> Statement:
+def _read_statement(closing: Finalize) -> Statement:
     return Statement.from_json(parse_json(closing.statement, "the statement", StatementMismatchError))
 
 
@@ -173,14 +179,14 @@ def _check_length(closing: Finalize) -> None:
 
 def _without(event: Event, releases: Iterable[Event]) -> Counter[Event]:
     """Return the atoms of an event minus those of the releases; missing atoms count below 0."""
-    left = Counter(atoms(event))
-    for one in releases:
-        left.subtract(atoms(one))
-    return left
+    remaining = Counter(atoms(event))
+    for release in releases:
+        remaining.subtract(atoms(release))
+    return remaining
 
 
-def _composed(
-    guarantee: Guarantee, least: Counter[int], counts: tuple[int, int], left: Counter[Event]
+def _consists_of_charges(
+    guarantee: Guarantee, least: Counter[int], counts: tuple[int, int], remaining: Counter[Event]
 ) -> bool:
     """Return whether atoms are the least charges of each round plus further charges of begun rounds.
 
@@ -188,7 +194,7 @@ def _composed(
         guarantee: the guarantee of the run.
         least: fewest charges of each round.
         counts: number of begun rounds, and of all charges.
-        left: atoms of the stated event without the releases. Consumed.
+        remaining: atoms of the stated event without the releases. Consumed.
     """
     begun, charges = counts
     rest = charges - least.total()
@@ -203,17 +209,17 @@ def _composed(
     )
     # n charges of a round = the event of its first attempt, and n - 1 events of repeated attempts.
     for number, times in least.items():
-        left.subtract(first[number])
-        left.subtract({atom: (times - 1) * count for atom, count in again[number].items()})
-    if _made_of(left, again, rest):
+        remaining.subtract(first[number])
+        remaining.subtract({atom: (times - 1) * count for atom, count in again[number].items()})
+    if _consists_of(remaining, again, rest):
         return True
     if not rest or not begun or begun in least:
         return False
-    left.subtract(first[begun])  # round charged, but not requested from this silo
-    return _made_of(left, again, rest - 1)
+    remaining.subtract(first[begun])  # round charged, but not requested from this silo
+    return _consists_of(remaining, again, rest - 1)
 
 
-def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
+def _consists_of(remaining: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
     """Return whether atoms can be those of ``number`` of these events.
 
     All events share some atoms (the loss of a grid, a distance), and each has one more at most (its release). So the
@@ -221,27 +227,29 @@ def _made_of(left: Counter[Event], events: Mapping[int, Counter[Event]], number:
     """
     counts = list(events.values()) or [Counter[Event]()]
     shared = reduce(and_, counts)
-    releases = {atom for one in counts for atom in one - shared}
-    rest = Counter(left)
-    rest.subtract({atom: number * count for atom, count in shared.items()})
-    own = max(sum((one - shared).values()) for one in counts)
+    releases = {atom for event in counts for atom in event - shared}
+    others = Counter(remaining)
+    others.subtract({atom: number * count for atom, count in shared.items()})
+    n_own = max(sum((event - shared).values()) for event in counts)
     return (
-        min(rest.values(), default=0) >= 0
-        and {atom for atom, times in rest.items() if times} <= releases
-        and rest.total() == number * own
+        min(others.values(), default=0) >= 0
+        and {atom for atom, times in others.items() if times} <= releases
+        and others.total() == number * n_own
     )
 
 
-def _compare(stated: Statement, own: Statement) -> None:
-    """Check that a statement has the text of the silo's own, and no figure below the silo's own.
+def _compare(claimed: Statement, computed: Statement) -> None:
+    """Check that the coordinator's statement has the text of the silo's own, and no figure below the silo's own.
 
     Raises:
         StatementMismatchError: it does not.
     """
-    if _without_figures(stated) != _without_figures(own):
+    if _without_figures(claimed) != _without_figures(computed):
         raise StatementMismatchError
     # Larger figures are accepted: they promise less. _SLACK covers rounding differences between machines.
-    if not all(_at_least(one, other) for one, other in zip(_figures(stated), _figures(own), strict=True)):
+    if not all(
+        _at_least(figure, bound) for figure, bound in zip(_figures(claimed), _figures(computed), strict=True)
+    ):
         raise StatementMismatchError
 
 
@@ -250,8 +258,8 @@ def _without_figures(statement: Statement) -> Statement:
         statement,
         epsilon=None if statement.epsilon is None else 0.0,
         epsilons=tuple((name, None if value is None else 0.0) for name, value in statement.epsilons),
-        trust=tuple(replace(one, epsilon=None if one.epsilon is None else 0.0) for one in statement.trust),
-        as_published=tuple(replace(one, value=None) for one in statement.as_published),
+        trust=tuple(replace(item, epsilon=None if item.epsilon is None else 0.0) for item in statement.trust),
+        as_published=tuple(replace(item, value=None) for item in statement.as_published),
     )
 
 
@@ -259,8 +267,8 @@ def _figures(statement: Statement) -> list[float | None]:
     return [
         statement.epsilon,
         *(value for _, value in statement.epsilons),
-        *(one.epsilon for one in statement.trust),
-        *(one.value for one in statement.as_published),
+        *(item.epsilon for item in statement.trust),
+        *(item.value for item in statement.as_published),
     ]
 
 

@@ -73,12 +73,12 @@ class SiloTask(ABC):
 
     Attributes:
         plan: plan of the session.
-        whole: event of the whole run in the silo's ledger.
+        whole_run: event of the whole run in the silo's ledger.
         rounds: number of charges in ``whole``.
     """
 
     plan: SessionPlan
-    whole: Event
+    whole_run: Event
     rounds: int
 
     @abstractmethod
@@ -98,7 +98,7 @@ class SiloTask(ABC):
         self,
         number: int,
         start: RoundStartState,
-        drawn: Bool[np.ndarray, " users"] | None,
+        sampled_users: Bool[np.ndarray, " users"] | None,
         before: Tensors,
     ) -> ChannelInputs:
         """Return the silo's inputs to a round that has been charged, in the form of the protocol.
@@ -106,7 +106,7 @@ class SiloTask(ABC):
         Args:
             number: number of the round, from 1.
             start: state at the start of the round.
-            drawn: (|U|,) the sampled users; None: all users, or the sample is unknown.
+            sampled_users: (|U|,) the sampled users; None: all users, or the sample is unknown.
             before: result of :meth:`state_after`.
         """
 
@@ -119,12 +119,12 @@ class SiloTask(ABC):
         raise RefusalError(Code.SHAPE)
 
     @abstractmethod
-    def check_statement(self, closing: Finalize, own: SiloCharges) -> None:
+    def check_statement(self, closing: Finalize, silo_charges: SiloCharges) -> None:
         """Check that the statement of a run that ends in this session is the one that its terms give.
 
         Args:
             closing: the coordinator's message with the statement.
-            own: charges of the run in the silo's ledger.
+            silo_charges: charges of the run in the silo's ledger.
 
         Raises:
             RefusalError: the statement differs.
@@ -203,42 +203,42 @@ class SiloReleaseTask(SiloTask):
 
     Attributes:
         plan: plan of the session.
-        whole: event of the whole run in the silo's ledger.
+        whole_run: event of the whole run in the silo's ledger.
         rounds: number of charges in ``whole``.
         release: the release.
-        charged: the event charged to the silo's ledger.
+        charged_event: the event charged to the silo's ledger.
         records: function that returns the columns of the step from the silo's records, given the received model.
         states: statement check of the run, as :meth:`SiloTask.check_statement`.
         seconds: time limit for counting the records.
     """
 
     plan: SessionPlan
-    whole: Event
+    whole_run: Event
     rounds: int
     release: Release
-    charged: Event
+    charged_event: Event
     records: Callable[[Float32[np.ndarray, " d"]], ColumnTable]
     states: Callable[[Finalize, SiloCharges], None]
     seconds: float
 
     def event(self, number: int, *, again: bool) -> Event:
         """Return the event of the release."""
-        return self.charged
+        return self.charged_event
 
     def workload(
         self,
         number: int,
         start: RoundStartState,
-        drawn: Bool[np.ndarray, " users"] | None,
+        sampled_users: Bool[np.ndarray, " users"] | None,
         before: Tensors,
     ) -> ReleaseInputs:
         """Return the inputs of the silo's sum, or of its users' vectors under private weighting."""
         records, deadline = self.records(start.model), Deadline(self.seconds)
         return ReleaseInputs(self.release, records, self.plan.privacy, deadline)
 
-    def check_statement(self, closing: Finalize, own: SiloCharges) -> None:
+    def check_statement(self, closing: Finalize, silo_charges: SiloCharges) -> None:
         """Check the run's statement against its terms and the silo's charges."""
-        self.states(closing, own)
+        self.states(closing, silo_charges)
 
 
 def make_release_task(
@@ -269,10 +269,10 @@ def make_release_task(
     own = table.columns(release.step.columns)
     return SiloReleaseTask(
         plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),
-        whole=ComposedEvent(events=tuple(events)),
+        whole_run=ComposedEvent(events=tuple(events)),
         rounds=prepared.count,
         release=release,
-        charged=events[len(made)],
+        charged_event=events[len(made)],
         records=lambda _: own,
         states=partial(check_releases, prepared),
         seconds=policy.round_seconds,
@@ -368,8 +368,8 @@ class SiloTrainingTask(SiloTask):
         prepared: the experiment as the silo holds it.
         event: event of one round in the silo's ledger.
         seconds: time limit of a round's training.
-        phase: the part of the run; None: the run is training without releases.
-        whole: event and number of charges of the whole run; None: those of this training.
+        part: the part of the run; None: the run is training without releases.
+        whole_run: event and number of charges of the whole run; None: those of this training.
     """
 
     def __init__(
@@ -377,12 +377,12 @@ class SiloTrainingTask(SiloTask):
         prepared: Prepared,
         event: Event,
         seconds: float,
-        phase: RunPart | None = None,
+        part: RunPart | None = None,
         *,
-        whole: tuple[Event, int] | None = None,
+        whole_run: tuple[Event, int] | None = None,
     ) -> None:
         self.prepared, self._seconds = prepared, seconds
-        self.plan = training_plan(prepared, phase)
+        self.plan = training_plan(prepared, part)
         self._event = event
         self._promised: Float64[Tensor, " m"] | None = None
         if not shows_counts(prepared.method):
@@ -390,7 +390,9 @@ class SiloTrainingTask(SiloTask):
                 prepared.method, prepared.setting.cohort.groups, prepared.population
             )
         rounds = prepared.experiment.rounds
-        self.whole, self.rounds = (training_event(prepared, event), rounds) if whole is None else whole
+        self.whole_run, self.rounds = (
+            (training_event(prepared, event), rounds) if whole_run is None else whole_run
+        )
         self._past = SumHistory()
 
     def event(self, number: int, *, again: bool) -> Event:
@@ -408,7 +410,7 @@ class SiloTrainingTask(SiloTask):
         self,
         number: int,
         start: RoundStartState,
-        drawn: Bool[np.ndarray, " users"] | None,
+        sampled_users: Bool[np.ndarray, " users"] | None,
         before: Tensors,
     ) -> RoundInputs:
         """Return the inputs of the silo to a round: training, and its message or contributions.
@@ -419,7 +421,9 @@ class SiloTrainingTask(SiloTask):
         # _past holds the sums of rounds trained in this session; if empty, up to `memory` earlier rounds are trained
         # again.
         rounds = 1 if self._past else min(number, 1 + memory_of(self.prepared.method.channel))
-        context = SiloRoundContext.from_instructions(self.prepared, number, start, drawn, self.plan.privacy)
+        context = SiloRoundContext.from_instructions(
+            self.prepared, number, start, sampled_users, self.plan.privacy
+        )
         context = replace(
             context, state=_state(before), past=self._past, progress=Deadline(rounds * self._seconds)
         )
@@ -446,17 +450,17 @@ class SiloTrainingTask(SiloTask):
             raise RefusalError(Code.USERS, len(totals), users)
         groups = prepared.setting.cohort.groups
         scores = prepared.method.weights.scores(groups.size, silos)
-        held = totals[groups.user]
+        user_totals = totals[groups.user]
         # A total below the silo's own score is false: the weight would exceed 1, and the contribution its bound.
-        if (held < scores).any():
+        if (user_totals < scores).any():
             raise OwnRecordsError("a user has fewer records over all silos than in this one")
-        self._promised = torch.from_numpy(scores / held)
+        self._promised = torch.from_numpy(scores / user_totals)
         setting = replace(prepared.setting, weights=self._promised.clone())
         self.prepared = replace(prepared, setting=setting)
 
-    def check_statement(self, closing: Finalize, own: SiloCharges) -> None:
+    def check_statement(self, closing: Finalize, silo_charges: SiloCharges) -> None:
         """Check the run's statement against its terms and the silo's charges."""
-        check_training(self.prepared, closing, own)
+        check_training(self.prepared, closing, silo_charges)
 
     def state_after(self, last: RoundRecord | None) -> Tensors:
         """Return the state that the silo must carry into the next round.
@@ -522,7 +526,7 @@ class SiloTrainingTask(SiloTask):
         context = prepared.round_context(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.protocol_spec.decode_sum(result)
-        made, state = next_model(context, total, n_silos=silos, summed=silos, drawn=self.plan.n_users)
+        made, state = next_model(context, total, n_silos=silos, summed=silos, n_sampled=self.plan.n_users)
         return _kept(made, state), prepared.task.state(released_model(prepared.method, made, state))
 
 
@@ -535,11 +539,11 @@ def _named(state: State) -> Tensors:
     return {_STATE + name: value.cpu().numpy() for name, value in state.items()}
 
 
-def _state(kept: Tensors) -> State:
+def _state(tensors: Tensors) -> State:
     """Return the optimiser's state in persisted tensors."""
     return {
         name.removeprefix(_STATE): torch.from_numpy(value.copy())
-        for name, value in kept.items()
+        for name, value in tensors.items()
         if name.startswith(_STATE)
     }
 
@@ -597,7 +601,7 @@ class SiloTasks:
     def _training(self, part: RunPart) -> SiloTrainingTask:
         prepared, policy = self._prepared, self._policy
         event = policy.event(prepared.guarantee)
-        return SiloTrainingTask(prepared, event, policy.round_seconds, part, whole=self._whole())
+        return SiloTrainingTask(prepared, event, policy.round_seconds, part, whole_run=self._whole_run())
 
     def _refinement(self, planned: Preprocessing, sums: NoisySums, part: RunPart) -> SiloReleaseTask:
         """Return the task of the next preprocessing release, over the training records."""
@@ -615,7 +619,7 @@ class SiloTasks:
 
     def _evaluation(self, evaluation: Evaluation, sums: NoisySums, part: RunPart) -> SiloReleaseTask:
         """Return the task of the next evaluation release, over the held-out records and the received model."""
-        prepared, metrics = self._prepared, evaluation.asked
+        prepared, metrics = self._prepared, evaluation.request
         columns, held_out_rows = self._table.columns(groups_of(metrics)), prepared.population.test_rows
         assert held_out_rows is not None, "records are held out where metrics are released"
 
@@ -643,23 +647,25 @@ class SiloTasks:
         policy.check_release(release.step.length, release.std())
         whose, read = records
         dimension = prepared.task.dimension if release.of_model else 0
-        whole, rounds = self._whole()
+        whole, rounds = self._whole_run()
         source = prepared.experiment.privacy.randomness()
         return SiloReleaseTask(
             plan=release_plan(release, whose.pairs(), source, phase, dimension),
-            whole=whole,
+            whole_run=whole,
             rounds=rounds,
             release=release,
-            charged=release.with_grid(policy.event(release.guarantee)),
+            charged_event=release.with_grid(policy.event(release.guarantee)),
             records=read,
             states=partial(check_training, prepared),
             seconds=policy.round_seconds,
         )
 
-    def _whole(self) -> tuple[Event, int]:
+    def _whole_run(self) -> tuple[Event, int]:
         """Return the event of the whole run in the silo's ledger, and its number of charges."""
         prepared, policy = self._prepared, self._policy
         training = training_event(prepared, policy.event(prepared.guarantee))
-        beside = (one.with_grid(policy.event(one.guarantee)) for one in prepared.side_releases)
+        release_events = (
+            release.with_grid(policy.event(release.guarantee)) for release in prepared.side_releases
+        )
         rounds = prepared.experiment.rounds + len(prepared.side_releases)
-        return ComposedEvent(events=(training, *beside)), rounds
+        return ComposedEvent(events=(training, *release_events)), rounds

@@ -69,39 +69,39 @@ class Choice:
         """Return the value of a key; None if the member has no such key."""
         return self.keys.get(key)
 
-    def needs(self, what: str, *, without_default: bool = False) -> bool:
+    def needs(self, key_name: str, *, without_default: bool = False) -> bool:
         """Return whether composition fills in a key of the member, such as ``local``.
 
         Args:
-            what: the key.
+            key_name: the key.
             without_default: count only a key without a default.
         """
         return any(
-            key.name == what and key.filled and not (without_default and key.default is not REQUIRED)
+            key.name == key_name and key.filled and not (without_default and key.default is not REQUIRED)
             for key in keys_of(self._member)
         )
 
-    def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
+    def build(self, filled: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
         """Build the stage, or call the builder.
 
         Args:
-            given: values that composition can fill in, by name; the member receives those that it declares.
+            filled: values that composition can fill in, by name; the member receives those that it declares.
             instead: numbers that replace keys whose value is a word.
 
         Raises:
             ConfigError: the member needs a value that composition does not have.
             FedveilError: the member refuses its keys.
         """
-        member, wanted = self._member, dict[str, Any]()
+        member, arguments = self._member, dict[str, Any]()
         for key in keys_of(member):
-            if key.filled and key.name in given:
-                wanted[key.name] = given[key.name]
+            if key.filled and key.name in filled:
+                arguments[key.name] = filled[key.name]
             elif key.filled and key.default is REQUIRED:
                 raise ConfigError(
                     f"{KINDS[self.kind]} '{self.name}' needs '{key.name}', which is no key of its own but filled in; "
-                    f"filled in here: {', '.join(sorted(given)) or 'nothing'}"
+                    f"filled in here: {', '.join(sorted(filled)) or 'nothing'}"
                 )
-        return member(**{**self.keys, **instead, **wanted})
+        return member(**{**self.keys, **instead, **arguments})
 
     def document(self) -> dict[str, Any]:
         """Return the section as a document writes it, including defaults and without keys that are None."""
@@ -123,34 +123,34 @@ class ChoiceField:
         both = Annotated[Any, PlainValidator(self.read), PlainSerializer(Choice.document)]
         return handler.generate_schema(both)
 
-    def read(self, given: Any) -> Choice:
+    def read(self, value: Any) -> Choice:
         """Return the choice of a table.
 
         Raises:
             WrongSectionError: each problem with its key.
         """
-        if isinstance(given, Choice):
-            return given
-        if not isinstance(given, dict):
+        if isinstance(value, Choice):
+            return value
+        if not isinstance(value, dict):
             example = next((one.name for one in members(self.kind)), "...")
             raise section_error(
-                f"must be a table with a name, for instance {{ name = '{example}' }}, not {sanitize(repr(given))}"
+                f"must be a table with a name, for instance {{ name = '{example}' }}, not {sanitize(repr(value))}"
             )
-        if not isinstance(given.get(_NAME), str):
-            raise self._nameless(given)
+        if not isinstance(value.get(_NAME), str):
+            raise self._nameless(value)
         try:
-            section = section_of(self.kind, given[_NAME])
+            section = section_of(self.kind, value[_NAME])
         except ConfigError as error:
             raise section_error(str(error), (_NAME,)) from None
         try:
-            keys = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
+            keys = dict(section.model_validate({key: value[key] for key in value if key != _NAME}))
         except ValidationError as error:
-            own = own_keys(_loaded(self.kind, given[_NAME]))
+            own = own_keys(_loaded(self.kind, value[_NAME]))
             problems = [
-                _with_example(self._told(one, section), own) for one in error.errors(include_url=False)
+                _with_example(self._explain(one, section), own) for one in error.errors(include_url=False)
             ]
             raise WrongSectionError(problems, section) from None
-        choice = Choice(kind=self.kind, name=given[_NAME], keys=keys)
+        choice = Choice(kind=self.kind, name=value[_NAME], keys=keys)
         _try(choice)
         return choice
 
@@ -164,20 +164,22 @@ class ChoiceField:
                 continue  # the list of members says why it cannot be loaded
         return sorted(found)
 
-    def _nameless(self, given: Mapping[str, Any]) -> WrongSectionError:
+    def _nameless(self, table: Mapping[str, Any]) -> WrongSectionError:
         """Return the problems of a table without a name, including keys that no built-in member has.
 
         The code of third-party packages is not loaded for an error, so the keys of their members are unknown.
         """
-        own = sorted({_NAME}.union(*(section_of(self.kind, name).model_fields for name in names(self.kind))))
+        own_names = sorted(
+            {_NAME}.union(*(section_of(self.kind, name).model_fields for name in names(self.kind)))
+        )
         problems: list[dict[str, Any]] = [{"type": "missing", "loc": (_NAME,), "input": None}]
-        for key in map(str, given):
-            if key not in own:
-                told = f"no such key in any {KINDS[self.kind]} of {PACKAGE}{did_you_mean(key, own)}"
-                problems.append({"type": "value_error", "loc": (key,), "msg": told, "input": None})
+        for key in map(str, table):
+            if key not in own_names:
+                message = f"no such key in any {KINDS[self.kind]} of {PACKAGE}{did_you_mean(key, own_names)}"
+                problems.append({"type": "value_error", "loc": (key,), "msg": message, "input": None})
         return WrongSectionError(problems, None)
 
-    def _told(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
+    def _explain(self, problem: Any, section: type[BaseModel]) -> dict[str, Any]:
         """Return a problem; for an unknown key, name the built-in members that have it, if few have."""
         if not problem["loc"]:
             return dict(problem)  # the problem concerns several keys and names them
@@ -236,22 +238,22 @@ class StageField:
         both = Annotated[Any, PlainValidator(self.read), PlainSerializer(self.document)]
         return handler.generate_schema(both)
 
-    def read(self, given: Any) -> Any:
+    def read(self, value: Any) -> Any:
         """Return the stage of a table.
 
         Raises:
             WrongSectionError: each problem with its key.
         """
-        if type(given) is self.stage:
-            return given
-        if not isinstance(given, dict):
-            raise section_error(f"must be a table, not {sanitize(repr(given))}")
-        if self.kind and _NAME in given:
-            return self._read_with_member(given)
+        if type(value) is self.stage:
+            return value
+        if not isinstance(value, dict):
+            raise section_error(f"must be a table, not {sanitize(repr(value))}")
+        if self.kind and _NAME in value:
+            return self._read_with_member(value)
         try:
-            return self.stage(**dict(self.section.model_validate(given)))
+            return self.stage(**dict(self.section.model_validate(value)))
         except ValidationError as error:
-            problems = [self._told(one) for one in error.errors(include_url=False)]
+            problems = [self._explain(item) for item in error.errors(include_url=False)]
             raise WrongSectionError(problems, self.section) from None
         except FedveilError as error:
             raise section_error(str(error)) from None
@@ -263,8 +265,8 @@ class StageField:
 
     def document(self, stage: Any) -> dict[str, Any]:
         """Return the section as a document writes it, including defaults and without keys that are None."""
-        own = _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
-        return {**self.member_document(stage), **own}
+        own_values = _written({key.name: getattr(stage, key.name) for key in own_keys(self.stage)})
+        return {**self.member_document(stage), **own_values}
 
     def member_document(self, stage: Any) -> dict[str, Any]:
         """Return the name and the keys of the stage's member; nothing for the default one."""
@@ -276,27 +278,27 @@ class StageField:
         assert choice is not None, "reading a section builds members that are registered"
         return choice.document()
 
-    def _read_with_member(self, given: Mapping[str, Any]) -> Any:
+    def _read_with_member(self, table: Mapping[str, Any]) -> Any:
         """Return the stage of a table that names a member."""
-        name = given[_NAME]
+        name = table[_NAME]
         try:
             if not isinstance(name, str):
                 raise ConfigError(f"must be a name in quotes, not {sanitize(repr(name))}")
             section = self.section_with(name)
         except ConfigError as error:
             raise section_error(str(error), (_NAME,)) from None
-        own = own_keys(_loaded(self.kind, name))
+        member_keys = own_keys(_loaded(self.kind, name))
         try:
-            values = dict(section.model_validate({key: given[key] for key in given if key != _NAME}))
-            keys = {key.name: values.pop(key.name) for key in own}
+            values = dict(section.model_validate({key: table[key] for key in table if key != _NAME}))
+            keys = {key.name: values.pop(key.name) for key in member_keys}
             return self.stage(**values, **{self.slot: Choice(self.kind, name, keys).build()})
         except ValidationError as error:
-            problems = [_with_example(one, own) for one in error.errors(include_url=False)]
+            problems = [_with_example(item, member_keys) for item in error.errors(include_url=False)]
             raise WrongSectionError(problems, section) from None
         except FedveilError as error:
             raise section_error(str(error)) from None
 
-    def _told(self, problem: Any) -> dict[str, Any]:
+    def _explain(self, problem: Any) -> dict[str, Any]:
         """Return a problem; for an unknown key, name the built-in members that have it."""
         if problem["type"] != "extra_forbidden" or not self.kind:
             return dict(problem)
@@ -389,11 +391,11 @@ def _loaded(kind: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _with_example(problem: Any, own: tuple[Key, ...]) -> dict[str, Any]:
+def _with_example(problem: Any, keys: tuple[Key, ...]) -> dict[str, Any]:
     """Return a problem; a missing key gets an assignment that would be right."""
     if problem["type"] != "missing":
         return dict(problem)
-    example = next((key.example for key in own if problem["loc"] == (key.name,)), "")
+    example = next((key.example for key in keys if problem["loc"] == (key.name,)), "")
     return {**problem, "ctx": {"example": example}}
 
 
@@ -411,7 +413,7 @@ def _try(choice: Choice) -> None:
         raise section_error(str(error)) from None
 
 
-def section_error(why: str, path: tuple[str, ...] = ()) -> WrongSectionError:
+def section_error(message: str, path: tuple[str, ...] = ()) -> WrongSectionError:
     """Return the error of a section, or of a key in it."""
-    problem = {"type": "value_error", "loc": path, "msg": why, "input": None}
+    problem = {"type": "value_error", "loc": path, "msg": message, "input": None}
     return WrongSectionError([problem], None)

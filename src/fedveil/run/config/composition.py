@@ -50,13 +50,13 @@ class Composition:
     Attributes:
         experiment: the experiment.
         population: the population of the run.
-        beside: side releases of the run, which are paid from the same epsilon.
+        side_releases: side releases of the run, which are paid from the same epsilon.
         clip: the bound of an update that a release found; None: as declared.
     """
 
     experiment: Experiment
     population: Population
-    beside: tuple[Release, ...] = ()
+    side_releases: tuple[Release, ...] = ()
     clip: float | None = None
 
     def method(self, noise_multiplier: float | None = None) -> Method:
@@ -82,13 +82,13 @@ class Composition:
                 f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
             )
         if experiment.sampler is not None:
-            method = _sampled(method, experiment.sampler, given)
+            method = _with_sampler(method, experiment.sampler, given)
         around = {"method": method, "shares": method.channel, **given}
         # The order matters: a protection is applied to the whole method, with its final channel and server stages.
         method = replace(method, channel=experiment.channel.build(around))
         if isinstance(method.channel, GridShares):
             method = replace(method, channel=method.channel.sized_for_users(population.n_users))
-        method = _served(method, experiment, around)
+        method = _with_server(method, experiment, around)
         protection = experiment.protection.build(around)
         if not answers(protection, "apply_to"):
             raise CompositionError(
@@ -245,7 +245,7 @@ class Composition:
         """
         experiment, method = self.experiment, self.method()
         guarantee = derive(method, public)
-        check_composable(self.beside, guarantee)
+        check_composable(self.side_releases, guarantee)
         refuse_shared(experiment.privacy, guarantee.event_for(_counted(method)))
         others = other_documents(experiment.privacy, guarantee.adjacency)
         budget = Budget(
@@ -257,7 +257,7 @@ class Composition:
             method = self.method(noise_multiplier)
             guarantee, role = derive(method, public), _counted(method)
             rounds = guarantee.after_rounds(guarantee.event_for(role), experiment.rounds)
-            event = compose_with_rounds(rounds, self.beside, role)
+            event = compose_with_rounds(rounds, self.side_releases, role)
             return epsilon_of(ComposedEvent(events=(event, *others)), budget)
 
         return self.method(least_noise(spent, budget))
@@ -277,7 +277,7 @@ class Composition:
         )
 
 
-def _sampled(method: Method, choice: Choice, given: Mapping[str, Any]) -> Method:
+def _with_sampler(method: Method, choice: Choice, filled: Mapping[str, Any]) -> Method:
     """Return the method with the requested sampler.
 
     Raises:
@@ -288,14 +288,14 @@ def _sampled(method: Method, choice: Choice, given: Mapping[str, Any]) -> Method
             f"sampler: {method.name} samples by itself ({type(method.sampler).__name__}); leave its sampling rate at "
             "1 and correlated noise out, or remove [sampler]"
         )
-    sampler = choice.build(given)
+    sampler = choice.build(filled)
     if not answers(sampler, "draw"):
         raise CompositionError(f"sampler '{choice.name}' makes no sampler: {type(sampler).__name__}")
     # A published theorem counts the sampling that its method has, which is everyone's participation here.
     return replace(method, sampler=sampler, closed_form=None)
 
 
-def _served(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
+def _with_server(method: Method, experiment: Experiment, around: Mapping[str, Any]) -> Method:
     """Return the method with the requested denoiser, server step and average.
 
     Raises:

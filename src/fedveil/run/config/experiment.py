@@ -121,9 +121,9 @@ class DataSection(Section):
 
     @field_validator("allocation")
     @classmethod
-    def _usual(cls, given: Allocation | None, there: ValidationInfo) -> Allocation | None:
+    def _without_default(cls, allocation: Allocation | None, info: ValidationInfo) -> Allocation | None:
         """Replace the default allocation by None, so that equal allocations have one form in documents."""
-        return None if given == Allocation() and there.data.get("table") is None else given
+        return None if allocation == Allocation() and info.data.get("table") is None else allocation
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
@@ -283,9 +283,9 @@ class PrivacySection(Section):
 
     @field_validator("allow_large_delta")
     @classmethod
-    def _only_if_allowed(cls, given: bool | None) -> bool | None:
+    def _only_if_allowed(cls, value: bool | None) -> bool | None:
         """Replace false by None, so that equal choices have one form in documents."""
-        return given or None
+        return value or None
 
     @model_validator(mode="after")
     def _of_a_target(self) -> PrivacySection:
@@ -418,14 +418,14 @@ class Experiment(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_recommended(cls, given: Any) -> Any:
+    def _with_recommended(cls, document: Any) -> Any:
         """Add the recommended settings to a document without a method."""
-        if not isinstance(given, Mapping):
-            return given
+        if not isinstance(document, Mapping):
+            return document
         try:
-            return RECOMMENDED.complete(given)
+            return RECOMMENDED.complete(document)
         except ConfigError as error:
-            raise ValueError("; ".join((str(error), *_slips(given)))) from None
+            raise ValueError("; ".join((str(error), *_slips(document)))) from None
 
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:

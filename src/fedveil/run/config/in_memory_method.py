@@ -42,26 +42,26 @@ class ChosenMethod(ChoiceField):
         both = Annotated[Any, PlainValidator(self._read_section), PlainSerializer(Choice.document)]
         return handler.generate_schema(both)
 
-    def _read_section(self, given: Any, there: ValidationInfo) -> Choice:
+    def _read_section(self, value: Any, info: ValidationInfo) -> Choice:
         try:
-            return self.read(given)
+            return self.read(value)
         except WrongSectionError as error:
-            absent = there.data.get("local", ...) is None
-            if not absent or error.section is None or not Choice(self.kind, given[_NAME]).needs("local"):
+            absent = info.data.get("local", ...) is None
+            if not absent or error.section is None or not Choice(self.kind, value[_NAME]).needs("local"):
                 raise
             problem = {
                 "type": "value_error",
                 "loc": (),
-                "msg": explain_missing_local(given[_NAME]),
+                "msg": explain_missing_local(value[_NAME]),
                 "input": None,
             }
             raise WrongSectionError([*error.problems, problem], error.section) from None
 
-    def read(self, given: Any) -> Choice:
+    def read(self, value: Any) -> Choice:
         """Return the choice of a table; for a method composed in Python, its description."""
-        if isinstance(given, dict) and str(given.get(_NAME)).startswith(SESSION):
-            return InMemoryMethod.read(given)
-        return super().read(given)
+        if isinstance(value, dict) and str(value.get(_NAME)).startswith(SESSION):
+            return InMemoryMethod.read(value)
+        return super().read(value)
 
 
 def explain_missing_local(method: str) -> str:
@@ -86,19 +86,21 @@ class InMemoryMethod(Choice):
         Raises:
             ConfigError: a stage holds a value without a description; the message names its path.
         """
-        stages = {one.name: _describe_value(getattr(method, one.name), one.name) for one in fields(method)}
+        stages = {
+            stage.name: _describe_value(getattr(method, stage.name), stage.name) for stage in fields(method)
+        }
         return cls(kind="methods", name=f"{SESSION}{method.name}", keys={_STAGES: stages}, value=method)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> InMemoryMethod:
+    def read(cls, table: Mapping[str, Any]) -> InMemoryMethod:
         """Return the choice that a document describes."""
-        stages = given.get(_STAGES)
-        known = isinstance(stages, dict) and all(isinstance(one, str) for one in stages.values())
-        if not known or given.keys() != {_NAME, _STAGES}:
+        stages = table.get(_STAGES)
+        known = isinstance(stages, dict) and all(isinstance(text, str) for text in stages.values())
+        if not known or table.keys() != {_NAME, _STAGES}:
             raise section_error(
                 f"a method of a Python session has the keys name and stages, and '{_STAGES}' are texts"
             )
-        return cls(kind="methods", name=given[_NAME], keys={_STAGES: stages})
+        return cls(kind="methods", name=table[_NAME], keys={_STAGES: stages})
 
     @property
     def unverified_parts(self) -> tuple[str, ...]:
@@ -106,19 +108,19 @@ class InMemoryMethod(Choice):
         stages = (
             {}
             if self.value is None
-            else {one.name: getattr(self.value, one.name) for one in fields(self.value)}
+            else {stage.name: getattr(self.value, stage.name) for stage in fields(self.value)}
         )
-        found = {name: type(one) for name, one in stages.items() if not is_own(type(one))}
+        found = {name: type(stage) for name, stage in stages.items() if not is_own(type(stage))}
         return tuple(
-            f"the {name} {one.__qualname__} comes from {one.__module__}, and was handed over in Python"
-            for name, one in found.items()
+            f"the {name} {stage.__qualname__} comes from {stage.__module__}, and was handed over in Python"
+            for name, stage in found.items()
         )
 
-    def needs(self, what: str, *, without_default: bool = False) -> bool:
+    def needs(self, key_name: str, *, without_default: bool = False) -> bool:
         """Return False, because a composed method is complete."""
         return False
 
-    def build(self, given: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
+    def build(self, filled: Mapping[str, Any] = MappingProxyType({}), **instead: Any) -> Any:
         """Return the method.
 
         Raises:
@@ -130,7 +132,7 @@ class InMemoryMethod(Choice):
                 "is not available in this process; fedveil.resume(folder, model, people, method=...) goes on with "
                 "the same composition"
             )
-        pooling = given.get("colluding_silos", 0)
+        pooling = filled.get("colluding_silos", 0)
         if pooling not in (0, count_colluding(self.value.channel)):
             raise ConfigError(
                 f"privacy.colluding_silos = {pooling}: the noise of a composed method is sized by its own channel, for "
@@ -147,13 +149,13 @@ class LocalField(StageField):
     kind: str = "local_algorithms"
     slot: str = "algorithm"
 
-    def read(self, given: Any) -> Any:
+    def read(self, table: Any) -> Any:
         """Return the local steps of a table; an algorithm of a Python session is described alone."""
-        if not isinstance(given, dict) or not str(given.get(_NAME)).startswith(SESSION):
-            return super().read(given)
-        plain = super().read({key: value for key, value in given.items() if key not in (_NAME, _ALGORITHM)})
+        if not isinstance(table, dict) or not str(table.get(_NAME)).startswith(SESSION):
+            return super().read(table)
+        local = super().read({key: value for key, value in table.items() if key not in (_NAME, _ALGORITHM)})
         return replace(
-            plain, algorithm=DescribedAlgorithm(name=str(given[_NAME]), text=str(given.get(_ALGORITHM)))
+            local, algorithm=DescribedAlgorithm(name=str(table[_NAME]), text=str(table.get(_ALGORITHM)))
         )
 
     def member_document(self, stage: Any) -> dict[str, Any]:

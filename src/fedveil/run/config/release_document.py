@@ -138,13 +138,13 @@ class InferenceDocument(TableDocument):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_weights(cls, given: Any) -> Any:
+    def _with_weights(cls, document: Any) -> Any:
         """Weigh a person alike in all silos, unless the document says otherwise or the protection hides counts."""
-        table = given.get("inference") if isinstance(given, Mapping) else None
+        table = document.get("inference") if isinstance(document, Mapping) else None
         if not isinstance(table, Mapping) or "silos" in table:
-            return given
-        weighs = has_capability(str(subtable(given, "protection").get("name", "")), "weighs")
-        return {**given, "inference": {"silos": "records" if weighs else "uniform", **table}}
+            return document
+        weighs = has_capability(str(subtable(document, "protection").get("name", "")), "weighs")
+        return {**document, "inference": {"silos": "records" if weighs else "uniform", **table}}
 
 
 KINDS: Final[tuple[type[TableDocument], ...]] = (ReleaseDocument, InferenceDocument)

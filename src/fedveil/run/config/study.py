@@ -156,8 +156,8 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
     quick = document.get("quick", {}) if selection.quick else {}
     if selection.quick and "quick" not in document:
         raise ConfigError(f"{origin}: has no [quick] table; run it without --quick")
-    scenarios = _chosen(origin, "scenario", document, selection.scenarios or quick.get("scenarios"))
-    variants = _chosen(origin, "variant", document, selection.variants or quick.get("variants"))
+    scenarios = _select(origin, "scenario", document, selection.scenarios or quick.get("scenarios"))
+    variants = _select(origin, "variant", document, selection.variants or quick.get("variants"))
     documents = []
     for scenario, of_scenario in scenarios:
         for variant, of_variant in variants:
@@ -165,7 +165,7 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
             merged = merge(merge(document["experiment"], shared), of_variant)
             # Later changes win: [experiment], scenario, variant, variant in this scenario, [quick], overrides.
             merged = merge(merged, of_scenario.get("variants", {}).get(variant, {}))
-            merged = merge(merged, _fitting(quick.get("experiment", {}), merged))
+            merged = merge(merged, _without_unused_local(quick.get("experiment", {}), merged))
             label = "-".join(part for part in (scenario, variant) if part)
             for override in selection.overrides:
                 if label and "name" in override:
@@ -182,25 +182,25 @@ def _merged(origin: str, name: str, document: dict[str, Any], selection: Selecti
     return documents
 
 
-def _fitting(changes: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+def _without_unused_local(changes: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """Return the changes without [local] if the document has none (a method that does not train locally)."""
     return {key: value for key, value in changes.items() if key != "local" or "local" in document}
 
 
-def _chosen(
-    origin: str, kind: str, document: dict[str, Any], wanted: Sequence[str] | None
+def _select(
+    origin: str, kind: str, document: dict[str, Any], selected: Sequence[str] | None
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the selected scenarios or variants with their tables; one unnamed if the study has none."""
     tables = document.get(f"{kind}s") or {"": {}}
-    if wanted is None:
+    if selected is None:
         return list(tables.items())
-    for name in wanted:
+    for name in selected:
         if name not in tables:
             known = [one for one in tables if one]
             raise ConfigError(
                 f"{origin}: no {kind} '{name}'; there are: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
             )
-    return [(name, tables[name]) for name in wanted]
+    return [(name, tables[name]) for name in selected]
 
 
 def _preset_files() -> dict[str, Path]:

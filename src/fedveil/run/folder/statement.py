@@ -24,12 +24,12 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
             vanished (a crash may have charged one more), and one per side release.
     """
     guarantee, privacy = prepared.guarantee, prepared.experiment.privacy
-    run, beside = prepared.experiment.name, ledger.beside
+    run, side_releases = prepared.experiment.name, ledger.side_releases
     # Every charge beyond one per round counts as a further release of a round.
     again = ledger.charges - rounds
 
     def learned(role: Role) -> Event:
-        return prepared.learned_event(role, rounds, beside, again)
+        return prepared.learned_event(role, rounds, side_releases, again)
 
     builder = StatementBuilder(
         unit=guarantee.unit,
@@ -43,7 +43,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         ledger.event,
         learned,
         [
-            view.with_releases(other for one in beside for other in one.guarantee.views)
+            view.with_releases(other for one in side_releases for other in one.guarantee.views)
             for view in guarantee.views
         ],
         mechanisms=(
@@ -51,14 +51,14 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
             f"{rounds} rounds of the above{_besides(again)}, under adaptive composition",
             *(
                 line
-                for one in dict.fromkeys(beside)
-                for line in (one.statement_sentence(run, beside.count(one)), *one.guarantee.mechanisms)
+                for one in dict.fromkeys(side_releases)
+                for line in (one.statement_sentence(run, side_releases.count(one)), *one.guarantee.mechanisms)
             ),
         ),
         randomness=_randomness(prepared),
         uncovered=(
             *prepared.uncovered,
-            *(text for one in beside for text in one.guarantee.uncovered),
+            *(text for one in side_releases for text in one.guarantee.uncovered),
             *uncovered_outputs(
                 exact_metrics=prepared.evaluation is None, is_federated=not prepared.population.complete
             ),
@@ -69,7 +69,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
             for claim in guarantee.published
             if rounds > 0
         ),
-        released="models and statistics" if beside else "models",
+        released="models and statistics" if side_releases else "models",
     )
 
 
@@ -110,7 +110,7 @@ def _fitted(prepared: Prepared) -> tuple[str, ...]:
     """Return the sentences on results that follow from side releases, naming each release."""
     found, run = [], prepared.experiment.name
     if prepared.preprocessing is not None:
-        wanted, releases = prepared.preprocessing.wanted, prepared.preprocessing.releases
+        wanted, releases = prepared.preprocessing.request, prepared.preprocessing.releases
         if columns := ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool))):
             found.append(
                 f"The scaling or encoding of {columns} was computed from the released numbers of "

@@ -58,27 +58,29 @@ class Evaluation:
     """A planned evaluation that is ready to be released; public numbers only.
 
     Attributes:
-        asked: the requested metrics, groups and weights.
+        request: the requested metrics, groups and weights.
         releases: the side releases in order. The step of the last one contains placeholder bins, because the bins
             of the first release are not known yet; its length and norm do not depend on them.
         error: predicted standard deviation of the measure by noise.
     """
 
-    asked: EvaluationRequest
+    request: EvaluationRequest
     releases: tuple[Release, ...]
     error: float
 
     @property
     def measure(self) -> str:
         """Name of the figure whose noise is predicted."""
-        return self.asked.evaluator.measure
+        return self.request.evaluator.measure
 
     def release(self, before: NoisySums) -> Release:
         """Return the release that follows ``before``; its step depends on these sums and public facts only."""
         planned = self.releases[len(before)]
         if len(before) + 1 < len(self.releases):
             return planned
-        return replace(planned, step=LocalStatistic(layout=self.asked.last(self.asked.score_bins(before))))
+        return replace(
+            planned, step=LocalStatistic(layout=self.request.last(self.request.score_bins(before)))
+        )
 
     def combine_releases(self, name: str, round_number: int, sums: NoisySums) -> ReleasedEvaluation:
         """Return the evaluation that follows from all released sums.
@@ -88,7 +90,7 @@ class Evaluation:
             round_number: the round after which the model was taken.
             sums: sums of all releases, in order.
         """
-        return ReleasedEvaluation(name=name, round=round_number, asked=self.asked, releases=sums)
+        return ReleasedEvaluation(name=name, round=round_number, request=self.request, releases=sums)
 
 
 def asked_evaluation(experiment: Experiment, declared: DeclaredTables) -> EvaluationRequest | None:
@@ -135,7 +137,7 @@ def plan_evaluation(experiment: Experiment, declared: DeclaredTables) -> Evaluat
     return evaluation
 
 
-def _remedies(experiment: Experiment, declared: DeclaredTables, asked: EvaluationRequest) -> list[str]:
+def _remedies(experiment: Experiment, declared: DeclaredTables, request: EvaluationRequest) -> list[str]:
     """Return the changes of one public number that make the predicted noise small enough, each by itself.
 
     Every number is planned again with the change, rounded up to two significant digits.
@@ -143,7 +145,7 @@ def _remedies(experiment: Experiment, declared: DeclaredTables, asked: Evaluatio
     privacy, shares, table = experiment.privacy, experiment.shares, experiment.data.table
     assert table is not None, "Experiment asks for it"
     assert privacy.epsilon is not None, "Experiment asks for it"
-    users, test_share, given = declared.schema.n_users, table.test_share, asked
+    users, test_share, original = declared.schema.n_users, table.test_share, request
 
     def error(
         *,
@@ -157,7 +159,7 @@ def _remedies(experiment: Experiment, declared: DeclaredTables, asked: Evaluatio
                 "budget": shares.model_copy(update={"evaluation": share}),
             }
         )
-        return _Planner(changed, declared, given).planned(people).error
+        return _Planner(changed, declared, original).planned(people).error
 
     other = shares.preprocessing * (experiment.preprocessing is not None) + shares.votes
     searches = (
@@ -176,8 +178,8 @@ def _remedies(experiment: Experiment, declared: DeclaredTables, asked: Evaluatio
         for name, start, most, error_at in searches
         if (value := _least_value(error_at, start, most)) is not None
     ]
-    if asked.by:
-        given = asked.model_copy(update={"by": ()})
+    if request.by:
+        original = request.model_copy(update={"by": ()})
         found += ["evaluation.by left out"] if error() <= MOST_ERROR else []
     return found
 
@@ -214,7 +216,7 @@ def read_evaluation(folder: RunFolder) -> NoisySums:
 
 
 def attach_scores(
-    asked: EvaluationRequest,
+    request: EvaluationRequest,
     experiment: Experiment,
     population: Population,
     outputs: Float64[np.ndarray, "t k"],
@@ -222,29 +224,32 @@ def attach_scores(
     """Read the held-out records of the tables and attach the model's outputs and the targets.
 
     Args:
-        asked: names the columns of groups.
+        request: names the columns of groups.
         experiment: names the tables.
         population: names the held-out records, with their targets.
         outputs: (t, k) float64 outputs for the held-out records; NaN if the model diverged.
     """
     assert experiment.data.table is not None
     files = files_of(population, experiment.data.table.files)
-    table = read_columns(asked.schema_, files, groups_of(asked))
-    return with_outputs(asked, table, population, outputs)
+    table = read_columns(request.schema_, files, groups_of(request))
+    return with_outputs(request, table, population, outputs)
 
 
-def groups_of(asked: EvaluationRequest) -> tuple[str, ...]:
+def groups_of(request: EvaluationRequest) -> tuple[str, ...]:
     """Return the columns that define groups of held-out records."""
-    return tuple(name for name in asked.by if name != "silo")
+    return tuple(name for name in request.by if name != "silo")
 
 
 def with_outputs(
-    asked: EvaluationRequest, table: ColumnTable, population: Population, outputs: Float64[np.ndarray, "t k"]
+    request: EvaluationRequest,
+    table: ColumnTable,
+    population: Population,
+    outputs: Float64[np.ndarray, "t k"],
 ) -> ColumnTable:
     """Return the held-out records of a table with the model's outputs and the targets as columns."""
     assert population.test_rows is not None
     table = table.take(population.test_rows)
-    columns = asked.evaluator.columns(outputs, np.asarray(population.test_targets))
+    columns = request.evaluator.columns(outputs, np.asarray(population.test_targets))
     return replace(table, columns={**table.columns, **columns})
 
 
@@ -267,20 +272,20 @@ def outputs_of(
     raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
     if not len(raw):
         return np.zeros((0, 1))
-    found = []
+    chunks = []
     for start in range(0, len(raw), _CHUNK):
         if progress is not None:
             progress(start, len(raw))
-        found.append(task.predict(model.cpu(), raw[start : start + _CHUNK], batch_size=1))
-    return torch.cat(found).double().numpy()
+        chunks.append(task.predict(model.cpu(), raw[start : start + _CHUNK], batch_size=1))
+    return torch.cat(chunks).double().numpy()
 
 
 class _Planner:
     """Planner of an evaluation's releases, each with its share of the budget."""
 
-    def __init__(self, experiment: Experiment, declared: DeclaredTables, asked: EvaluationRequest) -> None:
-        self._experiment, self._of, self._asked = experiment, declared, asked
-        self._whole = document_multiplier(experiment.privacy)
+    def __init__(self, experiment: Experiment, declared: DeclaredTables, request: EvaluationRequest) -> None:
+        self._experiment, self._declared, self._request = experiment, declared, request
+        self._document_multiplier = document_multiplier(experiment.privacy)
 
     def planned(self, people: float) -> Evaluation:
         """Return the evaluation of about ``people`` held-out users.
@@ -288,20 +293,20 @@ class _Planner:
         With two classes, it has the smallest number of bins whose loss of accuracy is below a quarter of the
         predicted noise.
         """
-        target, given = self._of.schema.target, self._asked.bins
-        if given is not None or not isinstance(target, Label) or len(target.classes) > 2:
-            return self._with(given, people)
+        target, requested_bins = self._declared.schema.target, self._request.bins
+        if requested_bins is not None or not isinstance(target, Label) or len(target.classes) > 2:
+            return self._with(requested_bins, people)
         for bins in range(LEAST_BINS, MOST_BINS + 1):
-            found = self._with(bins, people)
-            (noise,) = self._variances(found).values()
+            evaluation = self._with(bins, people)
+            (noise,) = self._variances(evaluation).values()
             if enough_bins(bins, noise**0.5, people):
                 break
-        return found
+        return evaluation
 
     def _with(self, bins: int | None, people: float) -> Evaluation:
         """Return the evaluation with this number of bins and its predicted error."""
-        asked = self._asked.model_copy(update={"bins": bins})
-        *before, last = asked.layouts
+        request = self._request.model_copy(update={"bins": bins})
+        *before, last = request.layouts
         placing = "the scores of held-out records, which place the bins of the next release"
         # `before` is the placing of score bins: one release for scores, none for other targets.
         releases = [self._release("eval/1", placing, layout, FIRST_SHARE) for layout in before]
@@ -310,24 +315,26 @@ class _Planner:
             "targets of held-out records beside what the model makes of them: test metrics follow from it"
         )
         releases.append(self._release(f"eval/{len(before) + 1}", purpose, last, share))
-        planned = Evaluation(asked=asked, releases=tuple(releases), error=0.0)
-        error = asked.evaluator.predicted_error(self._variances(planned), people)
+        planned = Evaluation(request=request, releases=tuple(releases), error=0.0)
+        error = request.evaluator.predicted_error(self._variances(planned), people)
         return replace(planned, error=error)
 
     def _variances(self, planned: Evaluation) -> dict[str, float]:
         """Return the noise variance of every block that covers all users, in users squared, by block."""
-        last, asked = planned.releases[-1], planned.asked
+        last, request = planned.releases[-1], planned.request
         return {
-            slot.block.part: (last.std() / (slot.scale * asked.unit)) ** 2
-            for slot in asked.layouts[-1].slots_of(ALL)
+            slot.block.part: (last.std() / (slot.scale * request.unit)) ** 2
+            for slot in request.layouts[-1].slots_of(ALL)
         }
 
     def _release(self, name: str, purpose: str, layout: Layout, share: float) -> Release:
         """Return a release with a share of the evaluation's budget, named and numbered within the run."""
         experiment, step = self._experiment, LocalStatistic(layout=layout)
-        design = design_release(experiment, self._asked.silos, step, self._of, key="evaluation.silos")
-        found = design.with_noise(shared_multiplier(share * experiment.shares.evaluation, self._whole))
-        return as_run_release(found, experiment.rounds, name=name, purpose=purpose, of_model=True)
+        design = design_release(experiment, self._request.silos, step, self._declared, key="evaluation.silos")
+        release = design.with_noise(
+            shared_multiplier(share * experiment.shares.evaluation, self._document_multiplier)
+        )
+        return as_run_release(release, experiment.rounds, name=name, purpose=purpose, of_model=True)
 
 
 def _check_names(schema: Schema) -> None:

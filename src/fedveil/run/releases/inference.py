@@ -53,12 +53,12 @@ class PreparedInference(PreparedReleases):
             return ()
         return read_begun(folder.path).releases
 
-    def to_json(self, made: NoisySums) -> dict[str, Any]:
+    def to_json(self, sums: NoisySums) -> dict[str, Any]:
         """Return the regression with these releases as JSON."""
-        return self._with(made).to_json()
+        return self._with(sums).to_json()
 
-    def _with(self, made: NoisySums) -> FittedRegression:
-        return replace(self.fitted, releases=made)
+    def _with(self, sums: NoisySums) -> FittedRegression:
+        return replace(self.fitted, releases=sums)
 
 
 def regression_without_noise(document: InferenceDocument, declared: DeclaredTables) -> FittedRegression:

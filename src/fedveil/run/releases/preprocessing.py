@@ -46,13 +46,13 @@ class Preprocessing:
     """A planned preprocessing that is ready to be released; public numbers only.
 
     Attributes:
-        wanted: the requested refinements.
+        request: the requested refinements.
         releases: the side releases in order; if a clip is requested, the last one counts lengths of updates.
         noise: predicted standard deviation of a cumulative count, as a fraction of all users.
         clip: the bound of an update that a release found; None: as declared.
     """
 
-    wanted: PreprocessingRequest
+    request: PreprocessingRequest
     releases: tuple[Release, ...]
     noise: float
     clip: float | None = None
@@ -61,9 +61,9 @@ class Preprocessing:
         """Return the release after ``before``."""
         return self.releases[len(before)]
 
-    def combine_releases(self, experiment: Experiment, made: NoisySums) -> ReleasedPreprocessing:
+    def combine_releases(self, experiment: Experiment, sums: NoisySums) -> ReleasedPreprocessing:
         """Return the result of the released sums."""
-        return ReleasedPreprocessing(run=experiment.name, wanted=self.wanted, made=made)
+        return ReleasedPreprocessing(run=experiment.name, request=self.request, sums=sums)
 
     def check(self, method: Method) -> None:
         """Check that an update belongs to one user, if lengths of updates are counted by user.
@@ -72,7 +72,7 @@ class Preprocessing:
             CompositionError: the method's contributions are not (silo, user) pairs; the message says which methods
                 fit.
         """
-        if self.wanted.clip is not None and method.contribution.per != "pair":
+        if self.request.clip is not None and method.contribution.per != "pair":
             raise CompositionError(
                 "preprocessing.clip: counts people by the lengths of their updates, one for every (silo, user) pair; "
                 f"contributions of {method.name} are those of a {method.contribution.per}: take a method of pairs, "
@@ -86,36 +86,36 @@ class ReleasedPreprocessing:
 
     Attributes:
         run: name of the run.
-        wanted: the requested refinements.
-        made: the released sums.
+        request: the requested refinements.
+        sums: the released sums.
     """
 
     run: str
-    wanted: PreprocessingRequest
-    made: NoisySums
+    request: PreprocessingRequest
+    sums: NoisySums
 
     @property
     def schema(self) -> Schema:
         """The refined schema; the declared one if no column is refined."""
-        if self.wanted.numbers or self.wanted.pool:
-            return refine_schema(self.wanted, self.made[0].vector, self.made[0].std)
-        return self.wanted.schema_
+        if self.request.numbers or self.request.pool:
+            return refine_schema(self.request, self.sums[0].vector, self.sums[0].std)
+        return self.request.schema_
 
     @property
     def clip(self) -> float | None:
         """The bound of an update that a release found; None if none is requested or made yet."""
-        if self.wanted.clip is None or len(self.made) < len(self.wanted.layouts):
+        if self.request.clip is None or len(self.sums) < len(self.request.layouts):
             return None
-        return quantile_of_lengths(self.wanted, self.made[-1].vector, self.made[-1].std)
+        return quantile_of_lengths(self.request, self.sums[-1].vector, self.sums[-1].std)
 
     def to_json(self) -> dict[str, Any]:
         """Return the releases as JSON."""
         return figures_json(
             self.run,
-            self.wanted,
+            self.request,
             (
-                {"provenance": f"{self.run}/{_named(place)}"} | one.to_json()
-                for place, one in enumerate(self.made)
+                {"provenance": f"{self.run}/{_named(index)}"} | noisy_sum.to_json()
+                for index, noisy_sum in enumerate(self.sums)
             ),
             clip=self.clip,
         )
@@ -128,9 +128,9 @@ class ReleasedPreprocessing:
             RunFolderError: the document is damaged or of another version.
         """
         with restoring(data, origin):
-            wanted = PreprocessingRequest.model_validate(data["request"])
-            made = restore_sums(data, [layout.length for layout in wanted.layouts], origin, least=1)
-            return cls(run=str(data["name"]), wanted=wanted, made=made)
+            request = PreprocessingRequest.model_validate(data["request"])
+            sums = restore_sums(data, [layout.length for layout in request.layouts], origin, least=1)
+            return cls(run=str(data["name"]), request=request, sums=sums)
 
 
 def _named(place: int) -> str:
@@ -184,7 +184,7 @@ def plan_preprocessing(experiment: Experiment, declared: DeclaredTables) -> Prep
     # The releases share the budget in proportion to their numbers of blocks.
     looked_at = [len(layout.blocks) for layout in wanted.layouts]
     releases = tuple(
-        _planned(experiment, wanted, declared, place, many / sum(looked_at))
+        _plan_release(experiment, wanted, declared, place, many / sum(looked_at))
         for place, many in enumerate(looked_at)
     )
     noise = max(
@@ -197,7 +197,7 @@ def plan_preprocessing(experiment: Experiment, declared: DeclaredTables) -> Prep
             f"preprocessing: the noise on a number of people below a bound would be {share:.0%} of all people, and "
             f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
         )
-    return Preprocessing(wanted=wanted, releases=releases, noise=share, clip=declared.clip)
+    return Preprocessing(request=wanted, releases=releases, noise=share, clip=declared.clip)
 
 
 def _middle(experiment: Experiment) -> float:
@@ -215,14 +215,14 @@ def _middle(experiment: Experiment) -> float:
     return float(clip)
 
 
-def _planned(
-    experiment: Experiment, wanted: PreprocessingRequest, declared: DeclaredTables, place: int, share: float
+def _plan_release(
+    experiment: Experiment, request: PreprocessingRequest, declared: DeclaredTables, index: int, share: float
 ) -> Release:
     """Return one of the releases, with ``share`` of the preprocessing's budget."""
-    layout: Layout = wanted.layouts[place]
+    layout: Layout = request.layouts[index]
     step = LocalStatistic(layout=layout)
-    design = design_release(experiment, wanted.silos, step, declared, key="preprocessing.silos")
-    found = design.with_noise(
+    design = design_release(experiment, request.silos, step, declared, key="preprocessing.silos")
+    release = design.with_noise(
         shared_multiplier(share * experiment.shares.preprocessing, document_multiplier(experiment.privacy))
     )
     of_updates = LENGTH in layout.columns
@@ -231,7 +231,9 @@ def _planned(
         if of_updates
         else "histograms of columns, which bounds, medians and pooled categories follow from"
     )
-    return as_run_release(found, experiment.rounds, name=_named(place), purpose=purpose, of_model=of_updates)
+    return as_run_release(
+        release, experiment.rounds, name=_named(index), purpose=purpose, of_model=of_updates
+    )
 
 
 def check_declared(experiment: Experiment, folder: RunFolder) -> None:
@@ -245,19 +247,19 @@ def check_declared(experiment: Experiment, folder: RunFolder) -> None:
     """
     table = experiment.data.table
     assert table is not None, "Experiment asks for it"
-    beside = table.schema_file.parent
-    if (beside / PREPROCESSED).exists() and beside.resolve() != folder.path.resolve():
+    schema_folder = table.schema_file.parent
+    if (schema_folder / PREPROCESSED).exists() and schema_folder.resolve() != folder.path.resolve():
         raise ConfigError(
             f"data.table.schema_file: {table.schema_file} was refined by another run; remove [preprocessing] to train "
             "on it, or copy it out of that run's folder to refine it further; nothing was charged"
         )
 
 
-def write_preprocessed(folder: RunFolder, found: ReleasedPreprocessing) -> None:
+def write_preprocessed(folder: RunFolder, preprocessed: ReleasedPreprocessing) -> None:
     """Write a preprocessing to disk, then the schema that follows from it."""
     # The release first: after a crash between the two writes `settle_schema` derives the schema from it.
-    folder.write_json(PREPROCESSED, found.to_json())
-    folder.write(SCHEMA, _schema_text(found))
+    folder.write_json(PREPROCESSED, preprocessed.to_json())
+    folder.write(SCHEMA, _schema_text(preprocessed))
 
 
 def settle_schema(folder: RunFolder) -> bool:
@@ -266,13 +268,13 @@ def settle_schema(folder: RunFolder) -> bool:
     Raises:
         RunFolderError: a damaged folder.
     """
-    found, path = read_preprocessed(folder.path), folder / SCHEMA
-    if found is None or (path.exists() and path.read_bytes() == _schema_text(found)):
+    preprocessed, path = read_preprocessed(folder.path), folder / SCHEMA
+    if preprocessed is None or (path.exists() and path.read_bytes() == _schema_text(preprocessed)):
         return False
-    folder.write(SCHEMA, _schema_text(found))
+    folder.write(SCHEMA, _schema_text(preprocessed))
     return True
 
 
-def _schema_text(found: ReleasedPreprocessing) -> bytes:
+def _schema_text(preprocessed: ReleasedPreprocessing) -> bytes:
     """Return the refined schema as TOML."""
-    return tomlkit.dumps(found.schema.model_dump(mode="json", exclude_none=True)).encode()
+    return tomlkit.dumps(preprocessed.schema.model_dump(mode="json", exclude_none=True)).encode()

@@ -34,21 +34,21 @@ from fedveil.training.trainer import Progress
 # --- preprocessing ---
 
 
-def training_records(prepared: Prepared, made: int) -> ColumnTable:
-    """Return the training records in the columns of the release after ``made`` others.
+def training_records(prepared: Prepared, n_released: int) -> ColumnTable:
+    """Return the training records in the columns of the release after ``n_released`` others.
 
     Held-out records are left out.
     """
     population, table, planned = prepared.population, prepared.experiment.data.table, prepared.preprocessing
     assert planned is not None
-    if planned.releases[made].of_model:
+    if planned.releases[n_released].of_model:
         return lengths_of_updates(prepared, prepared.task.initial())
     assert table is not None, "Experiment asks for it"
     files = files_of(population, table.files)
-    found = read_columns(planned.wanted.schema_, files, planned.releases[made].step.columns)
+    records = read_columns(planned.request.schema_, files, planned.releases[n_released].step.columns)
     if population.test_rows is None:
-        return found
-    return found.take(np.setdiff1d(np.arange(len(found)), population.test_rows))
+        return records
+    return records.take(np.setdiff1d(np.arange(len(records)), population.test_rows))
 
 
 def training_rows(population: Population) -> ColumnTable:
@@ -142,7 +142,7 @@ def score_held_out(prepared: Prepared, model: Float32[Tensor, " d"]) -> ColumnTa
     """
     assert prepared.evaluation is not None
     outputs = outputs_of(prepared.task, prepared.population, model)
-    return attach_scores(prepared.evaluation.asked, prepared.experiment, prepared.population, outputs)
+    return attach_scores(prepared.evaluation.request, prepared.experiment, prepared.population, outputs)
 
 
 # --- a public test table ---

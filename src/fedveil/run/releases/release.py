@@ -355,9 +355,11 @@ class ReleasePart:
         """Return the model that the release evaluates, and no clip."""
         return self.model, None
 
-    def release(self, played: Played) -> None:
+    def release(self, result: Played) -> None:
         """Persist the sum."""
-        assert played.total is not None, "statistics are released to the coordinator"
-        made = NoisySum(played.total, self.planned.std(played.summed))
-        self.journal.release(lambda: digest_of_release((made.std, made.vector)), lambda: self.keep(made))
+        assert result.total is not None, "statistics are released to the coordinator"
+        noisy_sum = NoisySum(result.total, self.planned.std(result.summed))
+        self.journal.release(
+            lambda: digest_of_release((noisy_sum.std, noisy_sum.vector)), lambda: self.keep(noisy_sum)
+        )
         self.step = None

@@ -107,16 +107,16 @@ def side_release_scope(experiment: Experiment, declared: DeclaredTables) -> Requ
                 by_silo="silo" in evaluation.by,
             )
         )
-    return _together(found)
+    return _union(found)
 
 
-def _together(found: Sequence[RequestScope]) -> RequestScope:
+def _union(scopes: Sequence[RequestScope]) -> RequestScope:
     """Return the union of several scopes."""
     return RequestScope(
-        figures=frozenset().union(*(one.figures for one in found)),
-        columns=frozenset().union(*(one.columns for one in found)),
-        numbers=max((one.numbers for one in found), default=0),
-        by_silo=any(one.by_silo for one in found),
+        figures=frozenset().union(*(scope.figures for scope in scopes)),
+        columns=frozenset().union(*(scope.columns for scope in scopes)),
+        numbers=max((scope.numbers for scope in scopes), default=0),
+        by_silo=any(scope.by_silo for scope in scopes),
     )
 
 

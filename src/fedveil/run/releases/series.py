@@ -190,16 +190,16 @@ class PreparedReleases(ABC):
         """
 
     @abstractmethod
-    def to_json(self, made: NoisySums) -> dict[str, Any]:
+    def to_json(self, sums: NoisySums) -> dict[str, Any]:
         """Return the content of :attr:`file` with these releases."""
 
-    def write(self, folder: RunFolder, made: NoisySums) -> None:
+    def write(self, folder: RunFolder, sums: NoisySums) -> None:
         """Write the released sums to disk; from then on, and not before, they count as released."""
-        folder.write_json(self.file, self.to_json(made))
+        folder.write_json(self.file, self.to_json(sums))
 
-    def part(self, made: int) -> str:
-        """Return the name of the release after ``made`` others."""
-        return str(made + 1)
+    def part(self, n_released: int) -> str:
+        """Return the name of the release after ``n_released`` others."""
+        return str(n_released + 1)
 
     @property
     def count(self) -> int:

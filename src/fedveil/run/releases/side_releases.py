@@ -102,20 +102,20 @@ def budget_multiplier(budget: Budget) -> float:
     return calibrate_noise(lambda z: GaussianEvent(noise_multiplier=z), budget)
 
 
-def shared_multiplier(share: float, whole: float) -> float:
+def shared_multiplier(share: float, multiplier: float) -> float:
     """Return the noise multiplier of a release with a share of mu^2 = whole^-2."""
-    return whole / math.sqrt(share)
+    return multiplier / math.sqrt(share)
 
 
-def compose_with_rounds(rounds: Event | None, beside: Iterable[Release], role: Role) -> Event:
+def compose_with_rounds(rounds: Event | None, side_releases: Iterable[Release], role: Role) -> Event:
     """Return the event that a role observes: rounds and side releases.
 
     Args:
         rounds: the event of all rounds; None for none.
-        beside: side releases, repeated as often as they were charged.
+        side_releases: side releases, repeated as often as they were charged.
         role: the observing party.
     """
-    events = (*(() if rounds is None else (rounds,)), *(one.event_for(role) for one in beside))
+    events = (*(() if rounds is None else (rounds,)), *(release.event_for(role) for release in side_releases))
     return events[0] if len(events) == 1 else ComposedEvent(events=events)
 
 
@@ -125,17 +125,17 @@ class SpentBudget:
 
     Attributes:
         charges: number of charges of rounds.
-        beside: the charged side releases, repeated as often as they were charged.
+        side_releases: the charged side releases, repeated as often as they were charged.
         event: the composed event of all charges.
     """
 
     charges: int
-    beside: tuple[Release, ...]
+    side_releases: tuple[Release, ...]
     event: Event
 
 
 def read_spent_budget(ledger: Ledger, run: str, releases: Sequence[Release]) -> SpentBudget:
     """Return the spent budget of a run, whose ledger holds its rounds and side releases only."""
     charged = [entry.run for entry in ledger.entries]
-    beside = tuple(one for one in releases for _ in range(charged.count(one.of_run(run))))
-    return SpentBudget(charges=charged.count(run), beside=beside, event=ledger.spent_event())
+    side_releases = tuple(release for release in releases for _ in range(charged.count(release.of_run(run))))
+    return SpentBudget(charges=charged.count(run), side_releases=side_releases, event=ledger.spent_event())

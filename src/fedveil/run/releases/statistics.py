@@ -63,8 +63,8 @@ class PreparedRelease(PreparedReleases):
             )
         return (stored.made,)
 
-    def to_json(self, made: NoisySums) -> dict[str, Any]:
-        (noisy_sum,) = made
+    def to_json(self, sums: NoisySums) -> dict[str, Any]:
+        (noisy_sum,) = sums
         return ReleasedStatistics(
             name=self.document.name,
             request=self.document.statistics,

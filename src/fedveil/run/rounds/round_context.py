@@ -158,27 +158,27 @@ class RoundContext:
         path = ("round", self.round_number)
         return TrainJob(self.model, self.setting.cohort, members, weights, bound, self.experiment, path)
 
-    def members(self, drawn: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
+    def members(self, sampled_users: Bool[np.ndarray, " users"] | None) -> Int64[Tensor, " m"]:
         """Return the indices of the contributions that take part in the round.
 
         These have a positive weight and, if users are sampled, belong to a sampled user. If users take part by a
         schedule, it must be their turn in this round.
 
         Args:
-            drawn: (|U|,) flags of the sampled users; None: all.
+            sampled_users: (|U|,) flags of the sampled users; None: all.
         """
         setting, groups = self.setting, self.setting.cohort.groups
         period, takes_part = self.method.sampler.period, setting.weights.numpy() > 0
-        if drawn is not None:
-            takes_part &= drawn[groups.user]
+        if sampled_users is not None:
+            takes_part &= sampled_users[groups.user]
         if period > 1:
             who = groups.user if groups.key is None else groups.key
             takes_part &= is_due(who, groups.silo, period, self.round_number)
         return torch.from_numpy(np.flatnonzero(takes_part))
 
-    def sum_job(self, drawn: Bool[np.ndarray, " users"] | None) -> TrainJob:
+    def sum_job(self, sampled_users: Bool[np.ndarray, " users"] | None) -> TrainJob:
         """Return the training job whose result is every silo's bounded, weighted sum."""
-        members = self.members(drawn)
+        members = self.members(sampled_users)
         return self.job(members, training_bound(self.method), self.setting.weights[members])
 
     def draw(self, attempt: int) -> Bool[np.ndarray, " users"] | None:
@@ -230,7 +230,7 @@ def next_model(
     *,
     n_silos: int,
     summed: int,
-    drawn: int | None = None,
+    n_sampled: int | None = None,
 ) -> tuple[Float32[Tensor, " d"], State]:
     """Compute the next model: a trusted server's noise, the mean, the denoiser and the server's step.
 
@@ -245,7 +245,7 @@ def next_model(
         aggregate: (d + extra,) float64 sum of all silos' messages: updates, then the numbers that the bound adds.
         n_silos: |S|.
         summed: number of silos in the sum; the mean is over those.
-        drawn: number of sampled users or clients; only a method with the "actual" denominator reads it.
+        n_sampled: number of sampled users or clients; only a method with the "actual" denominator reads it.
 
     Returns:
         (d,) float32 next model, and the next state of the server's stages.
@@ -262,9 +262,9 @@ def next_model(
     # m = y / divisor: |S|, or q |U|, or the actual number of senders.
     divisor = method.divisor(setting.n_users, n_silos, summed)
     if method.denominator == "actual":
-        assert drawn is not None
+        assert n_sampled is not None
         # An empty sample sums to noise alone; dividing by 1 keeps the step finite.
-        divisor = float(max(1, drawn))
+        divisor = float(max(1, n_sampled))
     bound, length = method.bound, method.local.message_length(len(context.model))
     # The sum is in the bound's unit (see `RoundContext.method`): multiply by `unit` to return to the model's.
     noise_std = (sum_noise_std(method, n_silos, summed) or 0.0) / divisor * bound.unit

@@ -82,26 +82,26 @@ class DocumentParts(RunParts[PartEnding]):
         while again or not self.is_whole:
             made = self.prepared.read(self.folder)
             self.journal.mend(len(made))
-            part = self._part(made[: self.prepared.count - 1], whole=len(made) == self.prepared.count)
+            part = self._part(made[: self.prepared.count - 1], is_made=len(made) == self.prepared.count)
             yield part
             if part.step is not None:  # the release was refused: making it sets the step to None
                 return
             again = False
 
-    def _part(self, made: NoisySums, *, whole: bool) -> ReleasePart:
+    def _part(self, sums: NoisySums, *, is_made: bool) -> ReleasePart:
         """Return the next release as a part of the run.
 
         Args:
-            made: the sums of all earlier releases.
-            whole: whether this release is made already; it then has no step left.
+            sums: the sums of all earlier releases.
+            is_made: whether this release is made already; it then has no step left.
         """
-        prepared, journal, release = self.prepared, self.journal, self.prepared.release(made)
-        key, name = StepKey(prepared.document.name, release.number), prepared.part(len(made))
+        prepared, journal, release = self.prepared, self.journal, self.prepared.release(sums)
+        key, name = StepKey(prepared.document.name, release.number), prepared.part(len(sums))
         one_process = self.witness is None
         step = Step(
             journal,
             key,
-            event=lambda _: prepared.series.releases[len(made)].event,
+            event=lambda _: prepared.series.releases[len(sums)].event,
             refusal=lambda: refuse_repeat(journal, key, name),
             repeatable=not prepared.series.secure
             if one_process
@@ -111,9 +111,9 @@ class DocumentParts(RunParts[PartEnding]):
             name=name,
             journal=journal,
             planned=release,
-            step=None if whole else step,
-            before=made,
-            keep=lambda one: prepared.write(self.folder, (*made, one)),
+            step=None if is_made else step,
+            before=sums,
+            keep=lambda noisy_sum: prepared.write(self.folder, (*sums, noisy_sum)),
             records=self._records,
             privacy=prepared.series.privacy.randomness(),
             model=no_model(),

@@ -181,8 +181,8 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
                 return
             self._prepare_again()
 
-    def _preprocessing_part(self, prepared: Prepared, made: NoisySums) -> ReleasePart:
-        """Return the release of the preprocessing that follows ``made``."""
+    def _preprocessing_part(self, prepared: Prepared, sums: NoisySums) -> ReleasePart:
+        """Return the release of the preprocessing that follows ``sums``."""
         planned, experiment, journal = prepared.preprocessing, prepared.experiment, self.journal
         assert planned is not None
         # The events of rounds follow from the schema that these releases give: `training` checks them.
@@ -190,8 +190,8 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
             lambda entry: entry.event if entry.run == experiment.name else self._event_of(entry), _REMEDY
         )
         self._require_charges()
-        journal.mend(len(made))
-        release = planned.release(made)
+        journal.mend(len(sums))
+        release = planned.release(sums)
 
         def refusal() -> str | None:
             number = self._complete_rounds() + 1
@@ -210,11 +210,11 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
             journal=journal,
             planned=release,
             step=self._release_step(release, refusal),
-            before=made,
-            keep=lambda one: write_preprocessed(
-                self.folder, planned.combine_releases(experiment, (*made, one))
+            before=sums,
+            keep=lambda noisy_sum: write_preprocessed(
+                self.folder, planned.combine_releases(experiment, (*sums, noisy_sum))
             ),
-            records=lambda: training_records(prepared, len(made)),
+            records=lambda: training_records(prepared, len(sums)),
             privacy=experiment.privacy.randomness(),
             model=prepared.task.initial().cpu().numpy() if release.of_model else no_model(),
         )
@@ -263,8 +263,8 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
                 needed = self._excess(checkpoint.round, 0)
                 return None if needed is None else self._above(subject, needed)
 
-            def keep(one: NoisySum, made: NoisySums = made) -> None:
-                sums = (*made, one)
+            def keep(noisy_sum: NoisySum, earlier: NoisySums = made) -> None:
+                sums = (*earlier, noisy_sum)
                 if len(sums) == len(planned.releases):
                     found = planned.combine_releases(experiment.name, checkpoint.round, sums)
                     self.folder.write_json(FILE, found.to_json())
@@ -290,7 +290,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
     def _preprocessed(self) -> NoisySums:
         """Return the releases of the preprocessing that are made."""
         found = None if self.prepared.preprocessing is None else read_preprocessed(self.folder.path)
-        return () if found is None else found.made
+        return () if found is None else found.sums
 
     def _evaluated(self) -> NoisySums:
         """Return the releases of the evaluation that are made."""
@@ -389,12 +389,12 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         lacking += prepared.releases_after_training[len(self._evaluated()) :]
         due = (one for one in lacking if self._release_step(one, lambda: None).is_due)
         again = max(0, spent.charges + charges - rounds)
-        return prepared.over_budget(rounds, (*spent.beside, *due), again)
+        return prepared.over_budget(rounds, (*spent.side_releases, *due), again)
 
-    def _above(self, subject: str, needed: float) -> str:
+    def _above(self, subject: str, epsilon: float) -> str:
         """Return the sentence about a step that exceeds the budget."""
         budget = self.prepared.experiment.privacy.budget
-        return f"{subject} would bring epsilon to {show_epsilon(needed)}, above the budget of {budget:g}"
+        return f"{subject} would bring epsilon to {show_epsilon(epsilon)}, above the budget of {budget:g}"
 
     def _event_of(self, entry: Entry) -> Event | None:
         """Return the event that a ledger entry must charge; None if no step has its name."""

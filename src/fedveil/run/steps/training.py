@@ -125,7 +125,7 @@ class TrainingPart:
             return self.number > self.prepared.experiment.rounds
         return self.step.refusal() is not None
 
-    def release(self, played: Played) -> None:
+    def release(self, result: Played) -> None:
         """Compute the next model from a sum and write the checkpoint, which is the release of the round.
 
         If only the silos have the sum, the model stays and the checkpoint marks the end of the round.
@@ -134,25 +134,29 @@ class TrainingPart:
             ModelError: the sum or the model is not finite.
         """
         prepared, folder, last, number = self.prepared, self.journal.folder, self.checkpoint, self.number
-        step, context, shown = self.step, self.context, played.diagnostics
+        step, context, shown = self.step, self.context, result.diagnostics
         assert step is not None
         assert context is not None
         model, state, test, moved = last.model, last.state, None, None
-        if played.total is not None:
+        if result.total is not None:
             model, state = next_model(
-                context, played.total, n_silos=self._n_senders, summed=played.summed, drawn=played.drawn
+                context,
+                result.total,
+                n_silos=self._n_senders,
+                summed=result.summed,
+                n_sampled=result.n_sampled,
             )
         seconds = step.seconds
-        if played.total is not None:
+        if result.total is not None:
             test = (
                 evaluate(prepared, released_model(prepared.method, model, state))
                 if context.measured
                 else None
             )
-            moved = movement(prepared, last, model, played.summed if shown is None else shown.summed)
+            moved = movement(prepared, last, model, result.summed if shown is None else shown.summed)
         row = _row_of(prepared, number, test, self.journal.ledger, shown)
         if shown is None:
-            row["summed"] = played.summed
+            row["summed"] = result.summed
         row |= {"clip": clip_at(prepared.method.at_round(number, last.state)), "movement": moved}
         row |= {"seconds": seconds, "elapsed": last.row["elapsed"] + seconds}
         checkpoint = Checkpoint(
@@ -263,7 +267,7 @@ def _row_of(
     epsilon = None
     if prepared.secure:
         spent = read_spent_budget(ledger, prepared.experiment.name, prepared.side_releases)
-        epsilon = prepared.epsilon_with(Role.READER, number, spent.beside, spent.charges - number)
+        epsilon = prepared.epsilon_with(Role.READER, number, spent.side_releases, spent.charges - number)
     return {
         "schema_version": SCHEMA_VERSION,
         "round": number,

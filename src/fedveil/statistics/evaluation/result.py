@@ -268,13 +268,13 @@ class ReleasedEvaluation:
     Attributes:
         name: name of the run.
         round: after which its model was evaluated.
-        asked: what it is of.
+        request: the requested figures.
         releases: the released sums.
     """
 
     name: str
     round: int
-    asked: EvaluationRequest
+    request: EvaluationRequest
     releases: NoisySums
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ class ReleasedEvaluation:
     @cached_property
     def score_bins(self) -> ScoreBins:
         """Return the bins of scores."""
-        return self.asked.score_bins(self.releases[:-1])
+        return self.request.score_bins(self.releases[:-1])
 
     @cached_property
     def groups(self) -> Mapping[str, Mapping[str, Group]]:
@@ -295,15 +295,15 @@ class ReleasedEvaluation:
 
         Strategies of the last release are flat: sums are its numbers themselves, and their noise is white.
         """
-        last, layout = self.releases[-1], self.asked.last(self.score_bins)
+        last, layout = self.releases[-1], self.request.last(self.score_bins)
         found: dict[str, dict[str, dict[str, Sums]]] = {}
         for slot in layout.slots:
-            scale, block = slot.scale * self.asked.unit, slot.block
+            scale, block = slot.scale * self.request.unit, slot.block
             sums = last.vector[slot.place].reshape(block.groups.size, -1) / scale
             for label, values in zip(block.groups.labels, sums, strict=True):
                 parts = found.setdefault(block.release, {}).setdefault(label, {})
                 parts[block.part] = Sums(values=values, variance=(last.std / scale) ** 2)
-        per_unit = 1 / self.asked.unit
+        per_unit = 1 / self.request.unit
         return {
             name: {label: Group(parts=parts, people_per_unit=per_unit) for label, parts in groups.items()}
             for name, groups in found.items()
@@ -317,7 +317,7 @@ class ReleasedEvaluation:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Return every figure with its interval: of all people, and of every group, also minus all others."""
-        evaluator = self.asked.evaluator
+        evaluator = self.request.evaluator
         found = [
             _row(name, ALL, interval, cell)
             for name, cell, interval in evaluator.figures(self.overall, self.score_bins)
@@ -339,19 +339,19 @@ class ReleasedEvaluation:
     @property
     def drawings(self) -> tuple[Drawing, ...]:
         """Curves of all people."""
-        return self.asked.evaluator.drawings(self.overall, self.score_bins)
+        return self.request.evaluator.drawings(self.overall, self.score_bins)
 
     @property
     def headline(self) -> dict[str, Interval | None]:
         """Return the figures of all people that runs are compared by; None for a figure without an interval."""
-        wanted = self.asked.evaluator.headline
+        wanted = self.request.evaluator.headline
         return {row.figure: row.interval for row in self.rows if row.group == ALL and row.figure in wanted}
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as JSON: what was released first, then what follows from it."""
         return figures_json(
             self.name,
-            self.asked,
+            self.request,
             (one.to_json() for one in self.releases),
             round=self.round,
             edges=list(self.score_bins.edges),
@@ -363,13 +363,13 @@ class ReleasedEvaluation:
         """Return the evaluation of a document.
 
         Raises:
-            RunFolderError: another version, or numbers that do not fit what was asked for.
+            RunFolderError: another version, or numbers that do not fit the request.
         """
         with restoring(data, origin):
-            asked = EvaluationRequest.model_validate(data["request"])
-            lengths = [layout.length for layout in asked.layouts]
+            request = EvaluationRequest.model_validate(data["request"])
+            lengths = [layout.length for layout in request.layouts]
             releases = restore_sums(data, lengths, origin, least=len(lengths))
-            return cls(name=str(data["name"]), round=int(data["round"]), asked=asked, releases=releases)
+            return cls(name=str(data["name"]), round=int(data["round"]), request=request, releases=releases)
 
 
 def read_evaluated(folder: Path) -> ReleasedEvaluation | None:
