@@ -39,7 +39,7 @@ class Given:
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.kept: dict[tuple[int, int], set[bytes]] = {}
-        keep = SiloSession._keep
+        keep = SiloSession._persist_input
 
         def noted(session: SiloSession, given: Any) -> None:
             keep(session, given)
@@ -48,7 +48,7 @@ class Given:
             content = vector.tobytes() if isinstance(vector, np.ndarray) else session._record.given
             self.kept.setdefault((session._place.number, session._record.round), set()).add(content)
 
-        patched.setattr(SiloSession, "_keep", noted)
+        patched.setattr(SiloSession, "_persist_input", noted)
 
 
 def models(world: World) -> list[dict[str, bytes]]:

@@ -294,7 +294,7 @@ def test_a_round_that_the_run_does_not_have_is_neither_charged_nor_answered(
     session.instructions = RoundInstructions()
     session.instructions.add(GlobalModel(values=coordinator._part.checkpoint.model.numpy()))
     with pytest.raises(RefusalError, match="the run has rounds 1 to 4"):
-        session._given(RoundTask(round=number))
+        session._round_input(RoundTask(round=number))
     assert world.charged(0) == []
     world.close()
 

@@ -91,20 +91,20 @@ def check_trusted(keys: Sequence[str]) -> None:
             )
 
 
-def equal_up_to_rounding(found: Any, made: Any) -> bool:
+def equal_up_to_rounding(document: Any, recomputed: Any) -> bool:
     """Return whether two JSON documents are equal, except for the rounding of another machine.
 
     Fractions may differ by a relative 1e-6, however small they are (a p-value below 1e-9 is a figure too), or if both
     are below 1e-300. Everything else must be equal, and both must have the same keys. JSON has no NaN.
     """
-    if isinstance(found, dict) and isinstance(made, dict):
-        return found.keys() == made.keys() and all(
-            equal_up_to_rounding(found[key], made[key]) for key in found
+    if isinstance(document, dict) and isinstance(recomputed, dict):
+        return document.keys() == recomputed.keys() and all(
+            equal_up_to_rounding(document[key], recomputed[key]) for key in document
         )
-    if isinstance(found, (list, tuple)) and isinstance(made, (list, tuple)):
-        return len(found) == len(made) and all(
-            equal_up_to_rounding(*pair) for pair in zip(found, made, strict=True)
+    if isinstance(document, (list, tuple)) and isinstance(recomputed, (list, tuple)):
+        return len(document) == len(recomputed) and all(
+            equal_up_to_rounding(*pair) for pair in zip(document, recomputed, strict=True)
         )
-    if isinstance(found, float) and isinstance(made, float):
-        return math.isclose(found, made, rel_tol=_ROUNDING, abs_tol=_NOTHING)
-    return bool(found == made)
+    if isinstance(document, float) and isinstance(recomputed, float):
+        return math.isclose(document, recomputed, rel_tol=_ROUNDING, abs_tol=_NOTHING)
+    return bool(document == recomputed)

@@ -21,11 +21,11 @@ _MOST_BITS: Final = 128
 """Longest whole number that an error repeats."""
 
 
-def did_you_mean(asked: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: a suggestion, or "" if no known name is near."""
-    lowered = {one.lower(): one for one in reversed(list(known))}
-    begun = [one for one in lowered if len(asked) >= _SHORTEST and one.startswith(asked.lower())]
-    near = begun or get_close_matches(asked.lower(), lowered, n=1)
+    lowered = {one.lower(): one for one in reversed(list(names))}
+    begun = [one for one in lowered if len(name) >= _SHORTEST and one.startswith(name.lower())]
+    near = begun or get_close_matches(name.lower(), lowered, n=1)
     return f"; did you mean '{lowered[near[0]]}'?" if near else ""
 
 

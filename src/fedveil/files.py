@@ -79,21 +79,21 @@ _MALFORMED: Final = (
 )
 
 
-def as_path(given: Any, what: str) -> Path:
+def as_path(path: Any, argument: str) -> Path:
     """Return a path argument as a :class:`~pathlib.Path`.
 
     Args:
-        given: the argument: text or a path object.
-        what: function and argument, for the error.
+        path: the argument: text or a path object.
+        argument: function and argument, for the error.
 
     Raises:
         ConfigError: neither text nor a path object.
     """
-    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise ConfigError(
-            f"{what}: a path is needed, as text or as a pathlib.Path, not {type(given).__name__}"
+            f"{argument}: a path is needed, as text or as a pathlib.Path, not {type(path).__name__}"
         )
-    return Path(given)
+    return Path(path)
 
 
 @contextmanager

@@ -121,17 +121,17 @@ def _page() -> Iterator[str]:
         yield from _keys(found, table.strip("[]"))
 
 
-def _keys(found: list[Entry], table: str) -> Iterator[str]:
+def _keys(kind_entries: list[Entry], table: str) -> Iterator[str]:
     """Yield the rows of a kind's keys; members that give a key the same meaning share a row."""
     rows: dict[str, dict[tuple[str, str, str], list[str]]] = {}
-    for one in found:
+    for one in kind_entries:
         for key in one.keys:
             row = (_type(key), _default(key), _cell(key.meaning))
             rows.setdefault(key.name, {}).setdefault(row, []).append(one.name)
     if not rows:
         return
     yield from ("", "| key | of | value | meaning |", "|---|---|---|---|")
-    with_keys = [one.name for one in found if one.keys]
+    with_keys = [one.name for one in kind_entries if one.keys]
     for name, variants in rows.items():
         told = ""
         for (kind_of_value, default, meaning), owners in variants.items():

@@ -48,7 +48,7 @@ def as_spreadsheet_text(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-def describe_columns(present: Sequence[str], wanted: Iterable[str], lacking: str = "") -> str:
+def describe_columns(present: Sequence[str], names: Iterable[str], lacking: str = "") -> str:
     """Return the names of a table's columns for an error about columns that it lacks.
 
     A file without a header has its first record there. So names are shown only if one of them is a wanted name,
@@ -56,10 +56,10 @@ def describe_columns(present: Sequence[str], wanted: Iterable[str], lacking: str
 
     Args:
         present: the names.
-        wanted: names of all columns that are read.
+        names: names of all columns that are read.
         lacking: the one that is lacking, for a suggestion; empty: none is made.
     """
-    known = {one.strip().lower() for one in wanted}
+    known = {one.strip().lower() for one in names}
     if not any(one.strip().lower() in known for one in present):
         return f"{len(present)} columns, none of them wanted; write a header if the first line is a record"
     return sanitize(", ".join(present)) + (sanitize(did_you_mean(lacking, present)) if lacking else "")

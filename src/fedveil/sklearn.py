@@ -496,13 +496,13 @@ def _seed(estimator: Any) -> int:
         ) from None
 
 
-def _shape(given: Any) -> tuple[int, ...]:
+def _shape(targets: Any) -> tuple[int, ...]:
     """Return the shape of targets; of a list that of its first entry decides, so that no entry is converted here."""
-    if (shape := getattr(given, "shape", None)) is not None:
+    if (shape := getattr(targets, "shape", None)) is not None:
         return tuple(shape)
-    if not isinstance(given, list | tuple):
+    if not isinstance(targets, list | tuple):
         return ()
-    return (len(given), *(_shape(given[0]) if given else ()))
+    return (len(targets), *(_shape(targets[0]) if targets else ()))
 
 
 def _refusal(X: Any, where: str) -> DataError:
@@ -517,33 +517,33 @@ def _refusal(X: Any, where: str) -> DataError:
     )
 
 
-def _bounds(given: Any, width: int, names: Sequence[str]) -> dict[int, tuple[float, float]]:
+def _bounds(bounds: Any, width: int, names: Sequence[str]) -> dict[int, tuple[float, float]]:
     """Return declared bounds by the number of the column.
 
     Raises:
         ConfigError: no pair, or a column that does not exist.
     """
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(range(width), _pair(given, "bounds"))
+    if not isinstance(bounds, Mapping):
+        return dict.fromkeys(range(width), _pair(bounds, "bounds"))
     found = {}
-    for column, pair in given.items():
+    for column, pair in bounds.items():
         place = names.index(column) if column in names else plain(column)
         if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < width:
-            asked = [one for one in given if isinstance(one, str)]
+            asked = [one for one in bounds if isinstance(one, str)]
             known = describe_columns(names, asked) if names else f"0 to {width - 1}"
             raise ConfigError(f"bounds: there is no column {column!r}; there are: {known}")
         found[place] = _pair(pair, f"bounds of {column!r}")
     return found
 
 
-def _pair(given: Any, where: str) -> tuple[float, float]:
+def _pair(bounds: Any, where: str) -> tuple[float, float]:
     """Return (lower, upper) as finite floats.
 
     Raises:
         ConfigError: something else, or lower is not below upper.
     """
     try:
-        lower, upper = (plain(one) for one in given)
+        lower, upper = (plain(one) for one in bounds)
     except (TypeError, ValueError):
         lower = upper = None
     if not (is_number(lower) and is_number(upper)) or not -np.inf < lower < upper < np.inf:

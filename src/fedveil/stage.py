@@ -73,14 +73,14 @@ class Sensitivity:
         """Bound of one contribution; 0 without a bound."""
         return self.bound.norm if self.bound.bounded else 0.0
 
-    def pooled_sensitivity(self, unknown: int, known: int, of_all: int) -> float:
+    def pooled_sensitivity(self, unknown: int, n_colluding: int, of_all: int) -> float:
         """Return the sensitivity of the sum against a coalition of senders, relative to one share of noise.
 
         Divided by the standard deviation of one share, the result is 1/z of the coalition's view:
 
             max( f total / sqrt(unknown), total / sqrt(of_all) )
 
-        The ``known`` senders of the coalition subtract their own messages and noise from the sum, so ``unknown``
+        The ``n_colluding`` senders of the coalition subtract their own messages and noise from the sum, so ``unknown``
         shares of the noise are left. The guarantee covers the data that the unit has at the other senders, the
         fraction f of the whole:
 
@@ -93,11 +93,11 @@ class Sensitivity:
 
         Args:
             unknown: number of noise shares that the coalition does not know.
-            known: number of senders in the coalition.
+            n_colluding: number of senders in the coalition.
             of_all: number of shares for which the noise is sized.
         """
         # f of the docstring: the part of a unit's change that the coalition does not know
-        share = 1 - known / self.n_senders if self.even else 2.0 if self.reweighs else 1.0
+        share = 1 - n_colluding / self.n_senders if self.even else 2.0 if self.reweighs else 1.0
         return self.total * max(share / math.sqrt(unknown), 1 / math.sqrt(of_all))
 
 

@@ -95,33 +95,35 @@ class DocumentTable(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _apart(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+    def _apart(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         """Refuse a boolean read from another type and a number read from another type.
 
         Numbers of numpy, PyTorch and other libraries are converted to Python numbers first.
         """
-        given = plain_inside(given) if isinstance(given, Mapping) else given
-        made = read(given)
-        problems = list(_mistaken(given, made, ()))
+        value = plain_inside(value) if isinstance(value, Mapping) else value
+        made = read(value)
+        problems = list(_mistaken(value, made, ()))
         if problems:
             raise WrongSectionError(problems, None)  # their paths are the document's own
         return made
 
 
-def _mistaken(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
+def _mistaken(original: Any, converted: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
     """Yield errors for values that pydantic converted to a number or a boolean from another type."""
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            inside = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
+    if isinstance(original, Mapping):
+        for key, value in original.items():
+            inside = (
+                converted.get(key) if isinstance(converted, Mapping) else getattr(converted, str(key), None)
+            )
             yield from _mistaken(value, inside, (*path, key))
-    elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
-        for index, (value, inside) in enumerate(zip(given, made, strict=False)):
+    elif isinstance(original, list | tuple) and isinstance(converted, list | tuple):
+        for index, (value, inside) in enumerate(zip(original, converted, strict=False)):
             yield from _mistaken(value, inside, (*path, index))
-    elif is_number(made) and given is not None and not is_number(given):
-        kind = "float_type" if isinstance(made, float) else "int_type"
-        yield {"type": kind, "loc": path, "input": given, "msg": "a number is needed"}
-    elif isinstance(made, bool) and not isinstance(given, bool):
-        yield {"type": "bool_type", "loc": path, "input": given, "msg": "true or false is needed"}
+    elif is_number(converted) and original is not None and not is_number(original):
+        kind = "float_type" if isinstance(converted, float) else "int_type"
+        yield {"type": kind, "loc": path, "input": original, "msg": "a number is needed"}
+    elif isinstance(converted, bool) and not isinstance(original, bool):
+        yield {"type": "bool_type", "loc": path, "input": original, "msg": "true or false is needed"}
 
 
 def validate_document(
@@ -201,14 +203,14 @@ def _told(
                     yield ".".join((*above, *path[:-1], key)), "extra_forbidden", told
 
 
-def _place(document: Any, found: Sequence[str | int]) -> tuple[tuple[str, ...], list[str], Any]:
+def _place(document: Any, location: Sequence[str | int]) -> tuple[tuple[str, ...], list[str], Any]:
     """Return an error's path in the document, the known keys of its table, and its type.
 
     For a union type, pydantic inserts the name of the alternative into the path. The document has no such level, so
     this function drops it.
     """
     path, known, here = list[str](), list[str](), _bare(document)
-    for part in found:
+    for part in location:
         keys, inside = _keys(here), get_args(here)
         if get_origin(here) in (Union, UnionType):
             here = next((_bare(arm) for arm in inside if _is_called(arm, part)), None)

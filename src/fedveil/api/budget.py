@@ -348,11 +348,11 @@ def forget_fits() -> None:
     _FITS.clear()
 
 
-def _is_same(one: Budget | None, other: Budget | None) -> bool:
+def _is_same(budget: Budget | None, other: Budget | None) -> bool:
     """Return whether two fits are counted by one budget."""
-    if one is None or other is None:
+    if budget is None or other is None:
         return False
-    return one is other or (one.file is not None and one.file == other.file)
+    return budget is other or (budget.file is not None and budget.file == other.file)
 
 
 def note_fit(prepared: Prepared, charge: Charge, budget: Budget | None = None) -> None:

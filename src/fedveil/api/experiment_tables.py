@@ -68,14 +68,14 @@ LOCAL_KEYS: Final = {
 """Keys of the table ``[local]`` by the arguments that set them."""
 
 
-def local_section(method: MethodChoice | Method | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def local_section(method: MethodChoice | Method | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table ``[local]`` of a method and of the arguments of local training.
 
     Raises:
         ConfigError: the method and an argument set the same key, or the method does not train locally.
     """
     section = dict(method.local or {}) if isinstance(method, MethodChoice) else {}
-    for argument, value in given.items():
+    for argument, value in arguments.items():
         if value is None:
             continue
         if isinstance(method, MethodChoice) and method.local is None:
@@ -86,42 +86,42 @@ def local_section(method: MethodChoice | Method | None, given: Mapping[str, Any]
     return section
 
 
-def stage_section(kind: str, argument: str, given: Any) -> dict[str, Any]:
+def stage_section(kind: str, argument: str, stage: Any) -> dict[str, Any]:
     """Return the table of a stage that was given as a name, a table or a value.
 
     Raises:
         ConfigError: a value of a class that nobody registers.
     """
-    if isinstance(given, str):
-        return {"name": given}
-    if isinstance(given, Mapping):
-        return dict(given)
-    chosen = choice_of(kind, given)
+    if isinstance(stage, str):
+        return {"name": stage}
+    if isinstance(stage, Mapping):
+        return dict(stage)
+    chosen = choice_of(kind, stage)
     if chosen is None:
         raise ConfigError(
-            f"{argument}: a name, a table or a registered stage is needed, not {type(given).__name__}"
+            f"{argument}: a name, a table or a registered stage is needed, not {type(stage).__name__}"
         )
     return chosen.document()
 
 
-def class_weights_of(given: Mapping[Label, float] | None, people: Population) -> tuple[float, ...] | None:
+def class_weights_of(weights: Mapping[Label, float] | None, people: Population) -> tuple[float, ...] | None:
     """Return the declared weights in the order of the classes.
 
     Raises:
         ConfigError: no mapping, or a class without a weight, or a weight of no class.
     """
-    if given is None:
+    if weights is None:
         return None
-    if not isinstance(given, Mapping):
+    if not isinstance(weights, Mapping):
         raise ConfigError(
             "class_weight: a weight for each class is needed, such as {'sick': 5.0, 'well': 1.0}, from public "
             "knowledge of how rare a class is; weights counted from the records ('balanced') reveal the class counts"
         )
     classes = people.classes or tuple(range(people.n_classes or 0))
-    if set(given) != set(classes):
+    if set(weights) != set(classes):
         named = ", ".join(map(str, classes)) or "no classes"
         raise ConfigError(f"class_weight: one weight for each of {named} is needed")
-    return tuple(given[one] for one in classes)
+    return tuple(weights[one] for one in classes)
 
 
 def server_section(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:

@@ -275,10 +275,10 @@ def cross_validate(
         learned = list[Objective]()
 
         def prepare(
-            spends: float, own: Population = own, given: Any = given, learned: Any = learned
+            spends: float, fold: Population = own, given: Any = given, learned: Any = learned
         ) -> Prepared:
             prepared, objective = TrainingArguments.bind(_WHERE, given | {"epsilon": spends}).prepare(
-                model, own
+                model, fold
             )
             if prepared.guarantee.unit != "user":
                 raise ConfigError(

@@ -143,15 +143,15 @@ def _loss_digest(loss: Loss) -> str | None:
     return hashlib.sha256(repr(snapshot(loss, _called)).encode()).hexdigest() if vars(loss) else None
 
 
-def recorded_name(given: Any, what: str) -> str:
+def recorded_name(obj: Any, argument: str) -> str:
     """Return an object's import path, or ``session:name`` if the path does not import the same object."""
-    name = getattr(given, "__name__", None) or type(given).__name__
-    path = f"{getattr(given, '__module__', '')}:{name}"
+    name = getattr(obj, "__name__", None) or type(obj).__name__
+    path = f"{getattr(obj, '__module__', '')}:{name}"
     try:
-        found = import_object(path, what)
+        found = import_object(path, argument)
     except (FedveilError, ValueError):
         found = None
-    return path if found is given and not path.startswith("__main__") else f"{SESSION}{name}"
+    return path if found is obj and not path.startswith("__main__") else f"{SESSION}{name}"
 
 
 def _module(
@@ -237,49 +237,49 @@ def _outputs(module: nn.Module, people: Population) -> int:
     return outputs
 
 
-def _loss(given: LossLike | None, people: Population, outputs: int) -> Loss:
-    if given is None:
+def _loss(loss_argument: LossLike | None, people: Population, outputs: int) -> Loss:
+    if loss_argument is None:
         if people.task == "classification":
             return LOSSES["binary_cross_entropy" if outputs == 1 else "cross_entropy"]
         return load_loss(defaults_of(None, people).loss)
-    if isinstance(given, str):
-        return load_loss(given)
-    if isinstance(given, Loss):
-        return given
-    if isinstance(given, type) or not callable(given):
+    if isinstance(loss_argument, str):
+        return load_loss(loss_argument)
+    if isinstance(loss_argument, Loss):
+        return loss_argument
+    if isinstance(loss_argument, type) or not callable(loss_argument):
         what = (
-            f"{given.__name__} is a class; hand over {given.__name__}()"
-            if isinstance(given, type)
-            else f"not {type(given).__name__}"
+            f"{loss_argument.__name__} is a class; hand over {loss_argument.__name__}()"
+            if isinstance(loss_argument, type)
+            else f"not {type(loss_argument).__name__}"
         )
         raise ConfigError(
             f"loss: a name or a function (outputs, targets) -> one term a record is needed: {what}"
         )
-    if isinstance(given, nn.Module):
-        given = copy_module(given, "loss")
-        reduction = getattr(given, "reduction", "none")
+    if isinstance(loss_argument, nn.Module):
+        loss_argument = copy_module(loss_argument, "loss")
+        reduction = getattr(loss_argument, "reduction", "none")
         if reduction not in ("none", "mean"):
             raise ConfigError(
-                f"loss: {type(given).__name__} has reduction = {reduction!r}, and training takes the mean "
+                f"loss: {type(loss_argument).__name__} has reduction = {reduction!r}, and training takes the mean "
                 "over the records of a batch; set reduction='mean', and scale the learning rate instead"
             )
         # Methods need one term per record: a mean over the batch would hide the record's own gradient.
         if reduction == "mean":
-            given.reduction = "none"  # type: ignore[assignment]
-        return RecordLoss(f"{SESSION}{type(given).__name__}", given)
-    return RecordLoss(recorded_name(given, "loss"), given)
+            loss_argument.reduction = "none"  # type: ignore[assignment]
+        return RecordLoss(f"{SESSION}{type(loss_argument).__name__}", loss_argument)
+    return RecordLoss(recorded_name(loss_argument, "loss"), loss_argument)
 
 
 def _metrics(
-    given: Sequence[MetricLike] | None, people: Population, loss: Loss
+    metric_arguments: Sequence[MetricLike] | None, people: Population, loss: Loss
 ) -> dict[str, dict[str, Metric]]:
     """Return by each name that was given the metrics for which it stands."""
-    if given is None:
-        given = defaults_of(None, people).metrics
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if metric_arguments is None:
+        metric_arguments = defaults_of(None, people).metrics
+    if isinstance(metric_arguments, str) or not isinstance(metric_arguments, Sequence):
         raise ConfigError("metrics: a list of names or functions is needed")
     found: dict[str, dict[str, Metric]] = {}
-    for one in given:
+    for one in metric_arguments:
         if isinstance(one, str):
             name, metrics = one, load_metrics(one, loss, people.task, people.target_names)
         elif callable(one) and not isinstance(one, type):

@@ -21,22 +21,22 @@ from fedveil.errors import ConfigError, DataError
 _BATCH: Final = 1024
 
 
-def warn_of_positions(trained: Sequence[str] | None, given: Sequence[str] | None) -> None:
+def warn_of_positions(trained_names: Sequence[str] | None, new_names: Sequence[str] | None) -> None:
     """Warn that columns are taken by position, where only the training records or only the new ones have names.
 
     The names 0 to p - 1, which pandas gives to columns without names, do not count as names.
 
     Args:
-        trained: names of the feature columns in training; None without names.
-        given: those of the new records.
+        trained_names: names of the feature columns in training; None without names.
+        new_names: those of the new records.
     """
-    if _is_named(trained) and not _is_named(given):
-        names = ", ".join(trained or ())
+    if _is_named(trained_names) and not _is_named(new_names):
+        names = ", ".join(trained_names or ())
         warnings.warn(
             f"features: the records have no column names; their columns are taken, in this order, for: {names}",
             stacklevel=stacklevel_of_caller(),
         )
-    if _is_named(given) and not _is_named(trained):
+    if _is_named(new_names) and not _is_named(trained_names):
         # The names are not repeated: those of a file without a header are its first record.
         warnings.warn(
             "features: the model was trained without column names; the columns of these records are taken by their "
@@ -93,7 +93,7 @@ class Predictor:
             DataError: the columns or the shape differ from training; a table, where a schema encodes them; a value is
                 invalid; an output is not finite.
         """
-        table = read_features(as_arrow_table(features, "features"), wanted=self.feature_names)
+        table = read_features(as_arrow_table(features, "features"), column_names=self.feature_names)
         if self.by_schema and table.names is not None:
             raise DataError(
                 "features: the model was trained on tables, whose columns its schema encodes; write the records into a "

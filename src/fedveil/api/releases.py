@@ -319,10 +319,12 @@ def read_statistics(folder: Path, *, these_people: bool = False) -> StatisticsFr
     )
 
 
-def figure_frame(found: Sequence[figures.Row], *, these_people: bool = False) -> FigureFrame:
+def figure_frame(figure_rows: Sequence[figures.Row], *, these_people: bool = False) -> FigureFrame:
     """Return figures as a frame."""
     return FigureFrame(
-        rows=tuple(row.to_json() for row in found), figures=tuple(found), these_people=these_people
+        rows=tuple(row.to_json() for row in figure_rows),
+        figures=tuple(figure_rows),
+        these_people=these_people,
     )
 
 
@@ -462,7 +464,7 @@ def _document(
     kind: type[_Kind],
     function: str,
     people: Population,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     privacy: tuple[float, float, Mapping[str, Any] | None],
 ) -> _Kind:
     """Return the document of a release.
@@ -471,7 +473,7 @@ def _document(
         kind: class of the document.
         function: name of the function, for errors.
         people: the population.
-        asked: name and request.
+        request: name and request.
         privacy: epsilon, delta, and further tables.
 
     Raises:
@@ -487,7 +489,7 @@ def _document(
     epsilon, delta, settings = privacy
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"{function}: settings: tables by name are needed, not {type(settings).__name__}")
-    whole = {**asked, "data": data_section(people), "privacy": {"epsilon": epsilon, "delta": delta}}
+    whole = {**request, "data": data_section(people), "privacy": {"epsilon": epsilon, "delta": delta}}
     return validate_document(kind, plain_inside(merge(whole, dict(settings or {}))), function)
 
 

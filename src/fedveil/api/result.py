@@ -148,14 +148,14 @@ class Result:
 
     @classmethod
     def from_outcome(
-        cls, outcome: Outcome, experiment: Experiment, learned: Objective, people: Population
+        cls, outcome: Outcome, experiment: Experiment, objective: Objective, people: Population
     ) -> Result:
         """Return the result of a run.
 
         Args:
             outcome: outcome of the training run.
             experiment: the experiment that ran.
-            learned: the initial model, with its loss and metrics.
+            objective: the initial model, with its loss and metrics.
             people: the population on which the model was trained.
         """
         released, metrics = outcome.evaluated, outcome.row["test"] or {}
@@ -169,7 +169,7 @@ class Result:
             folder=outcome.folder,
             evaluated=released,
             _experiment=experiment,
-            _learned=learned,
+            _learned=objective,
             _people=people,
         )
 

@@ -184,12 +184,14 @@ def train(
     return play(prepared, learned, parent, callbacks)
 
 
-def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequence[Callback] = ()) -> Result:
+def play(
+    prepared: Prepared, objective: Objective, parent: Path, callbacks: Sequence[Callback] = ()
+) -> Result:
     """Run a prepared experiment in a new folder under ``parent``, and return its result.
 
     Args:
         prepared: the experiment with its population and model.
-        learned: the initial model, with its loss and metrics.
+        objective: the initial model, with its loss and metrics.
         parent: parent folder of the run folder.
         callbacks: callbacks that receive public numbers after every round.
 
@@ -200,11 +202,11 @@ def play(prepared: Prepared, learned: Objective, parent: Path, callbacks: Sequen
     for warning in people_warnings(prepared):
         warnings.warn(warning, stacklevel=stacklevel_of_caller())
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
-    again = partial(_prepared, people=people, learned=learned)
+    again = partial(_prepared, people=people, objective=objective)
     outcome = watch.until_the_end(lambda: run(prepared, parent, watch, prepare_again=again))
     experiment = RunFolder(outcome.folder).with_refined_schema(prepared.experiment)
     people = with_schema_file(people, experiment.data)
-    return Result.from_outcome(outcome, experiment, learned, people)
+    return Result.from_outcome(outcome, experiment, objective, people)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,7 +458,7 @@ def resume(
             )
     prepared = _prepared(experiment, people, learned)
     watch = CallbackObserver(prepared, callbacks, public_test=people.public_test)
-    again = partial(_prepared, people=people, learned=learned)
+    again = partial(_prepared, people=people, objective=learned)
     outcome = watch.until_the_end(lambda: continue_run(opened, prepared, watch, again))
     experiment = opened.with_refined_schema(prepared.experiment)
     people = with_schema_file(people, experiment.data)
@@ -594,8 +596,8 @@ _METHOD_ARGUMENTS: Final = (
 """Arguments that a composed method already determines."""
 
 
-def _prepared(experiment: Experiment, people: Population, learned: Objective) -> Prepared:
-    prepared = prepare(experiment, FixedPopulation(people, "this"), learned.task)
+def _prepared(experiment: Experiment, people: Population, objective: Objective) -> Prepared:
+    prepared = prepare(experiment, FixedPopulation(people, "this"), objective.task)
     check_carried(prepared)
     return prepared
 

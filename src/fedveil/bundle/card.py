@@ -114,8 +114,8 @@ def _figure(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.4g}"
 
 
-def _interval(one: Reached) -> str:
-    low, high = ("no bound" if end is None else f"{end:.4g}" for end in (one.low, one.high))
+def _interval(reached: Reached) -> str:
+    low, high = ("no bound" if end is None else f"{end:.4g}" for end in (reached.low, reached.high))
     return f"{low} to {high}"
 
 

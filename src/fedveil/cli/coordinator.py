@@ -47,10 +47,10 @@ MembershipFingerprint = Annotated[
 ]
 
 
-def typed_fingerprint(given: str | None) -> str:
+def typed_fingerprint(fingerprint: str | None) -> str:
     """Return the given fingerprint of a membership; without one, ask the operator for it."""
     prompt = "fingerprint of the membership that the founder reads out"
-    return given if given is not None else str(typer.prompt(prompt))
+    return fingerprint if fingerprint is not None else str(typer.prompt(prompt))
 
 
 @dataclass(frozen=True, kw_only=True)

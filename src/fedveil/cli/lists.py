@@ -72,10 +72,10 @@ def stages_command(
     print_result(as_json, {"stages": rows}, rows_table(rows))
 
 
-def _row_of(one: Entry) -> dict[str, str]:
+def _row_of(entry: Entry) -> dict[str, str]:
     """Return the cells of a table row about a stage, without its name."""
-    keys = ", ".join(key.name for key in one.keys)
-    return {"keys": keys, "what it does": one.summary, "package": one.package}
+    keys = ", ".join(key.name for key in entry.keys)
+    return {"keys": keys, "what it does": entry.summary, "package": entry.package}
 
 
 def data_command(

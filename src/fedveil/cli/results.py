@@ -170,16 +170,16 @@ def verify_command(
 
 
 def _verified(
-    made: Path, trust: list[str], known: tuple[Path | None, Path | None], ledgers: list[Path]
+    folder_or_file: Path, trust: list[str], trusted: tuple[Path | None, Path | None], ledgers: list[Path]
 ) -> Verification:
     from fedveil.bundle.verification import verify_bundle
     from fedveil.federation.audit.ledger_audit import verify_ledger
     from fedveil.federation.audit.recorded_run import verify_run
     from fedveil.federation.terms import DOCUMENTS
 
-    if not made.exists():
-        raise ConfigError(f"{made}: there is no such folder or file")
-    charter, membership = known
+    if not folder_or_file.exists():
+        raise ConfigError(f"{folder_or_file}: there is no such folder or file")
+    charter, membership = trusted
     for option, path in (
         ("--charter", charter),
         ("--membership", membership),
@@ -188,21 +188,21 @@ def _verified(
         if path is not None and not path.is_file():
             raise ConfigError(f"{option} {path}: there is no such file")
     given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
-    if any((made / name).is_file() for name in DOCUMENTS):
+    if any((folder_or_file / name).is_file() for name in DOCUMENTS):
         _refuse(given, "a run folder", {"--charter", "--ledger"})
-        return verify_run(made, charter, ledgers)
-    if made.suffix == ".json":
+        return verify_run(folder_or_file, charter, ledgers)
+    if folder_or_file.suffix == ".json":
         _refuse(given, "an exported ledger", {"--trust", "--membership"})
-        return verify_ledger(made, trust, membership)
+        return verify_ledger(folder_or_file, trust, membership)
     _refuse(given, "a bundle", {"--trust", "--charter"})
-    return verify_bundle(made, trust, charter)
+    return verify_bundle(folder_or_file, trust, charter)
 
 
-def _refuse(given: Mapping[str, object], what: str, taken: set[str]) -> None:
-    for name, value in given.items():
-        if value and name not in taken:
-            takes = " and ".join(sorted(taken)) or "none of these options"
-            raise ConfigError(f"{name}: {what} is checked without it; it takes {takes}")
+def _refuse(options: Mapping[str, object], subject: str, accepted: set[str]) -> None:
+    for name, value in options.items():
+        if value and name not in accepted:
+            takes = " and ".join(sorted(accepted)) or "none of these options"
+            raise ConfigError(f"{name}: {subject} is checked without it; it takes {takes}")
 
 
 # --- attacks ------------------------------------------------------------------------------------------------

@@ -71,10 +71,10 @@ def stats_command(
     print_release(made.folder, output.as_json, here, csv=output.csv)
 
 
-def _write_rows(found: Frame, csv: Path | None) -> None:
+def _write_rows(frame: Frame, csv: Path | None) -> None:
     """Write the rows of a result into a CSV file, if one is asked for."""
     if csv is not None:
-        found.write_csv(csv)
+        frame.write_csv(csv)
 
 
 def print_release(folder: Path, as_json: bool, here: bool = False, *, csv: Path | None = None) -> None:

@@ -120,7 +120,7 @@ def format_fingerprint(kind: FingerprintKind, digest: bytes) -> str:
     return " ".join((kind, *(digits[start : start + 4] for start in range(0, len(digits), 4))))
 
 
-def same_fingerprint(typed: str, known: str) -> bool:
+def same_fingerprint(typed: str, expected: str) -> bool:
     """Return whether a typed fingerprint equals a known one, apart from spaces and case.
 
     The typed text may omit the first word, the kind.
@@ -128,7 +128,7 @@ def same_fingerprint(typed: str, known: str) -> bool:
     Raises:
         ConfigError: the typed text is not a fingerprint, or is a fingerprint of another kind.
     """
-    kind, _, digits = known.partition(" ")
+    kind, _, digits = expected.partition(" ")
     typed = "".join(typed.lower().split())
     found = _FINGERPRINT.fullmatch(typed)
     if found is None:

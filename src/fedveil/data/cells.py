@@ -37,11 +37,11 @@ _ENCODE: Final = (
 _TOO_LARGE_WHOLE: Final = "a whole number above 16777216, which float32 does not hold exactly; scale it first"
 
 
-def refuse_rows(wrong: np.ndarray, where: str, problem: str, rows: Sequence[int] | None = None) -> None:
+def refuse_rows(is_wrong: np.ndarray, where: str, problem: str, rows: Sequence[int] | None = None) -> None:
     """Raise a DataError for the first wrong entry, if any.
 
     Args:
-        wrong: (n, ...) True where an entry is wrong.
+        is_wrong: (n, ...) True where an entry is wrong.
         where: name of the column in errors.
         problem: the fault and its correction, in words.
         rows: (n,) the row numbers to report; None: 0 .. n - 1.
@@ -49,18 +49,18 @@ def refuse_rows(wrong: np.ndarray, where: str, problem: str, rows: Sequence[int]
     Raises:
         DataError: an entry is wrong; the error names the row, and the position in the row.
     """
-    if not wrong.any():
+    if not is_wrong.any():
         return
-    row, *place = np.argwhere(wrong)[0].tolist()
+    row, *place = np.argwhere(is_wrong)[0].tolist()
     at = "" if not place else f", feature {place[0]}" if len(place) == 1 else f", feature {tuple(place)}"
     raise DataError(f"{where}, row {row if rows is None else rows[row]}{at}: {problem}")
 
 
-def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
+def to_array(source: Any, where: str, row: int | None = None) -> np.ndarray:
     """Convert a column, a table or one record to a numpy array; copy only if necessary.
 
     Args:
-        given: a tensor, array, Arrow or pandas object, or list.
+        source: a tensor, array, Arrow or pandas object, or list.
         where: name of the column in errors.
         row: row number if ``given`` is one record; None if ``given`` holds all records.
 
@@ -68,10 +68,10 @@ def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
         DataError: an entry is masked or missing, rows have different lengths, or numpy has no such type.
     """
     called = where if row is None else f"{where}, row {row}"
-    if isinstance(given, torch.Tensor):
-        return _tensor_to_array(given, called)
-    if np.ma.isMaskedArray(given):  # np.asarray would drop the mask and return the values below it
-        masked = np.ma.getmaskarray(given)
+    if isinstance(source, torch.Tensor):
+        return _tensor_to_array(source, called)
+    if np.ma.isMaskedArray(source):  # np.asarray would drop the mask and return the values below it
+        masked = np.ma.getmaskarray(source)
         refuse_rows(
             np.atleast_1d(masked) if row is None else masked[None],
             where,
@@ -79,18 +79,18 @@ def to_array(given: Any, where: str, row: int | None = None) -> np.ndarray:
             None if row is None else [row],
         )
     try:
-        if isinstance(given, pa.Array | pa.ChunkedArray):
+        if isinstance(source, pa.Array | pa.ChunkedArray):
             # Arrow writes a null among integers as NaN, which would turn the whole column into floats.
             refuse_rows(
-                given.is_null().to_numpy(**_copied(given)),
+                source.is_null().to_numpy(**_copied(source)),
                 where,
                 "the entry is missing; fill it with a declared constant, or leave the record out",
             )
-            return np.asarray(given.to_numpy(**_copied(given)))
-        return np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+            return np.asarray(source.to_numpy(**_copied(source)))
+        return np.asarray(source.to_numpy() if hasattr(source, "to_numpy") else source)
     except (ValueError, TypeError, RuntimeError):  # Arrow's errors are among these
         raise DataError(
-            f"{called}: rows of different lengths, or no array at all ({type(given).__name__})"
+            f"{called}: rows of different lengths, or no array at all ({type(source).__name__})"
         ) from None
 
 
@@ -98,17 +98,17 @@ def _copied(column: pa.Array | pa.ChunkedArray) -> dict[str, bool]:
     return {} if isinstance(column, pa.ChunkedArray) else {"zero_copy_only": False}
 
 
-def _tensor_to_array(given: torch.Tensor, where: str) -> np.ndarray:
-    if given.layout != torch.strided:
-        raise DataError(f"{where}: a tensor of layout {given.layout}; hand over .to_dense()")
+def _tensor_to_array(tensor: torch.Tensor, where: str) -> np.ndarray:
+    if tensor.layout != torch.strided:
+        raise DataError(f"{where}: a tensor of layout {tensor.layout}; hand over .to_dense()")
     try:
-        if given.is_floating_point() and given.dtype not in _TENSOR_FLOATS:
-            given = given.float()  # float32 holds every bfloat16 and float8 exactly
-        return np.asarray(given.detach().cpu().resolve_conj().resolve_neg().numpy())
+        if tensor.is_floating_point() and tensor.dtype not in _TENSOR_FLOATS:
+            tensor = tensor.float()  # float32 holds every bfloat16 and float8 exactly
+        return np.asarray(tensor.detach().cpu().resolve_conj().resolve_neg().numpy())
     except (TypeError, RuntimeError):
         raise DataError(
-            f"{where}: a tensor of {given.dtype} on {given.device}, which numpy cannot hold; hand over a dense tensor "
-            "of float32, with its values"
+            f"{where}: a tensor of {tensor.dtype} on {tensor.device}, which numpy cannot hold; hand over a dense "
+            "tensor of float32, with its values"
         ) from None
 
 
@@ -190,11 +190,11 @@ def unwrap(cell: Any) -> Any:
     return cell
 
 
-def stack_records(given: Sequence[Any], where: str, *, keep_bytes: bool) -> Features:
+def stack_records(items: Sequence[Any], where: str, *, keep_bytes: bool) -> Features:
     """Convert records (arrays, tensors, lists, numbers) to float32, each by itself, and stack them.
 
     Args:
-        given: n records of one shape.
+        items: n records of one shape.
         where: name of the column in errors.
         keep_bytes: whether uint8 records stay uint8. If so, a mixture of uint8 and other types is refused: otherwise
             one record would decide how all records are stored.
@@ -202,7 +202,7 @@ def stack_records(given: Sequence[Any], where: str, *, keep_bytes: bool) -> Feat
     Raises:
         DataError: records have different shapes; otherwise as :func:`to_float32`. The error names the row.
     """
-    records = [to_array(one, where, row) for row, one in enumerate(given)]
+    records = [to_array(one, where, row) for row, one in enumerate(items)]
     if not records:
         return np.zeros(0, dtype=np.float32)
     other = [one.shape != records[0].shape for one in records]
@@ -245,15 +245,15 @@ class Entries:
     kind: np.dtype[Any]
 
 
-def read_entries(given: Any, where: str, what: str) -> Entries:
+def read_entries(column: Any, where: str, entry_word: str) -> Entries:
     """Return the distinct entries of a column as Python values.
 
     Entries of different types are distinct, even if they are equal (1, 1.0 and True).
 
     Args:
-        given: one entry per record.
+        column: one entry per record.
         where: name of the column in errors.
-        what: word for an entry in errors.
+        entry_word: word for an entry in errors.
 
     Raises:
         DataError: ``given`` does not have exactly one axis.
@@ -262,15 +262,15 @@ def read_entries(given: Any, where: str, what: str) -> Entries:
     >>> found.values, found.place.tolist()
     (['b', 1, True], [0, 1, 0, 2])
     """
-    if isinstance(given, list | tuple):
-        return _distinct([unwrap(one) for one in given], np.dtype(object))
-    values = to_array(given, where)
+    if isinstance(column, list | tuple):
+        return _distinct([unwrap(one) for one in column], np.dtype(object))
+    values = to_array(column, where)
     if values.ndim == 0:
-        raise DataError(f"{where}: one {what} a record is needed, not a single {type(given).__name__}")
+        raise DataError(f"{where}: one {entry_word} a record is needed, not a single {type(column).__name__}")
     if values.ndim != 1:
         raise DataError(
-            f"{where}: one {what} a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1), "
-            "and argmax(axis=1) takes a column per class for the class"
+            f"{where}: one {entry_word} a record is needed, but the shape is {values.shape}; reshape(-1) flattens "
+            "(n, 1), and argmax(axis=1) takes a column per class for the class"
         )
     if values.dtype.kind in "biuf":
         once, place = np.unique(values, return_inverse=True)

@@ -92,16 +92,16 @@ class GrowingColumn:
 
 
 def select_records(
-    column: Shaped[np.ndarray, "n *width"], kept: Bool[np.ndarray, " n"], folder: Path | None
+    column: Shaped[np.ndarray, "n *width"], is_kept: Bool[np.ndarray, " n"], folder: Path | None
 ) -> Shaped[np.ndarray, "k *width"]:
     """Return the values of the records that are kept, in a file if the folder of files is given."""
     if folder is None:
-        return np.asarray(column[kept])
-    if kept.all() and isinstance(column, np.memmap):
+        return np.asarray(column[is_kept])
+    if is_kept.all() and isinstance(column, np.memmap):
         return column
     with GrowingColumn(folder) as found:
         for begin in range(0, max(1, len(column)), _BLOCK):
-            found.append(column[begin : begin + _BLOCK][kept[begin : begin + _BLOCK]])
+            found.append(column[begin : begin + _BLOCK][is_kept[begin : begin + _BLOCK]])
         return found.array()
 
 

@@ -164,19 +164,19 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     )
 
 
-def read_columns(schema: Schema, files: Sequence[TableFile], wanted: Sequence[str]) -> ColumnTable:
+def read_columns(schema: Schema, files: Sequence[TableFile], column_names: Sequence[str]) -> ColumnTable:
     """Read declared columns of the tables of all silos without refusing a cell.
 
     Args:
         schema: declaration of the columns.
         files: CSV, Parquet or Excel files. Without a silo column, each file is a silo, named by the file's stem.
-        wanted: columns to read, in addition to users and silos.
+        column_names: columns to read, in addition to users and silos.
 
     Raises:
         DataError: a file cannot be read or lacks a column; a record has no id; more people than ``n_users`` have
             records; a silo is not declared.
     """
-    columns, users, silos = _read(schema, files, wanted)
+    columns, users, silos = _read(schema, files, column_names)
     names, user = index_names(users)
     if len(names) > schema.n_users:
         raise DataError(
@@ -190,7 +190,7 @@ def read_columns(schema: Schema, files: Sequence[TableFile], wanted: Sequence[st
 def read_own_columns(
     schema: Schema,
     path: Path,
-    wanted: Sequence[str],
+    column_names: Sequence[str],
     *,
     silo: int,
     silo_names: tuple[str, ...],
@@ -201,7 +201,7 @@ def read_own_columns(
     Args:
         schema: declaration of the columns.
         path: the silo's file.
-        wanted: columns to read, in addition to users and silos.
+        column_names: columns to read, in addition to users and silos.
         silo: number of the silo.
         silo_names: names of all silos.
         users: ids of all users in the order of their numbers. None: the ids are the numbers, from 0.
@@ -210,7 +210,7 @@ def read_own_columns(
         DataError: as :func:`read_columns`; a user has no number, or a record belongs to another silo. The error names
             the record.
     """
-    columns, ids, silos = _read(schema, (path,), wanted)
+    columns, ids, silos = _read(schema, (path,), column_names)
     rows = np.arange(len(ids))
     if schema.silo is not None:
         check_own(schema, path, rows, silos, silo_names[silo])
@@ -225,15 +225,17 @@ def read_own_columns(
 
 
 def _read(
-    schema: Schema, files: Sequence[TableFile], wanted: Sequence[str]
+    schema: Schema, files: Sequence[TableFile], column_names: Sequence[str]
 ) -> tuple[dict[str, Column], list[str], list[str]]:
     """Return the columns by name, the user id of every record, and the silo id of every record."""
-    categories = {name: categories_of(schema, name) for name in wanted}
+    categories = {name: categories_of(schema, name) for name in column_names}
     ids = (schema.user,) if schema.silo is None else (schema.user, schema.silo)
-    read: dict[str, list[Column]] = {name: [] for name in wanted}
+    read: dict[str, list[Column]] = {name: [] for name in column_names}
     users, silos = list[str](), list[str]()
     for path in files:
-        reader = TableReader.by_schema(schema, path, tuple(dict.fromkeys((*ids, *wanted))), tolerant=True)
+        reader = TableReader.by_schema(
+            schema, path, tuple(dict.fromkeys((*ids, *column_names))), tolerant=True
+        )
         users += reader.identities(schema.user)
         silos += [path.stem] * reader.n_records if schema.silo is None else reader.identities(schema.silo)
         for name, declared in categories.items():

@@ -339,61 +339,63 @@ def column_findings(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterato
             )
 
 
-def _missing(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
+def _missing(schema: Schema, facts: ColumnFacts) -> Iterator[DataFinding]:
     """Yield a finding if missing cells stop the run, or are the majority."""
-    feature = schema.features.get(one.name)
-    if one.missing and (feature is None or feature.missing == "error"):
+    feature = schema.features.get(facts.name)
+    if facts.missing and (feature is None or feature.missing == "error"):
         told = (
             "the target must be present: leave these records out"
             if feature is None
             else "the schema does not say how to treat missing values: declare `missing`, or leave the records out"
         )
-        yield _stops(schema, one.name, f"{one.missing:.1%} of the cells are missing", told)
-    elif one.missing > MOSTLY_MISSING:
+        yield _stops(schema, facts.name, f"{facts.missing:.1%} of the cells are missing", told)
+    elif facts.missing > MOSTLY_MISSING:
         yield DataFinding(
             bears_on="model",
-            where=one.name,
-            found=f"{one.missing:.0%} of the cells are missing",
+            where=facts.name,
+            found=f"{facts.missing:.0%} of the cells are missing",
             effect="the feature is constant for most records; missing = 'indicator' shows the model where it is "
             "missing",
         )
 
 
-def _invalid(tables: WholeTable, one: ColumnFacts) -> Iterator[DataFinding]:
+def _invalid(tables: WholeTable, facts: ColumnFacts) -> Iterator[DataFinding]:
     """Yield a finding if cells do not fit the declaration; unknown = "zero" allows undeclared categories."""
-    feature = tables.schema.features.get(one.name)
-    if not one.invalid or (isinstance(feature, Category) and feature.unknown == "zero"):
+    feature = tables.schema.features.get(facts.name)
+    if not facts.invalid or (isinstance(feature, Category) and feature.unknown == "zero"):
         return
-    again = tables.otherwise[one.name]
-    found = f"{one.invalid:.1%} of the cells do not fit the declaration ({one.kind})"
+    again = tables.otherwise[facts.name]
+    found = f"{facts.invalid:.1%} of the cells do not fit the declaration ({facts.kind})"
     found += f"; {again} differ from a declared value only in case" if again else ""
-    yield _stops(tables.schema, one.name, found, f"correct the cells or the declaration: {_MENDED[one.kind]}")
+    yield _stops(
+        tables.schema, facts.name, found, f"correct the cells or the declaration: {_MENDED[facts.kind]}"
+    )
 
 
-def _stops(schema: Schema, column: str, found: str, effect: str) -> DataFinding:
+def _stops(schema: Schema, column: str, problem: str, effect: str) -> DataFinding:
     """Return the finding about cells that a run refuses, or counts as invalid if the schema bins them."""
     if not schema.bins_invalid:
-        return DataFinding(bears_on="run", where=column, found=found, effect=effect)
+        return DataFinding(bears_on="run", where=column, found=problem, effect=effect)
     counted = "a run counts them as invalid and goes on (without the record, in a target); to do better, "
-    return DataFinding(bears_on="model", where=column, found=found, effect=counted + effect)
+    return DataFinding(bears_on="model", where=column, found=problem, effect=counted + effect)
 
 
-def _outside(schema: Schema, one: ColumnFacts) -> Iterator[DataFinding]:
+def _outside(schema: Schema, facts: ColumnFacts) -> Iterator[DataFinding]:
     """Yield a finding if values lie beyond the declared bounds."""
-    amount = schema.amounts.get(one.name)
+    amount = schema.amounts.get(facts.name)
     refused = amount is not None and amount.outside == "error"
-    if one.name not in schema.features and one.outside and refused:
+    if facts.name not in schema.features and facts.outside and refused:
         yield DataFinding(
             bears_on="run",
-            where=one.name,
-            found=f"{one.outside:.1%} of the targets lie outside the declared bounds",
+            where=facts.name,
+            found=f"{facts.outside:.1%} of the targets lie outside the declared bounds",
             effect="a run refuses them: correct the cells or the bounds, or declare outside = 'clip'",
         )
-    elif one.outside > OFTEN_CLIPPED:
+    elif facts.outside > OFTEN_CLIPPED:
         yield DataFinding(
             bears_on="model",
-            where=one.name,
-            found=f"{one.outside:.0%} of the values lie outside the declared bounds",
+            where=facts.name,
+            found=f"{facts.outside:.0%} of the values lie outside the declared bounds",
             effect="they are clipped to the bounds; wider bounds, from domain knowledge, would tell them apart",
         )
 
@@ -520,8 +522,8 @@ def facts_of(schema: Schema, name: str, column: Column) -> ColumnFacts:
     )
 
 
-def _share(marked: Bool[np.ndarray, "n"]) -> float:
-    return float(marked.mean()) if len(marked) else 0.0
+def _share(mask: Bool[np.ndarray, "n"]) -> float:
+    return float(mask.mean()) if len(mask) else 0.0
 
 
 # --- the report ---

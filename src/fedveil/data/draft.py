@@ -112,15 +112,15 @@ def draft_schema(
     tables = {one: _cells(one, written) for one, written in formats.items()}
     path, names = paths[0], list(dict.fromkeys(name for table in tables.values() for name in table))
     cells, lacked = _joined(names, list(tables.values()))
-    user = _chosen(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
+    user = _choose_column(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
     if user is None:
         raise DataError(
             f"{path}: no column looks like a user's; name it (--user COLUMN). The columns are: "
             f"{sanitize(', '.join(names))}"
         )
-    silo = _chosen(path, names, silo, SILO_NAMES)
+    silo = _choose_column(path, names, silo, SILO_NAMES)
     guessed = label is None
-    label = _chosen(path, names, label, LABEL_NAMES)
+    label = _choose_column(path, names, label, LABEL_NAMES)
     if lacked & {user, silo, label}:
         raise DataError(
             f"{path}: a sample lacks column '{sanitize(min(lacked & {user, silo, label}, key=str))}'"
@@ -388,14 +388,18 @@ def _inline(feature: dict[str, Any]) -> InlineTable:
     return table
 
 
-def _chosen(path: Path, names: list[str], asked: str | None, usual: tuple[str, ...]) -> str | None:
+def _choose_column(
+    path: Path, names: list[str], requested: str | None, usual_names: tuple[str, ...]
+) -> str | None:
     """Return the requested column, else the first column with a usual name, else None."""
-    if asked is not None and asked not in names:
+    if requested is not None and requested not in names:
         raise DataError(
-            f"{path} has no column '{sanitize(asked)}'; it has: {sanitize(', '.join(names))}"
-            f"{sanitize(did_you_mean(asked, names))}"
+            f"{path} has no column '{sanitize(requested)}'; it has: {sanitize(', '.join(names))}"
+            f"{sanitize(did_you_mean(requested, names))}"
         )
-    return asked or next((name for name in names if re.sub(r"[\W_]", "", name).lower() in usual), None)
+    return requested or next(
+        (name for name in names if re.sub(r"[\W_]", "", name).lower() in usual_names), None
+    )
 
 
 def _feature(cells: pa.Array) -> dict[str, Any] | None:

@@ -63,36 +63,36 @@ def check_alike(columns: Mapping[str, Any]) -> None:
 
 
 def read_features(
-    given: Any, where: str = "features", *, wanted: Sequence[str] | None = None
+    source: Any, where: str = "features", *, column_names: Sequence[str] | None = None
 ) -> FeatureTable:
     """Read (n, ...) numeric features from an array, a tensor, a list of records, or a numeric table.
 
     uint8 stays uint8; every other type becomes float32. Records of a list are converted one by one.
 
     Args:
-        given: the features.
+        source: the features.
         where: name of the argument in errors.
-        wanted: columns of a table that are read, in this order; None: all.
+        column_names: columns of a table that are read, in this order; None: all.
 
     Raises:
         DataError: a wanted column is missing; a value is no number, NaN, infinite, or too large for float32; or the
             array has a single axis. The error names row and column.
     """
-    names = names_of(given, where)
+    names = names_of(source, where)
     if names is not None:
-        read = names if wanted is None else tuple(wanted)
+        read = names if column_names is None else tuple(column_names)
         for name in read:
             if name not in names:
                 raise DataError(
                     f"{where}: column '{sanitize(name)}' is missing, on which the model was trained"
                     f"{did_you_mean(name, names)}"
                 )
-        values = to_float32(_columns(given, {name: names.index(name) for name in read}, where), where)
+        values = to_float32(_columns(source, {name: names.index(name) for name in read}, where), where)
         names = read
-    elif isinstance(given, list | tuple):
-        values = stack_records(given, where, keep_bytes=True)
+    elif isinstance(source, list | tuple):
+        values = stack_records(source, where, keep_bytes=True)
     else:
-        values = to_float32(_whole(given, where), where)
+        values = to_float32(_whole(source, where), where)
     if values.ndim < 2:
         raise DataError(
             f"{where}: one row a record is needed, (records, ...), but the shape is {values.shape}; a single "
@@ -103,7 +103,7 @@ def read_features(
     return FeatureTable(values=values, names=names)
 
 
-def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]]:
+def read_ids(source: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]]:
     """Read one id per record, text or a whole number, as text.
 
     The number 7, the text "7" and the bytes b"7" are the same id: bytes are read as UTF-8.
@@ -114,7 +114,7 @@ def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]
     Raises:
         DataError: an id is missing, empty, or of another type.
     """
-    entries = read_entries(given, where, "id")
+    entries = read_entries(source, where, "id")
     ids, place, kind = entries.values, entries.place, entries.kind
     if not ids:
         # numpy gives an empty list the type float, which the check below would refuse
@@ -125,8 +125,8 @@ def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]
         )
     ids = [_decoded(one) if isinstance(one, bytes) else one for one in ids]
 
-    def refuse(wrong: list[bool], problem: str) -> None:
-        refuse_rows(np.array(wrong, dtype=np.bool_)[place], where, problem)
+    def refuse(is_wrong: list[bool], problem: str) -> None:
+        refuse_rows(np.array(is_wrong, dtype=np.bool_)[place], where, problem)
 
     # bool is a subclass of int, but True is no id.
     refuse(
@@ -144,21 +144,21 @@ def read_ids(given: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"]
     return names, of_text[place]
 
 
-def _decoded(one: bytes) -> str | None:
+def _decoded(text: bytes) -> str | None:
     """Return bytes as text; None, which is no id, if they are not UTF-8."""
     try:
-        return one.decode()
+        return text.decode()
     except UnicodeDecodeError:
         return None
 
 
-def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
+def read_labels(source: Any, classes: Sequence[Any] | None, where: str) -> tuple[Targets, tuple[Label, ...]]:
     """Read class labels; return the class number of each record, and the classes.
 
     1, 1.0, "1" and True are the same label.
 
     Args:
-        given: one label per record: whole numbers, text or truth values.
+        source: one label per record: whole numbers, text or truth values.
         classes: the classes in the order of their numbers; None takes the labels that occur, sorted.
         where: name of the column in errors.
 
@@ -166,7 +166,7 @@ def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[
         ConfigError: a class is neither text nor a whole number.
         DataError: a label is missing, of another type, or not among the classes.
     """
-    labels, place = _label_entries(given, where)
+    labels, place = _label_entries(source, where)
     if (
         classes is None
     ):  # if one label occurs as a number and as text, the sort lets the number name the class
@@ -184,14 +184,14 @@ def read_labels(given: Any, classes: Sequence[Any] | None, where: str) -> tuple[
     return found, tuple(_plain(one) for one in known)
 
 
-def _label_entries(given: Any, where: str) -> tuple[list[str | int], Int64[np.ndarray, " n"]]:
+def _label_entries(source: Any, where: str) -> tuple[list[str | int], Int64[np.ndarray, " n"]]:
     """Return the distinct labels as text or whole numbers, and the (n,) index among them of each record's label.
 
     Raises:
         DataError: a label is missing, a fraction, of another type, or a float so large that it may be rounded. The
             error names the row.
     """
-    entries = read_entries(given, where, "class label")
+    entries = read_entries(source, where, "class label")
     labels, place, kind = entries.values, entries.place, entries.kind
     if kind.kind not in "biufUO":
         raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
@@ -218,7 +218,7 @@ def _label_entries(given: Any, where: str) -> tuple[list[str | int], Int64[np.nd
     return [int(one) if isinstance(one, float) else one for one in labels], place
 
 
-def read_numbers(given: Any, task: Task, where: str) -> Targets:
+def read_numbers(source: Any, task: Task, where: str) -> Targets:
     """Read (n,) numeric targets, or (n, k) of several targets, as float32.
 
     Survival has (n, 2) of (event, time), or (n, 3) of (event, time, entry) with late entry. The columns of a table may
@@ -228,16 +228,16 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
         DataError: another shape or type, NaN or infinity; a table whose column names say that the time comes first.
     """
     if task == "survival":
-        given = _event_and_time(given, where)
-    names = names_of(given, where)
+        source = _event_and_time(source, where)
+    names = names_of(source, where)
     if names is not None:
-        values = _columns(given, {name: place for place, name in enumerate(names)}, where)
-    elif isinstance(given, list | tuple):
-        values = stack_records(given, where, keep_bytes=False)
+        values = _columns(source, {name: place for place, name in enumerate(names)}, where)
+    elif isinstance(source, list | tuple):
+        values = stack_records(source, where, keep_bytes=False)
         if task == "survival" and not len(values):  # an empty list has no second axis
             values = values.reshape(0, 2)
     else:
-        values = _whole(given, where)
+        values = _whole(source, where)
     if task == "regression" and values.ndim != 1:
         raise DataError(
             f"{where}: one number a record is needed, but the shape is {values.shape}; reshape(-1) flattens (n, 1), "
@@ -258,7 +258,7 @@ def read_numbers(given: Any, task: Task, where: str) -> Targets:
     return to_float32(values, where).astype(np.float32)
 
 
-def _event_and_time(given: Any, where: str) -> Any:
+def _event_and_time(source: Any, where: str) -> Any:
     """Return a structured array of an event and a time, as of scikit-survival, as (n, 2) of (event, time).
 
     The event is the field of truth values; the other field is the time. Anything else is returned unchanged.
@@ -266,9 +266,9 @@ def _event_and_time(given: Any, where: str) -> Any:
     Raises:
         DataError: a structured array with other fields; the error says which are needed.
     """
-    kind = getattr(given, "dtype", None)
-    if not isinstance(given, np.ndarray) or kind is None or kind.names is None:
-        return given
+    kind = getattr(source, "dtype", None)
+    if not isinstance(source, np.ndarray) or kind is None or kind.names is None:
+        return source
     events = [name for name in kind.names if kind[name].kind == "b"]
     times = [name for name in kind.names if kind[name].kind in "iuf"]
     if len(kind.names) != 2 or len(events) != 1 or len(times) != 1:
@@ -276,7 +276,7 @@ def _event_and_time(given: Any, where: str) -> Any:
             f"{where}: a structured array for survival needs two fields: the event, of truth values, and the time, a "
             "number, as scikit-survival's Surv.from_arrays makes it"
         )
-    return np.stack([given[events[0]].astype(np.float64), given[times[0]].astype(np.float64)], axis=1)
+    return np.stack([source[events[0]].astype(np.float64), source[times[0]].astype(np.float64)], axis=1)
 
 
 def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: str) -> None:
@@ -296,13 +296,13 @@ def refuse_outside(targets: Targets, within: tuple[float, float] | None, where: 
         )
 
 
-def _label(one: Any) -> str:
-    return str(_plain(one))
+def _label(label: Any) -> str:
+    return str(_plain(label))
 
 
-def _plain(one: Any) -> Label:
+def _plain(label: Any) -> Label:
     """Return a label as a JSON value: text or a whole number."""
-    return str(one) if isinstance(one, str) else int(one)
+    return str(label) if isinstance(label, str) else int(label)
 
 
 def _class(declared: Any) -> Label:
@@ -319,12 +319,12 @@ def _class(declared: Any) -> Label:
     return _plain(one)
 
 
-def names_of(given: Any, where: str) -> tuple[str, ...] | None:
-    """Return the column names of a table; None if ``given`` is not a table."""
-    if isinstance(given, pa.Table | pa.RecordBatch):
-        names = tuple(given.schema.names)
-    elif hasattr(given, "columns") and hasattr(given, "iloc"):
-        names = tuple(str(name) for name in given.columns)
+def names_of(source: Any, where: str) -> tuple[str, ...] | None:
+    """Return the column names of a table; None if ``source`` is not a table."""
+    if isinstance(source, pa.Table | pa.RecordBatch):
+        names = tuple(source.schema.names)
+    elif hasattr(source, "columns") and hasattr(source, "iloc"):
+        names = tuple(str(name) for name in source.columns)
     else:
         return None
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -333,7 +333,7 @@ def names_of(given: Any, where: str) -> tuple[str, ...] | None:
     return names
 
 
-def _columns(given: Any, places: Mapping[str, int], where: str) -> np.ndarray:
+def _columns(source: Any, places: Mapping[str, int], where: str) -> np.ndarray:
     """Convert columns of a table, given with their places, to (n, columns) float64, each column by its own type.
 
     Raises:
@@ -342,8 +342,8 @@ def _columns(given: Any, places: Mapping[str, int], where: str) -> np.ndarray:
     columns = []
     for name, place in places.items():
         called = f"{where}, column '{sanitize(name)}'"
-        table = isinstance(given, pa.Table | pa.RecordBatch)
-        values = to_array(given.column(place) if table else given.iloc[:, place], called)
+        table = isinstance(source, pa.Table | pa.RecordBatch)
+        values = to_array(source.column(place) if table else source.iloc[:, place], called)
         if values.dtype.kind == "O":
             values = numbers_of_cells(values, called)
         elif values.dtype.kind not in "biuf":
@@ -354,17 +354,17 @@ def _columns(given: Any, places: Mapping[str, int], where: str) -> np.ndarray:
             "the value is missing, NaN or infinite; fill it with a declared constant, or leave the record out",
         )
         columns.append(values.astype(np.float64))
-    return np.stack(columns, axis=1) if columns else np.zeros((len(given), 0), np.float32)
+    return np.stack(columns, axis=1) if columns else np.zeros((len(source), 0), np.float32)
 
 
-def _whole(given: Any, where: str) -> np.ndarray:
-    if isinstance(given, Mapping):
+def _whole(value: Any, where: str) -> np.ndarray:
+    if isinstance(value, Mapping):
         raise DataError(
             f"{where}: a mapping of columns is no table; make it a frame, such as pandas.DataFrame(...)"
         )
-    if hasattr(given, "toarray"):
+    if hasattr(value, "toarray"):
         raise DataError(f"{where}: a sparse matrix is not read; hand over .toarray()")
-    values = to_array(given, where)
+    values = to_array(value, where)
     if values.ndim == 0:
-        raise DataError(f"{where}: one entry a record is needed, not a single {type(given).__name__}")
+        raise DataError(f"{where}: one entry a record is needed, not a single {type(value).__name__}")
     return values

@@ -227,19 +227,19 @@ def _column_names(data: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _several_columns(given: Any, known: Sequence[str], n_rows: int) -> list[str]:
+def _several_columns(source: Any, existing: Sequence[str], n_rows: int) -> list[str]:
     """Return the names of several target columns: event and time, k labels or k numbers; empty for any other object.
 
     A list of as many texts as the frame has rows holds the records' labels, unless all of them are column names.
     """
-    is_text = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
-    if not is_text or len(given) < 2:
+    is_text = isinstance(source, list | tuple) and all(isinstance(one, str) for one in source)
+    if not is_text or len(source) < 2:
         return []
-    labels = len(given) == n_rows and len(given) > 2 and not set(given) <= set(known)
-    return [] if labels else list(given)
+    labels = len(source) == n_rows and len(source) > 2 and not set(source) <= set(existing)
+    return [] if labels else list(source)
 
 
-def _check_names(columns: Sequence[tuple[str, Any]], known: Sequence[str], place: str = "") -> None:
+def _check_names(columns: Sequence[tuple[str, Any]], existing: Sequence[str], place: str = "") -> None:
     """Check that every named column exists once in the frame, and is named once.
 
     Raises:
@@ -247,17 +247,17 @@ def _check_names(columns: Sequence[tuple[str, Any]], known: Sequence[str], place
     """
     names = [name for _, name in columns]
     for key, name in columns:
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in existing:
             asked = [one for one in names if isinstance(one, str)]
             raise ConfigError(
                 f"population: {place}{key}: no column {sanitize(repr(name))}; there are: "
-                f"{describe_columns(known, asked, name if isinstance(name, str) else '')}"
+                f"{describe_columns(existing, asked, name if isinstance(name, str) else '')}"
             )
         if names.count(name) > 1:
             raise ConfigError(
                 f"population: {place}column '{sanitize(name)}' is named twice; it has one meaning"
             )
-        if list(known).count(name) > 1:
+        if list(existing).count(name) > 1:
             raise ConfigError(f"population: {place}two columns are called '{sanitize(name)}'")
 
 

@@ -630,19 +630,19 @@ class Schema(_Part):
         return self.invalid == "bin"
 
 
-def refuse_late_entry(schema: Schema | None, what: str) -> None:
+def refuse_late_entry(schema: Schema | None, reader: str) -> None:
     """Refuse a schema with late entry for what would take everybody to be under observation from time 0.
 
     Args:
         schema: the schema; None: the records have none.
-        what: what does not read the entry, for the error.
+        reader: what does not read the entry, for the error.
 
     Raises:
         ConfigError: the schema declares an entry.
     """
     if schema is not None and isinstance(schema.target, Survival) and schema.target.entry is not None:
         raise ConfigError(
-            f"target.entry: {what} takes all records as observed from time 0, which people who entered later would "
+            f"target.entry: {reader} takes all records as observed from time 0, which people who entered later would "
             "bias; training and `fedveil infer` read the entry. Leave it out of the schema only if nobody entered late"
         )
 

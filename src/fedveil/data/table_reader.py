@@ -563,17 +563,17 @@ class TableReader:
         except DataError as error:
             raise DataError(f"{self._path}, column '{sanitize(column)}': {error}") from None
 
-    def _mark_invalid(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+    def _mark_invalid(self, is_wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Mark wrong cells as invalid if the reader is binned; else raise a DataError for the first one."""
         if self._binned:
-            self._invalid[column] = self.invalid(column) | wrong
+            self._invalid[column] = self.invalid(column) | is_wrong
         else:
-            self._refuse(wrong, column, problem)
+            self._refuse(is_wrong, column, problem)
 
-    def _refuse(self, wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
+    def _refuse(self, is_wrong: Bool[np.ndarray, "n"], column: str, problem: str) -> None:
         """Raise a DataError for the first wrong cell, if any."""
-        if wrong.any():
-            record = self._first + int(np.argmax(wrong)) + 1
+        if is_wrong.any():
+            record = self._first + int(np.argmax(is_wrong)) + 1
             raise DataError(
                 f"{self._path}, record {record} (the header not counted), column '{column}': {problem}"
             )

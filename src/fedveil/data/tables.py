@@ -108,8 +108,8 @@ def tables(
     content = read_content(schema_file, DataError)
     parsed = parse_schema(content, schema_file)
     given = files.items() if isinstance(files, Mapping) else [(None, one) for one in files]
-    found = [_given_table(one, "tables: files", name, parsed) for name, one in given]
-    test = None if test is None else _given_table(test, "tables: test", "test", parsed)
+    found = [_read_source(one, "tables: files", name, parsed) for name, one in given]
+    test = None if test is None else _read_source(test, "tables: test", "test", parsed)
     source = TableSource(
         schema_file=schema_file,
         schema=content,
@@ -121,10 +121,10 @@ def tables(
     return read_source(source)
 
 
-def _given_table(given: Any, where: str, name: str | None, schema: Schema) -> TableFile:
+def _read_source(source: Any, where: str, name: str | None, schema: Schema) -> TableFile:
     """Return a table that was handed over: a file, or a table in memory, which has a name."""
-    if name is None or isinstance(given, str | Path):
-        path = as_path(given, where).absolute()
+    if name is None or isinstance(source, str | Path):
+        path = as_path(source, where).absolute()
         if where == "tables: files" and name is not None and name != path.stem:
             raise ConfigError(
                 f"tables: files: '{sanitize(str(name))}' is the name of {sanitize(path.name)}, but a file names its "
@@ -134,7 +134,7 @@ def _given_table(given: Any, where: str, name: str | None, schema: Schema) -> Ta
         return path
     from fedveil.data.record_columns import memory_table  # loads PyTorch
 
-    return memory_table(name, given, schema.format_of(name))
+    return memory_table(name, source, schema.format_of(name))
 
 
 def read_source(source: TableSource) -> Population:
@@ -415,16 +415,16 @@ def read_number_columns(path: Path, columns: Sequence[str] | None) -> Float32[np
     return np.stack([reader.number(name) for name in columns or table.column_names], axis=1)
 
 
-def _refuse_first(path: Path, column: str, wrong: Int64[np.ndarray, "k"], problem: str) -> None:
+def _refuse_first(path: Path, column: str, wrong_rows: Int64[np.ndarray, "k"], problem: str) -> None:
     """Raise a DataError that names the first wrong record of a file, if any."""
-    if len(wrong):
+    if len(wrong_rows):
         raise DataError(
-            f"{path}, record {int(wrong[0]) + 1} (the header not counted), column '{column}': {problem}"
+            f"{path}, record {int(wrong_rows[0]) + 1} (the header not counted), column '{column}': {problem}"
         )
 
 
-def _as_table(given: str | TableFile, where: str) -> TableFile:
-    return given if isinstance(given, MemoryTable) else as_path(given, where)
+def _as_table(file: str | TableFile, where: str) -> TableFile:
+    return file if isinstance(file, MemoryTable) else as_path(file, where)
 
 
 def check_files(schema: Schema, files: Sequence[TableFile]) -> None:

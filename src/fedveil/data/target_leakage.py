@@ -197,11 +197,11 @@ def named_like_an_end(column: str) -> int | None:
     return _rank(column, _OF_ENDS)
 
 
-def _rank(column: str, usual: tuple[str, ...], letter: str | None = None) -> int | None:
+def _rank(column: str, usual_names: tuple[str, ...], letter: str | None = None) -> int | None:
     if column.lower() == letter:
-        return len(usual)
+        return len(usual_names)
     parts = {part.lower() for part in _PARTS.findall(column)}
-    return next((rank for rank, word in enumerate(usual) if word in parts), None)
+    return next((rank for rank, word in enumerate(usual_names) if word in parts), None)
 
 
 def refuse_time_before_event(names: Sequence[str], where: str) -> None:

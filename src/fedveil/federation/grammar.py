@@ -102,7 +102,8 @@ class Grammar:
         """Derive the grammar of a session from its plan and from the protocol's exchanges with one silo."""
         method = plan.method
         to_silo, to_server = (
-            frozenset(one.kind for one in plan.sends() if one.to & role) for role in (Role.SILO, Role.SERVER)
+            frozenset(message.kind for message in plan.sends() if message.to & role)
+            for role in (Role.SILO, Role.SERVER)
         )
         return cls(
             opening=ExchangeStep(

@@ -336,7 +336,9 @@ class Membership:
             raise IntegrityError(
                 f"{place}: serial {self.serial}, but {another}{present.serial} was accepted here before"
             )
-        if {one.identity for one in present.revoked} - {one.identity for one in self.revoked}:
+        if {revoked_key.identity for revoked_key in present.revoked} - {
+            revoked_key.identity for revoked_key in self.revoked
+        }:
             raise IntegrityError(
                 f"{place}: a key that was revoked before is not revoked in it: the founder must revoke it again"
             )
@@ -366,7 +368,7 @@ class Membership:
             _Member.model_construct(name=name, identity=cast(str, public), node=node)
             for name, public, node in zip(self.silos, self.roster, nodes, strict=True)
         )
-        revoked = tuple(_Revoked.model_construct(**vars(one)) for one in self.revoked)
+        revoked = tuple(_Revoked.model_construct(**vars(revoked_key)) for revoked_key in self.revoked)
         return _Document.text_of(2, vars(self) | {"silos": members, "revoked": revoked})
 
     @classmethod

@@ -449,7 +449,10 @@ class SiloParty:
             self._state / TERMS / f"{digest}.message", RunFolderError, largest=LARGEST_OPENING
         )
         # A coordinator whose key was revoked since may have signed the terms.
-        known = (self._membership.coordinator, *(one.identity for one in self._membership.revoked))
+        known = (
+            self._membership.coordinator,
+            *(revoked_key.identity for revoked_key in self._membership.revoked),
+        )
         for identity in known:
             with suppress(ProtocolError):
                 message = SignedMessage.open(

@@ -119,15 +119,15 @@ class SiloLedger:
 
     def names(self, terms: str) -> bool:
         """Return whether a charge was made under some terms, given as SHA-256 in hexadecimal."""
-        return any(one.origin is not None and one.origin.terms == terms for one in self._ledger.entries)
+        return any(entry.origin is not None and entry.origin.terms == terms for entry in self._ledger.entries)
 
     def charged_terms(self, run: str) -> set[str]:
         """Return the terms of all charges of a run, as SHA-256 in hexadecimal; "" for charges without terms."""
-        return _terms(one for one in self._ledger.entries if one.run.partition("/")[0] == run)
+        return _terms(entry for entry in self._ledger.entries if entry.run.partition("/")[0] == run)
 
     def training_terms(self, run: str) -> set[str]:
         """Return the terms of the charges for training rounds of a run."""
-        return _terms(one for one in self._ledger.entries if one.run == run)
+        return _terms(entry for entry in self._ledger.entries if entry.run == run)
 
     def end_record(self, run: str) -> str | None:
         """Return the digest of the record's last line that the silo signed at a run's end; None if not signed.
@@ -233,7 +233,7 @@ def _missing(state: Path, ledger: Ledger, answers: RecordStore) -> list[str]:
 
 
 def _terms(entries: Iterable[Entry]) -> set[str]:
-    return {"" if one.origin is None else one.origin.terms for one in entries}
+    return {"" if entry.origin is None else entry.origin.terms for entry in entries}
 
 
 _UNKNOWN: Final = "f" * 64

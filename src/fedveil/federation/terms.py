@@ -101,7 +101,7 @@ def public_text(
 
 def versions(members: Iterable[Member]) -> dict[str, str]:
     """Return the installed versions of the packages that provide these members, by package name."""
-    return {one.package: one.version for one in members}
+    return {member.package: member.version for member in members}
 
 
 def parse_terms(text: str) -> tuple[dict[str, Any], Any]:

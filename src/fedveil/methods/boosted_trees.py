@@ -27,7 +27,7 @@ from fedveil.training.trees import ROUNDS, LocalTrees, TreeSteps
 Rate = Annotated[
     Positive | None,
     Field(
-        description="step of a round, over the mean of its 32 trees; default: 3 for classification, 1/2 for regression"
+        description="step of a round, over the mean of its 32 trees; default: 3 of classes, 1/2 of a number to predict"
     ),
 ]
 

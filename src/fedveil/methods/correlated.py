@@ -70,7 +70,7 @@ def check_coefficients(coefficients: Sequence[float], period: int) -> None:
             f"coefficients {tuple(coefficients)}: with signs, or if they rise, the sensitivity is known as a bound "
             "alone; take coefficients that fall and are not negative"
         )
-    if any(one * 2**BITS != math.floor(one * 2**BITS) for one in coefficients):
+    if any(coefficient * 2**BITS != math.floor(coefficient * 2**BITS) for coefficient in coefficients):
         raise PrivacyError(
             f"coefficients {tuple(coefficients)}: multiples of 2^-{BITS} are needed, so that sums stay on a grid"
         )
@@ -86,7 +86,10 @@ def strengths(coefficients: Sequence[float], period: int) -> tuple[float, ...]:
         PrivacyError: coefficients that :func:`check_coefficients` refuses.
     """
     check_coefficients(coefficients, period)
-    return (*(one * one for one in coefficients), *(0.0 for _ in range(period - len(coefficients))))
+    return (
+        *(coefficient * coefficient for coefficient in coefficients),
+        *(0.0 for _ in range(period - len(coefficients))),
+    )
 
 
 def squared_sensitivity(coefficients: Sequence[float], period: int, rounds: int) -> float:
@@ -268,7 +271,7 @@ class CorrelatedShares(GaussianShares):
     def mechanisms(self, sensitivity: Sensitivity) -> tuple[str, ...]:
         if self.noise_multiplier == 0:
             return ()
-        n, bands = sensitivity.n_senders, ", ".join(f"{one:g}" for one in self.coefficients)
+        n, bands = sensitivity.n_senders, ", ".join(f"{coefficient:g}" for coefficient in self.coefficients)
         return (
             f"each silo's message combines its sums of this round and of the rounds before it with the coefficients "
             f"{bands}; one user, who takes part once in {self.period} rounds, changes all messages of these rounds "

@@ -295,7 +295,7 @@ def parties_of(method: Method) -> tuple[Role, ...]:
 
 def message_kinds(method: Method) -> frozenset[type]:
     """Return the message classes that a method may send, as in :meth:`Method.sends`."""
-    return frozenset(one.kind for one in method.sends())
+    return frozenset(message.kind for message in method.sends())
 
 
 def shows_counts(method: Method) -> bool:

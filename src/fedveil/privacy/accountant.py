@@ -340,7 +340,7 @@ _RULES: Final[dict[type[Event], AccountingRule]] = {}
 def rule_of(release: Event) -> AccountingRule:
     """Return the rule of a release; a rule without bounds if its event has none."""
     kind = type(release)
-    if kind not in _RULES and any(one.name == kind.type for one in members("accounting_rules")):
+    if kind not in _RULES and any(member.name == kind.type for member in members("accounting_rules")):
         find("accounting_rules", kind.type).load()
     return _RULES.get(kind, _UNBOUNDED)
 
@@ -359,7 +359,7 @@ def load_event_types(event: object) -> None:
     """
     for name in _unknown_types(event):
         for kind in ("accounting_rules", "samplers"):
-            if any(one.name == name and one.package != PACKAGE for one in members(kind)):
+            if any(member.name == name and member.package != PACKAGE for member in members(kind)):
                 find(kind, name).load()
 
 

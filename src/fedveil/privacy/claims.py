@@ -95,10 +95,10 @@ def check_reveals(kind: type[_T]) -> type[_T]:
         TypeError: a field without a declaration.
     """
     fields: Any = kind
-    for one in dataclasses.fields(fields):
-        if "tells" not in one.metadata:
+    for field_info in dataclasses.fields(fields):
+        if "tells" not in field_info.metadata:
             raise TypeError(
-                f"{kind.__name__}.{one.name} does not declare what it reveals: declare it with its encoding"
+                f"{kind.__name__}.{field_info.name} does not declare what it reveals: declare it with its encoding"
             )
     return kind
 
@@ -130,10 +130,10 @@ def _opened(kind: type[Any], party: Role) -> frozenset[Reveals]:
     if not dataclasses.is_dataclass(kind):
         return frozenset({Reveals.UNDECLARED})
     found = set()
-    for one in dataclasses.fields(kind):
-        under, besides = one.metadata.get("under"), one.metadata.get("besides")
+    for field_info in dataclasses.fields(kind):
+        under, besides = field_info.metadata.get("under"), field_info.metadata.get("besides")
         if under is None or party & under.value:
-            found.add(one.metadata.get("tells", Reveals.UNDECLARED))
+            found.add(field_info.metadata.get("tells", Reveals.UNDECLARED))
         if besides is not None:
             found.add(besides)
     return frozenset(found)

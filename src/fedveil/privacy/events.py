@@ -78,7 +78,9 @@ class Event:
 
     def to_json(self) -> Json:
         """Return the JSON form; :func:`event_from_json` reads it back to an equal event."""
-        return {"type": self.type} | {one.name: _written(getattr(self, one.name)) for one in fields(self)}
+        return {"type": self.type} | {
+            field_info.name: _written(getattr(self, field_info.name)) for field_info in fields(self)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,14 +344,15 @@ def event_from_json(data: object) -> Event:
     if kind is None:
         raise PrivacyError(f"unknown event type {name!r}: this version of fedveil cannot account for it")
     known = fields(kind)
-    if set(data) != {"type", *(one.name for one in known)}:
+    if set(data) != {"type", *(item.name for item in known)}:
         raise PrivacyError(
-            f"event {name!r}: fields must be {sorted(one.name for one in known)}, found {sorted(set(data) - {'type'})}"
+            f"event {name!r}: fields must be {sorted(item.name for item in known)}, "
+            f"found {sorted(set(data) - {'type'})}"
         )
     return kind(
         **{
-            one.name: _read(f"event {name!r}: {one.name!r}", _type_name(one.type), data[one.name])
-            for one in known
+            item.name: _read(f"event {name!r}: {item.name!r}", _type_name(item.type), data[item.name])
+            for item in known
         }
     )
 

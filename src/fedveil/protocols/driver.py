@@ -52,7 +52,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self._lines: list[Line] = []
-        self._taken = 0
+        self._n_taken = 0
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -79,8 +79,8 @@ class Transcript:
 
     def take(self) -> tuple[Line, ...]:
         """Return the lines since the last call."""
-        lines = tuple(self._lines[self._taken :])
-        self._taken = len(self._lines)
+        lines = tuple(self._lines[self._n_taken :])
+        self._n_taken = len(self._lines)
         return lines
 
     def bytes_up(self, round_number: int) -> int:
@@ -140,7 +140,7 @@ class LocalDriver(Generic[GivenT, ResultT]):
         privacy: PrivacyRandomness | None = None,
     ) -> None:
         self.agreement, self.transcript, self._kinds = agreement, transcript, kinds
-        self._run, self._gone = os.urandom(RUN_BYTES), set[int]()
+        self._run, self._dropped = os.urandom(RUN_BYTES), set[int]()
         identities = [IdentityKey.generate() for _ in range(agreement.clients)]
         roster = tuple(identity.public for identity in identities)
         self._server = agreement.server(self._run)
@@ -160,7 +160,7 @@ class LocalDriver(Generic[GivenT, ResultT]):
         self,
         round_id: tuple[int, int],
         cohort: tuple[int, ...],
-        drawn: Drawn | None,
+        sampled_users: Drawn | None,
         inputs: Callable[[int], GivenT],
         absent: Dropouts = NOBODY,
     ) -> tuple[ResultT, int]:
@@ -169,7 +169,7 @@ class LocalDriver(Generic[GivenT, ResultT]):
         Args:
             round_id: round (from 1) and attempt (from 0); each pair can be played once.
             cohort: numbers of the clients that begin the attempt, ascending.
-            drawn: (|U|,) bool, the users that the server samples; None for all.
+            sampled_users: (|U|,) bool, the users that the server samples; None for all.
             inputs: returns the input of one client. The driver calls it when that client contributes, so that the
                 input of only one client is in memory at a time.
             absent: clients that vanish during the attempt.
@@ -179,21 +179,21 @@ class LocalDriver(Generic[GivenT, ResultT]):
             ProtocolError: a message of a kind that is not listed, an input that the specification does not allow, or
                 clients that end with different results.
         """
-        server, self._gone = self._server, set()
+        server, self._dropped = self._server, set()
         now = RoundId(run=self._run, round=round_id[0], attempt=round_id[1])
-        for to, data in server.begin(now, cohort, drawn):
+        for to, data in server.begin(now, cohort, sampled_users):
             self._carry(SERVER, to, data)
         for number in cohort:
             if number in absent.before_input:
                 continue
             sent = self._clients[number].contribute(now, inputs(number))
             # Before delivery: the last client's message makes the server ask all clients to open the sum.
-            self._gone |= {number} & absent.before_reveal
+            self._dropped |= {number} & absent.before_reveal
             for data in sent:
                 self._carry(number, SERVER, data)
         while missing := server.missing:
             # All messages in this process are delivered, so a missing client has vanished for good.
-            self._gone |= set(missing)
+            self._dropped |= set(missing)
             if not server.has_quorum:
                 raise SiloVanished(missing, may_have_released=server.may_have_released)
             for to, data in server.proceed():
@@ -224,5 +224,5 @@ class LocalDriver(Generic[GivenT, ResultT]):
                 self.transcript.record(data)
             if target == SERVER:
                 waiting += [(SERVER, to, follow) for to, follow in self._server.receive(source, data)]
-            elif target not in self._gone:
+            elif target not in self._dropped:
                 waiting += [(target, SERVER, reply) for reply in self._clients[target].receive(data)]

@@ -75,23 +75,23 @@ class Reader:
 
     Args:
         body: bytes of the message.
-        at: offset of the first field in bytes.
+        position: offset of the first field in bytes.
     """
 
-    def __init__(self, body: bytes, at: int = 0) -> None:
-        self._body, self._at = body, at
+    def __init__(self, body: bytes, position: int = 0) -> None:
+        self._body, self._position = body, position
 
     @property
     def n_remaining(self) -> int:
         """Number of bytes that are left."""
-        return len(self._body) - self._at
+        return len(self._body) - self._position
 
     def fixed_bytes(self, size: int) -> bytes:
         """Read exactly ``size`` bytes."""
         if size > self.n_remaining:
             raise ProtocolError(f"a message ends {size - self.n_remaining} bytes early")
-        self._at += size
-        return self._body[self._at - size : self._at]
+        self._position += size
+        return self._body[self._position - size : self._position]
 
     def number(self, size: int) -> int:
         """Read an unsigned integer of ``size`` bytes."""
@@ -230,22 +230,22 @@ def repeated(item: FieldCodec[_T], *, size: int, most: int = LARGEST_COUNT) -> F
 
 
 def wire_field(
-    layout: FieldCodec[_T], what: Reveals, under: Key | None = None, besides: Reveals | None = None
+    layout: FieldCodec[_T], content: Reveals, under: Key | None = None, besides: Reveals | None = None
 ) -> _T:
     """Declare a field of a :class:`Body`: its codec, and what it discloses to which reader.
 
     Args:
         layout: codec of the field; the type of its values is the type of the field.
-        what: information about private records that the field discloses.
+        content: information about private records that the field discloses.
         under: key that opens the field; None if every reader can read it.
         besides: information that the field discloses to every reader even without the key.
     """
-    return cast(_T, dataclasses.field(metadata={"layout": layout, **reveals(what, under, besides)}))
+    return cast(_T, dataclasses.field(metadata={"layout": layout, **reveals(content, under, besides)}))
 
 
-def custom_field(what: Reveals, under: Key | None = None) -> Any:
+def custom_field(content: Reveals, under: Key | None = None) -> Any:
     """Declare a field that its class encodes itself, and what it discloses (see :func:`wire_field`)."""
-    return dataclasses.field(metadata=reveals(what, under))
+    return dataclasses.field(metadata=reveals(content, under))
 
 
 class Body:

@@ -122,9 +122,9 @@ class MaskedSumSpec(AggregationPlan):
         """Convert a sum from grid units to the unit of the update; exact below 2^53 grid units."""
         return np.asarray(result * self.grid)
 
-    def pack(self, given: Units) -> bytes:
+    def pack(self, units: Units) -> bytes:
         """Return a vector as bytes (int64, little-endian)."""
-        return given.astype("<i8", copy=False).tobytes()
+        return units.astype("<i8", copy=False).tobytes()
 
     def unpack(self, data: bytes) -> Units:
         """Return the vector that :meth:`pack` encoded.

@@ -92,9 +92,9 @@ class PlaintextSums(FullCohortSpec):
         """Return the vector that the client's channel made."""
         return cast(Vector, inputs.message(client))
 
-    def pack(self, given: Vector) -> bytes:
+    def pack(self, vector: Vector) -> bytes:
         """Return a vector as bytes (float64, little-endian)."""
-        return PlaintextVector(values=given).encode()
+        return PlaintextVector(values=vector).encode()
 
     def unpack(self, data: bytes) -> Vector:
         """Return the vector of :meth:`pack`."""
@@ -150,7 +150,7 @@ class PlaintextServer:
     def bind(self, context: bytes) -> None:
         """Bind nothing: the server reads every vector by itself, without keys that clients share."""
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], sampled_users: Drawn | None) -> Outgoing:
         """Begin an attempt; return no messages, because no message of the server begins a round."""
         self._inbox.open(round_id)
         self._round_id, self._cohort, self._members = round_id, cohort, frozenset(cohort)
@@ -238,5 +238,5 @@ class SingleMessageClient(ClientProtocol[GivenIn, ResultOut]):
 class PlaintextClient(SingleMessageClient[Vector, Vector]):
     """Client's end of a sum in the clear: sends its vector."""
 
-    def _send(self, given: Vector, round_id: RoundId) -> list[bytes]:
-        return [self._message(round_id, PlaintextVector(values=given))]
+    def _send(self, vector: Vector, round_id: RoundId) -> list[bytes]:
+        return [self._message(round_id, PlaintextVector(values=vector))]

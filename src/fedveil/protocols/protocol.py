@@ -118,7 +118,7 @@ def new_session_secret() -> bytes:
     return os.urandom(SECRET_BYTES)
 
 
-def persist_nothing(given: object) -> None:
+def persist_nothing(client_input: object) -> None:
     """Discard the input: a party that runs in a single process repeats no round."""
 
 
@@ -189,14 +189,14 @@ class ServerProtocol(Protocol[ResultOut]):
         """
         ...
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None) -> Outgoing:
+    def begin(self, round_id: RoundId, cohort: tuple[int, ...], sampled_users: Drawn | None) -> Outgoing:
         """Begin an attempt at a round; return the messages to its cohort.
 
         Args:
             round_id: a later round or attempt than any before.
             cohort: numbers of the clients that begin the attempt, ascending.
-            drawn: (|U|,) bool, the sampled users; None for all. Most protocols ignore it: the clients' inputs are
-                over the sampled users already.
+            sampled_users: (|U|,) bool, the sampled users; None for all. Most protocols ignore it: the clients' inputs
+                are over the sampled users already.
 
         Raises:
             ProtocolError: an attempt that was played before, or too few clients.
@@ -289,23 +289,23 @@ class ClientProtocol(ABC, Generic[GivenIn, ResultOut]):
             ProtocolError: a message that must not be accepted.
         """
 
-    def contribute(self, round_id: RoundId, given: GivenIn) -> list[bytes]:
+    def contribute(self, round_id: RoundId, client_input: GivenIn) -> list[bytes]:
         """Persist the client's input to a round and return the messages that carry it.
 
         Args:
             round_id: the round and attempt that has begun.
-            given: input of the client.
+            client_input: input of the client.
 
         Raises:
             ProtocolError: no round awaits an input, or the specification does not allow this input.
         """
         self.check_round(round_id)
         # Before any message exists: after a crash the client must repeat the same input with the same noise.
-        self._place.persist(given)
-        return self._send(given, round_id)
+        self._place.persist(client_input)
+        return self._send(client_input, round_id)
 
     @abstractmethod
-    def _send(self, given: GivenIn, round_id: RoundId) -> list[bytes]:
+    def _send(self, client_input: GivenIn, round_id: RoundId) -> list[bytes]:
         """Return the messages that carry an input, which is persisted already."""
 
     def result(self) -> ResultOut:
@@ -395,7 +395,7 @@ class ProtocolSpec(Protocol[GivenT, ResultT]):
         """Convert a result of the protocol to the sum as a (d,) vector in the unit of the update."""
         ...
 
-    def pack(self, given: GivenT) -> bytes:
+    def pack(self, client_input: GivenT) -> bytes:
         """Return a client's input as bytes, for the client's own disk."""
         ...
 

@@ -255,8 +255,8 @@ class RecoverableSilo(SiloParty[Units, Units]):
         self._phase = Phase.SIGN
         return self._envelope(MaskedVector(words=words, word_bytes=self._plan.word_bytes))
 
-    def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
-        return [self.mask_vector(given)]
+    def _send(self, units: Units, round_id: RoundId) -> list[bytes]:
+        return [self.mask_vector(units)]
 
     def _new_peers(self) -> None:
         self._masking, self._sealing = (
@@ -329,17 +329,17 @@ class RecoverableSilo(SiloParty[Units, Units]):
         signature = self._place.identity.sign(list_of(self._round_id, self._survivors))
         return [self._envelope(SignedSurvivors(signature=signature))]
 
-    def _reveal(self, agreed: AgreedSurvivors) -> list[bytes]:
-        for silo, signature in agreed.signatures:
+    def _reveal(self, survivors: AgreedSurvivors) -> list[bytes]:
+        for silo, signature in survivors.signatures:
             if silo not in self._survivors:
                 raise ProtocolError("signs a list of survivors that it is not in", silo=silo)
             try:
                 self._place.roster[silo].verify(list_of(self._round_id, self._survivors), signature)
             except CryptoError as error:
                 raise ProtocolError(f"signed other survivors: {error}", silo=silo) from error
-        if len(agreed.signatures) < self._threshold:
+        if len(survivors.signatures) < self._threshold:
             raise ProtocolError(
-                f"{len(agreed.signatures)} silos signed these survivors; {self._threshold} are needed"
+                f"{len(survivors.signatures)} silos signed these survivors; {self._threshold} are needed"
             )
         alive = self._survivors
         # Never both shares of one silo: seed and mask key together would open its vector.
@@ -401,13 +401,15 @@ class RecoverableServer(Party):
         """Return whether the server has requested shares of this attempt; from then on its privacy event is charged."""
         return self._phase in (Phase.REVEAL, Phase.DONE)
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+    def begin(
+        self, round_id: RoundId, cohort: tuple[int, ...], sampled_users: Drawn | None = None
+    ) -> Outgoing:
         """Begin a round, or another attempt at it; return the messages to the cohort.
 
         Args:
             round_id: a later round or attempt than any before.
             cohort: numbers of the silos that begin the attempt, ascending.
-            drawn: ignored, because the silos' vectors are over the sampled users already.
+            sampled_users: ignored, because the silos' vectors are over the sampled users already.
 
         Raises:
             ProtocolError: an attempt that was played before, or fewer silos than the threshold.
@@ -547,7 +549,9 @@ class RecoverableServer(Party):
         """Return whether ``secret`` is the private half of the mask key that a silo has signed."""
         return AgreementKey.from_bytes(secret).public == self._keys[silo]
 
-    def _secret(self, silo: int, what: str, shares: list[Share], its: Callable[[int, bytes], bool]) -> bytes:
+    def _secret(
+        self, silo: int, purpose: str, shares: list[Share], its: Callable[[int, bytes], bool]
+    ) -> bytes:
         """Rebuild a silo's secret from shares and check it against the silo's announcement.
 
         Raises:
@@ -565,11 +569,11 @@ class RecoverableServer(Party):
 
         # Verified before use: a wrong secret would leave a uniform sum, which `decode` does not always refuse.
         if not fit(shares):
-            raise self._wrong(silo, what, shares, fit)
+            raise self._wrong(silo, purpose, shares, fit)
         return combine(shares, threshold=self._threshold)
 
     def _wrong(
-        self, silo: int, what: str, shares: list[Share], fit: Callable[[list[Share]], bool]
+        self, silo: int, purpose: str, shares: list[Share], fit: Callable[[list[Share]], bool]
     ) -> ProtocolError:
         """Return the error that names the silos that can have caused a wrong share.
 
@@ -579,16 +583,16 @@ class RecoverableServer(Party):
         """
         odd = odd_one_out(shares, fit)
         if odd is not None and odd.point - 1 == silo:
-            return ProtocolError(f"gave a wrong share of its {what}", silo=silo)
+            return ProtocolError(f"gave a wrong share of its {purpose}", silo=silo)
         if odd is not None:  # shares travel sealed, so no third party knows which share the dealer sent
             return ProtocolError(
-                f"silo {odd.point - 1} gave a wrong share of silo {silo}'s {what}, or was dealt it by silo {silo}"
+                f"silo {odd.point - 1} gave a wrong share of silo {silo}'s {purpose}, or was dealt it by silo {silo}"
             )
         if len(shares) > self._threshold and consistent(shares, threshold=self._threshold):
-            return ProtocolError(f"dealt shares of another {what} than its own", silo=silo)
+            return ProtocolError(f"dealt shares of another {purpose} than its own", silo=silo)
         holders, threshold = [one.point - 1 for one in shares], self._threshold
         return ProtocolError(
-            f"the shares of silo {silo}'s {what} do not give the one that it announced: silo {silo} dealt wrong ones, "
-            f"or one of the silos {holders} gave a wrong one; {len(shares)} shares at a threshold of {threshold} do "
-            "not show who"
+            f"the shares of silo {silo}'s {purpose} do not give the one that it announced: silo {silo} dealt wrong "
+            f"ones, or one of the silos {holders} gave a wrong one; {len(shares)} shares at a threshold of {threshold} "
+            "do not show who"
         )

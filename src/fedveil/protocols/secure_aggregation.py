@@ -212,8 +212,8 @@ class AggregationSilo(KeyedSilo[Units, Units]):
         self._phase = _Phase.REVEAL
         return self._envelope(MaskedVector(words=words, word_bytes=self._plan.word_bytes))
 
-    def _send(self, given: Units, round_id: RoundId) -> list[bytes]:
-        return [self.mask_vector(given)]
+    def _send(self, units: Units, round_id: RoundId) -> list[bytes]:
+        return [self.mask_vector(units)]
 
     def _meet(self, directory: Message) -> list[bytes]:
         assert isinstance(directory, Directory)
@@ -255,13 +255,15 @@ class AggregationServer(CohortServer):
         """Return whether own masks of this attempt were requested; from then on its privacy event is charged."""
         return self._phase in (_Phase.REVEAL, _Phase.DONE)
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+    def begin(
+        self, round_id: RoundId, cohort: tuple[int, ...], sampled_users: Drawn | None = None
+    ) -> Outgoing:
         """Begin a round, or another attempt at it; return the messages to the cohort.
 
         Args:
             round_id: a later round or attempt than any before.
             cohort: numbers of the silos that begin the attempt, ascending.
-            drawn: ignored, because the silos' vectors are over the sampled users already.
+            sampled_users: ignored, because the silos' vectors are over the sampled users already.
 
         Raises:
             ProtocolError: keys are not known yet, an attempt that was played before, or fewer than two silos.

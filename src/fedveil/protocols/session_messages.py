@@ -55,8 +55,10 @@ def _text(raw: bytes) -> str:
         raise ProtocolError("a text is not UTF-8") from None
 
 
-def _array(layout: FieldCodec[bytes], sent: str, kept: type[np.number[Any]]) -> FieldCodec[np.ndarray]:
-    """Return the codec of an array with one dtype on the wire (``sent``) and one in memory (``kept``).
+def _array(
+    layout: FieldCodec[bytes], sent: str, memory_dtype: type[np.number[Any]]
+) -> FieldCodec[np.ndarray]:
+    """Return the codec of an array with one dtype on the wire (``sent``) and one in memory (``memory_dtype``).
 
     Integers outside the range of the wire's dtype raise a ProtocolError, because a cast would wrap them around.
     """
@@ -71,13 +73,13 @@ def _array(layout: FieldCodec[bytes], sent: str, kept: type[np.number[Any]]) -> 
     def back(raw: bytes) -> np.ndarray:
         if len(raw) % size:
             raise ProtocolError(f"an array of {size}-byte numbers has {len(raw)} bytes")
-        return np.frombuffer(raw, dtype=sent).astype(kept)
+        return np.frombuffer(raw, dtype=sent).astype(memory_dtype)
 
     return layout.mapped(to, back)
 
 
-def _bits(drawn: Bool[np.ndarray, " users"]) -> bytes:
-    return Writer().number(len(drawn), 4).rest(np.packbits(drawn).tobytes()).bytes()
+def _bits(mask: Bool[np.ndarray, " users"]) -> bytes:
+    return Writer().number(len(mask), 4).rest(np.packbits(mask).tobytes()).bytes()
 
 
 def _drawn(raw: bytes) -> Bool[np.ndarray, " users"]:

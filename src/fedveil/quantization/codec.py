@@ -102,15 +102,15 @@ def _length_bytes(length: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_length(message: bytes, at: int) -> tuple[int, int]:
+def _read_length(message: bytes, position: int) -> tuple[int, int]:
     length = 0
-    for i, byte in enumerate(message[at : at + 6]):
+    for i, byte in enumerate(message[position : position + 6]):
         length |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
             # One value, one encoding: a padded last byte of zero is refused.
             if i and not byte:
                 break
-            return length, at + i + 1
+            return length, position + i + 1
     raise MessageError("the message's length field is damaged")
 
 

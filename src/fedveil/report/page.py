@@ -64,25 +64,28 @@ def model_section(run: RunData) -> Section | None:
     )
 
 
-def _dependence(one: Dependence) -> Plot:
+def _dependence(dependence: Dependence) -> Plot:
     """Return the plot of one column."""
-    several = len(one.curves) > 1
-    ends = "; ".join(f"{name}: {show(min(of))} to {show(max(of))}" for name, of in one.curves.items())
+    several = len(dependence.curves) > 1
+    ends = "; ".join(f"{name}: {show(min(of))} to {show(max(of))}" for name, of in dependence.curves.items())
     return Plot(
-        title=f"Partial dependence on {one.column}",
-        alt=f"What the model gives by {one.column}, the other columns at public reference values. {ends}.",
+        title=f"Partial dependence on {dependence.column}",
+        alt=f"What the model gives by {dependence.column}, the other columns at public reference values. {ends}.",
         caption=f"The other columns at public reference values. {ends}.",
-        x=Axis(title=", ".join(filter(None, (one.column, one.unit))), categories=one.categories),
-        y=Axis(title="" if several else next(iter(one.curves))),
+        x=Axis(
+            title=", ".join(filter(None, (dependence.column, dependence.unit))),
+            categories=dependence.categories,
+        ),
+        y=Axis(title="" if several else next(iter(dependence.curves))),
         series=tuple(
             Series(
                 name=name if several else "",
-                mark="points" if one.categories else "line",
+                mark="points" if dependence.categories else "line",
                 colour=place,
-                x=one.places,
+                x=dependence.places,
                 y=of,
             )
-            for place, (name, of) in enumerate(one.curves.items())
+            for place, (name, of) in enumerate(dependence.curves.items())
         ),
     )
 

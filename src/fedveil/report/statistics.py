@@ -67,10 +67,10 @@ def promise(statement: Statement) -> Section:
     )
 
 
-def _releases(released: ReleasedStatistics, found: Sequence[Row]) -> Iterator[Section]:
+def _releases(released: ReleasedStatistics, rows: Sequence[Row]) -> Iterator[Section]:
     """Yield one section per release, with its plots and its table."""
     for place, name in enumerate(released.request.release):
-        own = [row for row in found if row.release == name]
+        own = [row for row in rows if row.release == name]
         yield Section(
             identifier=f"release-{place}",
             title=name,
@@ -100,32 +100,32 @@ def _ends(low: float | None, high: float | None) -> str:
     return f"{'open' if low is None else show(low)} to {'open' if high is None else show(high)}"
 
 
-def _plots(released: ReleasedStatistics, name: str, own: Sequence[Row]) -> Iterator[Plot]:
+def _plots(released: ReleasedStatistics, name: str, rows: Sequence[Row]) -> Iterator[Plot]:
     if released.request.release[name].kind == "survival":
         yield from _survival(released, name)
-    counts = [row for row in own if row.figure == "count" and row.group == ALL]
+    counts = [row for row in rows if row.figure == "count" and row.group == ALL]
     known = [(row.cell, row.interval) for row in counts if row.interval is not None]
     if len(known) > 1:
         yield _bars(name, released.counted_unit, known)
 
 
-def _bars(name: str, counted: str, known: Sequence[tuple[str, Interval]]) -> Plot:
+def _bars(name: str, counted: str, cells: Sequence[tuple[str, Interval]]) -> Plot:
     """Plot the noisy counts of cells with their intervals."""
-    most, interval = max(known, key=lambda one: one[1].estimate)
+    most, interval = max(cells, key=lambda one: one[1].estimate)
     return Plot(
         title=name,
         alt=f"Bars: {counted} by cell; most are in {most}, {show(interval.estimate)}.",
         caption=f"Noisy counts of {counted} with 95 % intervals for the population; cells with too few are not drawn.",
-        x=Axis(title=name, categories=tuple(cell for cell, _ in known)),
+        x=Axis(title=name, categories=tuple(cell for cell, _ in cells)),
         y=Axis(title=counted, zero=True),
         series=(
             Series(
                 name="",
                 mark="bars",
-                x=tuple(range(len(known))),
-                y=tuple(one.estimate for _, one in known),
-                low=tuple(one.low or 0.0 for _, one in known),
-                high=tuple(one.estimate if one.high is None else one.high for _, one in known),
+                x=tuple(range(len(cells))),
+                y=tuple(one.estimate for _, one in cells),
+                low=tuple(one.low or 0.0 for _, one in cells),
+                high=tuple(one.estimate if one.high is None else one.high for _, one in cells),
             ),
         ),
     )
@@ -189,8 +189,8 @@ def evaluation_section(run: RunData) -> Section | None:
     )
 
 
-def _evaluation_plots(found: ReleasedEvaluation) -> Iterator[Plot]:
-    for one in found.drawings:
+def _evaluation_plots(evaluation: ReleasedEvaluation) -> Iterator[Plot]:
+    for one in evaluation.drawings:
         yield Plot(
             title=one.title,
             alt=f"{one.title}: {len(one.points)} noisy points beside a line for {one.line_name}.",
@@ -264,19 +264,21 @@ def _found(fitted: FittedRegression) -> Section:
     )
 
 
-def _cells(one: Effect) -> list[str]:
+def _cells(effect: Effect) -> list[str]:
     ratios = (
-        [] if one.ratio is None else [show(one.ratio[0]), f"{show(one.ratio[1])} to {show(one.ratio[2])}"]
+        []
+        if effect.ratio is None
+        else [show(effect.ratio[0]), f"{show(effect.ratio[1])} to {show(effect.ratio[2])}"]
     )
     return [
-        one.name,
-        show(one.estimate),
-        f"{show(one.low)} to {show(one.high)}",
+        effect.name,
+        show(effect.estimate),
+        f"{show(effect.low)} to {show(effect.high)}",
         *ratios,
-        f"{one.z:.2f}",
-        freedom_text(one.freedom),
-        p_text(one.p),
-        f"{one.privacy:.0%}",
+        f"{effect.z:.2f}",
+        freedom_text(effect.freedom),
+        p_text(effect.p),
+        f"{effect.privacy:.0%}",
     ]
 
 

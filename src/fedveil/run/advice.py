@@ -48,7 +48,7 @@ def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
         rows: rows of ``metrics.jsonl``, from round 0 on.
         rounds: T, the planned number of rounds.
     """
-    said = [one for row in rows for one in row.remarks]
+    said = [remark for row in rows for remark in row.remarks]
     noise = _of_noise(rows, rounds)
     return "\n".join([*said, *([] if noise is None else [noise])]) or None
 

@@ -63,7 +63,7 @@ def environment(prepared: Prepared) -> Row:
         "trainer": prepared.setting.trainer.name,
         "parameters": prepared.task.dimension,
         "packages": {name: _version(name) for name in packages}
-        | {one.package: one.version for one in third_party_members(prepared.experiment)},
+        | {member.package: member.version for member in third_party_members(prepared.experiment)},
         "data_files": _data_files(prepared.experiment.data),
     }
 

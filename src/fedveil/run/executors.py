@@ -112,7 +112,7 @@ def open_workers(text: str) -> AbstractContextManager[Workers]:
         ConfigError: no such executor, its package is not installed, or its scheduler does not answer.
     """
     name, colon, address = text.partition(":")
-    if any(one.name == name for one in members("executors")):
+    if any(member.name == name for member in members("executors")):
         if not address:
             raise ConfigError(f"--executor {text}: expected {name}:ADDRESS; see `fedveil stages executors`")
         found: AbstractContextManager[Workers] = find("executors", name).load()(address)

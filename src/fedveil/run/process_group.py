@@ -408,7 +408,7 @@ def pickle_for_workers(value: object) -> list[memoryview]:
             f"trainer.processes: the model, the loss or the local algorithm cannot be carried to other processes "
             f"({sanitize(str(error))}); define it at the top of a module, without lambdas, or leave processes at 1"
         ) from None
-    return [stream.getbuffer(), *(one.raw() for one in arrays)]
+    return [stream.getbuffer(), *(array.raw() for array in arrays)]
 
 
 def send_parts(pipe: Connection, parts: Sequence[memoryview]) -> None:

@@ -263,7 +263,7 @@ def _names(schema: Schema | None) -> tuple[str, ...]:
     target = None if schema is None else schema.target
     if isinstance(target, Label):
         classes = target.classes[1:] if len(target.classes) == 2 else target.classes
-        return tuple(f"probability of {one}" for one in classes)
+        return tuple(f"probability of {label}" for label in classes)
     if isinstance(target, Labels | Amounts):
         return tuple(target.columns)
     if isinstance(target, Survival):

@@ -57,7 +57,7 @@ def _outputs(task: Task, population: Population) -> list[Float[Tensor, "n k"]]:
     outputs = []
     with suppress(Exception):  # a model that rejects synthetic records is not judged by them
         outputs = [task.predict(parameters, size * records).cpu() for size in _SIZES]
-    return outputs if all(one.isfinite().all() for one in outputs) else []
+    return outputs if all(output.isfinite().all() for output in outputs) else []
 
 
 def _unnormalised(task: Task, outputs: list[Float[Tensor, "n k"]]) -> str | None:
@@ -73,7 +73,7 @@ def _unnormalised(task: Task, outputs: list[Float[Tensor, "n k"]]) -> str | None
     with suppress(Exception):
         terms, moved = (task.loss.records(outputs[0] + shift, targets, present) for shift in (0.0, 3.0))
         falls = torch.allclose(terms - 3.0, moved, rtol=1e-3, atol=1e-3)
-    if not falls or all(one.logsumexp(1).abs().max() < 1e-2 for one in outputs):
+    if not falls or all(output.logsumexp(1).abs().max() < 1e-2 for output in outputs):
         return None
     return (
         "The loss expects log-probabilities, and the model's outputs are none: it can be lowered without end "
@@ -88,7 +88,7 @@ def _bounded(task: Task, outputs: list[Float[Tensor, "n k"]]) -> str | None:
     A model with random parameters whose outputs stay within [-1, 1] on every synthetic record has such a layer; an
     unbounded model exceeds 1 on at least the largest records.
     """
-    if max(float(one.abs().max()) for one in outputs) > 1 or not _takes_logits(task.loss, outputs[0]):
+    if max(float(output.abs().max()) for output in outputs) > 1 or not _takes_logits(task.loss, outputs[0]):
         return None
     return (
         "The model's outputs stay between -1 and 1 whatever its parameters and features are, and its loss takes them "

@@ -337,7 +337,7 @@ def _check_budget(prepared: Prepared) -> None:
     if prepared.side_releases and (least := prepared.over_budget(1, prepared.side_releases)) is not None:
         raise ConfigError(
             f"privacy.budget = {prepared.experiment.privacy.budget:g}: one round and the releases beside it "
-            f"({', '.join(one.name for one in prepared.side_releases)}) cost epsilon {show_epsilon(least)}; "
+            f"({', '.join(release.name for release in prepared.side_releases)}) cost epsilon {show_epsilon(least)}; "
             "give a larger "
             "budget, a smaller privacy.epsilon, or leave them out"
         )

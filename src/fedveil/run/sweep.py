@@ -355,6 +355,6 @@ def _row(point: Point, outcome: Outcome) -> Row:
         "stopped": outcome.stopped,
         "test": outcome.row["test"],
         "seconds": outcome.seconds,
-        "bytes_up": sum(one or 0 for one in sent) if sent and None not in sent else None,
+        "bytes_up": sum(message or 0 for message in sent) if sent and None not in sent else None,
         "epsilon": outcome.statement.epsilon,
     }

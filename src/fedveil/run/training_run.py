@@ -75,8 +75,10 @@ def write_main_silos(prepared: Prepared, folder: RunFolder) -> Prepared:
     return replace(
         prepared,
         setting=replace(prepared.setting, method=method),
-        guarantee=replace(guarantee, uncovered=tuple(named.get(one, one) for one in guarantee.uncovered)),
-        uncovered=tuple(named.get(one, one) for one in prepared.uncovered),
+        guarantee=replace(
+            guarantee, uncovered=tuple(named.get(sentence, sentence) for sentence in guarantee.uncovered)
+        ),
+        uncovered=tuple(named.get(sentence, sentence) for sentence in prepared.uncovered),
     )
 
 

@@ -231,26 +231,28 @@ def predict_errors(
     return tuple(_planned(request, slot, n_users, noise_std / (slot.scale * unit)) for slot in layout.slots)
 
 
-def check(found: tuple[Planned, ...], noise_multiplier: float, epsilon: Callable[[float], float]) -> None:
+def check(
+    predictions: tuple[Planned, ...], noise_multiplier: float, epsilon: Callable[[float], float]
+) -> None:
     """Refuse blocks whose noise hides what they are to show, before anything is charged.
 
     Args:
-        found: what is predicted.
+        predictions: what is predicted.
         noise_multiplier: noise multiplier of the release.
         epsilon: what a release with another multiplier would cost.
 
     Raises:
         ConfigError: names every such block, and what would do.
     """
-    wrong = list(_refusals(found, noise_multiplier, epsilon))
+    wrong = list(_refusals(predictions, noise_multiplier, epsilon))
     if wrong:
         raise ConfigError("; ".join(wrong))
 
 
 def _refusals(
-    found: tuple[Planned, ...], noise_multiplier: float, epsilon: Callable[[float], float]
+    predictions: tuple[Planned, ...], noise_multiplier: float, epsilon: Callable[[float], float]
 ) -> Iterator[str]:
-    for one in found:
+    for one in predictions:
         if one.noise > one.allowed:
             factor = one.noise / one.allowed
             needed, fewer = epsilon(noise_multiplier / factor), math.floor(one.cells / factor)

@@ -84,10 +84,10 @@ class Interval:
         """
         found, x, y = self.estimate - other.estimate, self, other
 
-        def end(sign: int, own: float | None, others: float | None) -> float | None:
-            if own is None or others is None:
+        def end(sign: int, own_end: float | None, others: float | None) -> float | None:
+            if own_end is None or others is None:
                 return None
-            return found + sign * math.hypot(own - x.estimate, others - y.estimate)
+            return found + sign * math.hypot(own_end - x.estimate, others - y.estimate)
 
         return Interval(
             estimate=found,
@@ -99,9 +99,9 @@ class Interval:
         )
 
 
-def interval_between(estimate: float, ends: Ends, here: Ends, privacy: float) -> Interval:
+def interval_between(estimate: float, ends: Ends, sample_ends: Ends, privacy: float) -> Interval:
     """Return the interval of a figure, given its ends for the population and for these people."""
-    (low, high), (low_here, high_here) = ends, here
+    (low, high), (low_here, high_here) = ends, sample_ends
     return Interval(
         estimate=estimate, low=low, high=high, low_here=low_here, high_here=high_here, privacy=privacy
     )

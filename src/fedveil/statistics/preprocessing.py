@@ -140,47 +140,47 @@ class PreprocessingRequest(DocumentTable):
 
 
 def refine_schema(
-    wanted: PreprocessingRequest, vector: Float64[np.ndarray, " d"], noise_std: float
+    request: PreprocessingRequest, vector: Float64[np.ndarray, " d"], noise_std: float
 ) -> Schema:
     """Return the schema as the release refines it: a function of the release and public things.
 
     Args:
-        wanted: what was asked for.
+        request: what was asked for.
         vector: the released sum.
         noise_std: standard deviation of its noise, per number.
     """
-    cells = decode(wanted.layout, vector, noise_std, wanted.unit)
-    document = wanted.schema_.model_dump(mode="json", exclude_none=True)
-    for name in wanted.numbers:
-        found = _Distribution.from_cells(wanted.edges(name), cells[name, _CELLS])
+    cells = decode(request.layout, vector, noise_std, request.unit)
+    document = request.schema_.model_dump(mode="json", exclude_none=True)
+    for name in request.numbers:
+        found = _Distribution.from_cells(request.edges(name), cells[name, _CELLS])
         feature = document["features"][name]
         if found is None:
             continue
-        if name in wanted.bounds:
+        if name in request.bounds:
             feature["lower"], feature["upper"] = found.bounds()
             if "fill" in feature:  # like any other number that lies outside
                 feature["fill"] = float(np.clip(feature["fill"], feature["lower"], feature["upper"]))
-        if name in wanted.impute:
+        if name in request.impute:
             feature["fill"] = float(np.clip(found.quantile(0.5), feature["lower"], feature["upper"]))
-    for name, least in wanted.pool.items():
+    for name, least in request.pool.items():
         document["features"][name] |= _kept(document["features"][name], cells[name, _CELLS], least)
     return Schema.model_validate(document)
 
 
 def quantile_of_lengths(
-    wanted: PreprocessingRequest, vector: Float64[np.ndarray, " d"], noise_std: float
+    request: PreprocessingRequest, vector: Float64[np.ndarray, " d"], noise_std: float
 ) -> float:
     """Return the bound of an update that a release of lengths gives: their quantile; as declared where nobody is.
 
     Args:
-        wanted: what was asked for.
+        request: what was asked for.
         vector: the released sum.
         noise_std: standard deviation of its noise, per number.
     """
-    assert wanted.clip is not None
-    cells = decode(Layout((_lengths(wanted.clip),)), vector, noise_std, wanted.unit)
-    found = _Distribution.from_cells(_length_edges(wanted.clip), cells[LENGTH, _CELLS])
-    return wanted.clip if found is None else found.quantile(CLIP_QUANTILE)
+    assert request.clip is not None
+    cells = decode(Layout((_lengths(request.clip),)), vector, noise_std, request.unit)
+    found = _Distribution.from_cells(_length_edges(request.clip), cells[LENGTH, _CELLS])
+    return request.clip if found is None else found.quantile(CLIP_QUANTILE)
 
 
 def _length_edges(clip: float) -> tuple[float, ...]:

@@ -109,14 +109,14 @@ class ColumnRelease(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_discovery(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "discover" in given:
+    def _no_discovery(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "discover" in value:
             raise ValueError(
                 "discover is refused: publishing a category that was not declared reveals that a person has it; "
                 "declare "
                 "the code list in the schema, and all others are counted as undeclared"
             )
-        return given
+        return value
 
     @field_validator("show")
     @classmethod

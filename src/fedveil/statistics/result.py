@@ -83,12 +83,12 @@ Numbers = tuple[float, Float64[np.ndarray, " d"]]
 """Standard deviation of a release's noise, and the released (d,) float64 numbers, as the parties exchange them."""
 
 
-def digest_of_release(made: Numbers) -> bytes:
+def digest_of_release(numbers: Numbers) -> bytes:
     """Return the 32-byte digest of a release, which ties its file to the signatures of the parties.
 
     It is SHA-256 of the standard deviation and the numbers, all float64, little-endian.
     """
-    std, vector = made
+    std, vector = numbers
     return hashlib.sha256(np.array([std, *vector], dtype="<f8").tobytes()).digest()
 
 

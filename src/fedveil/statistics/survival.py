@@ -104,28 +104,28 @@ class Curve:
         return np.minimum(later, self.falling), np.maximum(earlier, self.falling)
 
 
-def _possible(found: float, noise: float, per_person: float) -> tuple[float, float]:
+def _possible(estimate: float, noise: float, per_person: float) -> tuple[float, float]:
     """Return the ends of all S in [0, 1] with (found - S)^2 <= z^2 (S^2 noise + S (1 - S) per_person).
 
     Args:
-        found: the estimate, in [0, 1].
+        estimate: the estimate, in [0, 1].
         noise: the variance of log S by the noise.
         per_person: 1 / m; 0 for these people.
     """
     z2 = NORMAL_95**2
-    lead, middle = 1 - z2 * noise + z2 * per_person, found + z2 * per_person / 2
-    root = math.sqrt(max(0.0, middle**2 - lead * found**2))
-    low = found**2 / (middle + root) if middle + root > 0 else 0.0
+    lead, middle = 1 - z2 * noise + z2 * per_person, estimate + z2 * per_person / 2
+    root = math.sqrt(max(0.0, middle**2 - lead * estimate**2))
+    low = estimate**2 / (middle + root) if middle + root > 0 else 0.0
     return low, min(1.0, (middle + root) / lead) if lead > 0 else 1.0
 
 
-def _far_from_one(found: float, variance: float) -> tuple[float, float]:
+def _far_from_one(estimate: float, variance: float) -> tuple[float, float]:
     """Return the interval of log(-log S), which is skewed as few people make it, where log S is clear of 0; or S."""
     half = NORMAL_95 * math.sqrt(variance)
-    if not 0 < found < 1 or half > -math.log(found):
-        return found, found
-    spread = math.exp(half / -math.log(found))
-    return found**spread, found ** (1 / spread)
+    if not 0 < estimate < 1 or half > -math.log(estimate):
+        return estimate, estimate
+    spread = math.exp(half / -math.log(estimate))
+    return estimate**spread, estimate ** (1 / spread)
 
 
 def curve(

@@ -29,12 +29,12 @@ def is_compiled(model: nn.Module) -> bool:
     return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
-def copy_module(module: nn.Module, what: str = "model") -> nn.Module:
+def copy_module(module: nn.Module, name: str = "model") -> nn.Module:
     """Return a copy of a module that shares nothing with it.
 
     Args:
         module: a model or a loss.
-        what: its name in an error.
+        name: its name in an error.
 
     Raises:
         ModelError: the module cannot be copied; the error names the attribute that prevents it.
@@ -43,12 +43,12 @@ def copy_module(module: nn.Module, what: str = "model") -> nn.Module:
         copied = copy.deepcopy(module)
     except Exception as error:  # any error of an object that the module holds
         raise ModelError(
-            f"the {what} cannot be copied, and training works on a copy: {_obstacle(module)} "
+            f"the {name} cannot be copied, and training works on a copy: {_obstacle(module)} "
             f"({type(error).__name__}: {sanitize(str(error))})"
         ) from error
     if copied is module or not isinstance(copied, nn.Module):
         raise ModelError(
-            f"the {what} cannot be copied, and training works on a copy: {type(module).__name__}.__deepcopy__ returns "
+            f"the {name} cannot be copied, and training works on a copy: {type(module).__name__}.__deepcopy__ returns "
             "no other module"
         )
     return copied

@@ -258,8 +258,8 @@ class ReplayedGradient:
     ) -> Callable[..., tuple[Tensor, ...]] | None:
         """Return the list of kernels for tensors of these shapes; None if no list can be relied on."""
 
-        def flat(*given: Tensor) -> tuple[Tensor, ...]:
-            found = self._function(dict(zip(names, given, strict=False)), *given[len(names) :])
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            found = self._function(dict(zip(names, tensors, strict=False)), *tensors[len(names) :])
             return tuple(found[name] for name in names)
 
         try:

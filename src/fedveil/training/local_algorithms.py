@@ -226,8 +226,8 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
 
     whole = computed(torch.arange(count))
 
-    def compare(found: Tensor, wanted: Tensor) -> None:
-        if not torch.equal(found, wanted):
+    def compare(computed: Tensor, expected: Tensor) -> None:
+        if not torch.equal(computed, expected):
             raise CompositionError(
                 f"{where} of one contribution depends on those computed beside it, or on earlier calls, so bounding "
                 "each bounds nothing: compute each row by itself"

@@ -511,10 +511,10 @@ def _described(targets: Tensor) -> str:
     return f"{targets.dtype} of shape {tuple(targets.shape)}"
 
 
-def _refuse_rows(wrong: Shaped[Tensor, "n"], why: str) -> None:
+def _refuse_rows(is_wrong: Shaped[Tensor, "n"], why: str) -> None:
     """Raise a DataError that names the first wrong row, and not the number of wrong rows."""
-    if bool(wrong.any()):
-        raise DataError(f"row {int(wrong.nonzero()[0, 0])}: {why}")
+    if bool(is_wrong.any()):
+        raise DataError(f"row {int(is_wrong.nonzero()[0, 0])}: {why}")
 
 
 # --- class weights ------------------------------------------------------------------------------------------

@@ -580,5 +580,5 @@ def _array(values: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, "*shape"]:
     return values.detach().cpu().numpy()
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
+def _ratio(part: float, denominator: float) -> float:
+    return part / denominator if denominator else math.nan

@@ -369,7 +369,7 @@ class LocalNewton(RecordSums):
     def message_length(self, dimension: int) -> int:
         return self.family.code(dimension, 1).length
 
-    def vectors(self, task: Task, kept: dict[str, Any] | None = None) -> RecordVectors:
+    def vectors(self, task: Task, cache: dict[str, Any] | None = None) -> RecordVectors:
         check_linear(task, self.family)
         return _NewtonVectors(self.family, task.dimension, self.round_number)
 
@@ -484,10 +484,10 @@ class NewtonSteps(Optimizer):
         stepped = torch.from_numpy(after).float().to(model.device)
         return stepped, {"newton.round": torch.tensor(number), "newton.length": squared}
 
-    def _steepness(self, slopes: np.ndarray, squared: float, found: ScoreSums) -> float:
+    def _steepness(self, slopes: np.ndarray, squared: float, sums: ScoreSums) -> float:
         """Return 1 / A, the divisor of a step along the scores."""
         slope, norm = self.family.slope(len(slopes)), self.family.residual_norm(len(slopes))
-        return max(slope / squared, 2 * self.ridge * slope * found.gradient_sd / norm)
+        return max(slope / squared, 2 * self.ridge * slope * sums.gradient_sd / norm)
 
 
 def whitening(moments: Float64[np.ndarray, "n n"], sd: float) -> tuple[Float64[np.ndarray, "n n"], float]:

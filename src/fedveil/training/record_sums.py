@@ -165,12 +165,12 @@ class RecordSums(Source):
         return replace(self, round_number=number)
 
     @abstractmethod
-    def vectors(self, task: Task, kept: dict[str, Any] | None = None) -> RecordVectors:
+    def vectors(self, task: Task, cache: dict[str, Any] | None = None) -> RecordVectors:
         """Return the vectors of records in this stage's round, after checking that the model has this stage's form.
 
         Args:
             task: model and loss.
-            kept: what a trainer keeps from round to round for one table of records; None: nothing.
+            cache: what a trainer keeps from round to round for one table of records; None: nothing.
 
         Raises:
             ModelError: a model or a loss of another form.

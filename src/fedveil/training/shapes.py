@@ -75,9 +75,9 @@ def round_up_slots(slots: int, width: int) -> int:
     return -(-slots // one) * one
 
 
-def equal_with_nan(one: Tensor, other: Tensor) -> bool:
+def equal_with_nan(tensor: Tensor, other: Tensor) -> bool:
     """Return whether two tensors hold the same numbers, where NaN equals NaN only."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return bool(((tensor == other) | (tensor.isnan() & other.isnan())).all())
 
 
 @contextmanager

@@ -193,7 +193,7 @@ class LocalTrees(RecordSums):
     def message_length(self, dimension: int) -> int:
         return TreeLayout.from_dimension(self.family.inputs, dimension).length
 
-    def vectors(self, task: Task, kept: dict[str, Any] | None = None) -> RecordVectors:
+    def vectors(self, task: Task, cache: dict[str, Any] | None = None) -> RecordVectors:
         model = task.model
         if not isinstance(model, BoostedTrees):
             raise ModelError(
@@ -207,7 +207,7 @@ class LocalTrees(RecordSums):
         layout = TreeLayout.from_dimension(self.family.inputs, task.dimension)
         if self.round_number == 1:
             return _FeatureHistograms(layout)
-        grown = Predictions(model, layout, {} if kept is None else kept, self.family.center)
+        grown = Predictions(model, layout, {} if cache is None else cache, self.family.center)
         return _LeafHistograms(self.family, layout, grown, self.round_number - 2)
 
 
@@ -260,15 +260,15 @@ class Predictions:
     Args:
         model: its structure is read.
         layout: places in the model's vector.
-        kept: predictions by record, the number of rounds in each, and the model of which they are; updated in place.
+        cache: predictions by record, the number of rounds in each, and the model of which they are; updated in place.
         center: prediction before the first tree.
     """
 
     def __init__(
-        self, model: BoostedTrees, layout: TreeLayout, kept: dict[str, Any], center: float = 0.0
+        self, model: BoostedTrees, layout: TreeLayout, cache: dict[str, Any], center: float = 0.0
     ) -> None:
         self._feature, self._rank = model.feature.cpu().numpy(), model.rank.cpu().numpy()
-        self._layout, self._kept, self._center = layout, kept, center
+        self._layout, self._kept, self._center = layout, cache, center
 
     def cells(
         self, number: int, start: Float64[np.ndarray, " d"], features: Float64[np.ndarray, "n p"]

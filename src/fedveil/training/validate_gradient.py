@@ -191,12 +191,12 @@ def _masked(
     return torch.autograd.grad(loss, leaf)[0]
 
 
-def _alike(task: Task, one: Float32[Tensor, " d"], other: Float32[Tensor, " d"]) -> bool:
+def _alike(task: Task, gradient: Float32[Tensor, " d"], other: Float32[Tensor, " d"]) -> bool:
     """Return whether two gradients differ by rounding only, parameter by parameter; NaN equals nothing."""
     most = _LIKE_NUMBERS[task.precision]
     # Per parameter: a wrong gradient of a small layer would vanish in the norm of the whole model.
-    floor = _NEGLIGIBLE * one.norm()
-    named = zip(task.layout.unflatten(one).values(), task.layout.unflatten(other).values(), strict=True)
+    floor = _NEGLIGIBLE * gradient.norm()
+    named = zip(task.layout.unflatten(gradient).values(), task.layout.unflatten(other).values(), strict=True)
     return all(bool((mine - its).norm() <= most * (mine.norm() + floor)) for mine, its in named)
 
 

@@ -239,7 +239,7 @@ def _member(path: Path, document: dict[str, Any], membership: Path | None) -> st
     known = Membership.read(membership)
     if silo not in known.silos or known.roster[known.silos.index(silo)].raw.hex() != public:
         raise IntegrityError(f"{membership}: its silo '{sanitize(silo)}' has another key, or there is none")
-    revoked = {one.identity.raw.hex() for one in known.revoked}
+    revoked = {revoked_key.identity.raw.hex() for revoked_key in known.revoked}
     if known.coordinator.raw.hex() != coordinator or not revoked.issuperset(document["before"]):
         raise IntegrityError(f"{path}: names another coordinator than {membership}")
     return f"silo and coordinator are those of serial {known.serial} ({known.fingerprint})"

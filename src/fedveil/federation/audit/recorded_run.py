@@ -317,18 +317,18 @@ class RecordedRun:
         )
         if not _DIGEST.fullmatch(str(data.get("next"))):
             raise IntegrityError(f"{place}: the field next, which the coordinator signed, is no digest")
-        numbers = [one["silo"] for one in data["silos"]]
+        numbers = [silo["silo"] for silo in data["silos"]]
         silos = len(membership.silos)
         if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
             raise IntegrityError(f"{place}: signed by no silo, twice by one, or by none of the {silos}")
         least = RunRules.from_terms(experiment, silos).quorum
         if len(numbers) < least:
             raise IntegrityError(f"{place}: signed by {len(numbers)} silos, and a round needs {least}")
-        for one in data["silos"]:
-            name = membership.silos[one["silo"]]
-            head = bytes.fromhex(one["head"])
+        for silo in data["silos"]:
+            name = membership.silos[silo["silo"]]
+            head = bytes.fromhex(silo["head"])
             content = round_attestation(run, terms, (data["part"], data["round"]), asked, known, head)
-            _verify(f"{place}: silo {name}", membership.roster[one["silo"]], content, one["signature"])
+            _verify(f"{place}: silo {name}", membership.roster[silo["silo"]], content, silo["signature"])
 
     def _end(self, has_all_files: bool) -> str:
         """Check the signed end of the run: record, statement, files and tensors, and the silos' signatures."""
@@ -363,11 +363,11 @@ class RecordedRun:
                 line=bytes.fromhex(data["line"]),
                 statement=as_text(self._file(STATEMENT), STATEMENT, IntegrityError),
             )
-            for one in data["silos"]:
-                name = membership.silos[one["silo"]]
+            for silo in data["silos"]:
+                name = membership.silos[silo["silo"]]
                 told = final_attestation(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
-                _verify(f"{AGREED}: silo {name}", membership.roster[one["silo"]], told, one["signature"])
-            signed = {one["silo"] for one in data["silos"]}
+                _verify(f"{AGREED}: silo {name}", membership.roster[silo["silo"]], told, silo["signature"])
+            signed = {silo["silo"] for silo in data["silos"]}
             if not signed <= set(range(len(membership.silos))):
                 raise IntegrityError(f"{AGREED}: signed by a silo that does not exist")
         if len(data["silos"]) != len(signed):
@@ -424,10 +424,10 @@ class RecordedRun:
         for line in self._lines:
             place = line.data["part"], line.data["round"]
             membership, _ = self._terms_of(ROUNDS, line.data)
-            for one in line.data["silos"]:
-                if membership.roster[one["silo"]] != export.public:
+            for silo in line.data["silos"]:
+                if membership.roster[silo["silo"]] != export.public:
                     continue
-                if not export.has_charge(line.data["run"], place, line.data["terms"], one["head"]):
+                if not export.has_charge(line.data["run"], place, line.data["terms"], silo["head"]):
                     raise IntegrityError(
                         f"{path}: does not charge {_named(place)} before the head that was signed"
                     )

@@ -260,8 +260,8 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
     if asked.role == "silo" and asked.name == COORDINATOR:
         raise ConfigError(f"{request}: a silo cannot be named '{COORDINATOR}'")
     revoked = _revoked(folder)
-    if asked.identity in {one.identity for one in revoked} or asked.transport_digest in {
-        one.transport for one in revoked
+    if asked.identity in {revoked_key.identity for revoked_key in revoked} or asked.transport_digest in {
+        revoked_key.transport for revoked_key in revoked
     }:
         raise IntegrityError(f"{request}: its key was revoked; a revoked key does not come back")
     place = folder / _ADMITTED / f"{_slot(asked)}.request"

@@ -127,7 +127,7 @@ def _retire(home: SiloFolder, names: tuple[str, ...]) -> None:
 
 def _synced(folder: Path, within: Path) -> None:
     """Fsync a folder's content, and the new folders above it."""
-    parents = [one for one in folder.parents if one.is_relative_to(within)]
+    parents = [parent for parent in folder.parents if parent.is_relative_to(within)]
     for path in (*folder.rglob("*"), folder, *parents):
         descriptor = os.open(path, os.O_RDONLY)
         try:

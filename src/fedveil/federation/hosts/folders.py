@@ -385,7 +385,7 @@ def members_of(membership: Membership) -> Members:
     return Members(
         keys=tuple(node_key_digest(node) for node in membership.nodes),
         names=membership.silos,
-        revoked=tuple(one.transport for one in membership.revoked if one.transport),
+        revoked=tuple(revoked_key.transport for revoked_key in membership.revoked if revoked_key.transport),
     )
 
 

@@ -216,9 +216,9 @@ class PartialEncryptionSpec:
         """Pool of processes in which clients encrypt, ended with this object; None for the current process."""
         return worker_pool(self.processes, self)
 
-    def pack(self, given: PartialInputs) -> bytes:
+    def pack(self, client_input: PartialInputs) -> bytes:
         """Return a client's input as bytes."""
-        return given.encode()
+        return client_input.encode()
 
     def unpack(self, data: bytes) -> PartialInputs:
         """Return the input that :meth:`pack` encoded."""
@@ -237,29 +237,29 @@ class PartialClient(PartialSilo):
     """Client's end: splits its message once the partition is known, and persists both parts first.
 
     Args:
-        agreed: public specification of the protocol.
-        place: context of the client in the session.
+        spec: public specification of the protocol.
+        context: context of the client in the session.
     """
 
-    def __init__(self, agreed: PartialEncryptionSpec, place: ClientContext) -> None:
-        super().__init__(agreed.plan, place, workers=agreed.workers)
-        self._agreed = agreed
-        self._given: PartialInputs | None = None
+    def __init__(self, spec: PartialEncryptionSpec, context: ClientContext) -> None:
+        super().__init__(spec.plan, context, workers=spec.workers)
+        self._spec = spec
+        self._client_input: PartialInputs | None = None
 
     def receive(self, data: bytes) -> list[bytes]:
         """Read a message of the server, or a message of client 0 that it relays; return the answers."""
         return super().receive(data) + self._halves()
 
-    def contribute(self, round_id: RoundId, given: PartialInputs) -> list[bytes]:
+    def contribute(self, round_id: RoundId, client_input: PartialInputs) -> list[bytes]:
         """Draw the noise on votes, persist the input with it, and return a ballot or both parts."""
         # The noise is part of the persisted input: a repeated ballot with fresh noise would be a second release.
-        if given.votes is None:
-            given = replace(given, votes=self._agreed.noise_on_votes(round_id.round, self._place))
-        return super().contribute(round_id, given)
+        if client_input.votes is None:
+            client_input = replace(client_input, votes=self._spec.noise_on_votes(round_id.round, self._place))
+        return super().contribute(round_id, client_input)
 
-    def _send(self, given: PartialInputs, round_id: RoundId) -> list[bytes]:
-        self._given = given
-        return self.propose(given.values, given.votes) + self._halves()
+    def _send(self, client_input: PartialInputs, round_id: RoundId) -> list[bytes]:
+        self._client_input = client_input
+        return self.propose(client_input.values, client_input.votes) + self._halves()
 
     def _halves(self) -> list[bytes]:
         """Return both parts once the partition is known; persist them before they are sent.
@@ -268,12 +268,12 @@ class PartialClient(PartialSilo):
             ProtocolError: the parts were sent for another partition before. Coordinates that were encrypted then
                 would now be sent in the clear.
         """
-        if not self.awaits_encryption or self._given is None:
+        if not self.awaits_encryption or self._client_input is None:
             return []
-        given, self._given = self._given, None
+        given, self._client_input = self._client_input, None
         partition, number = self.partition, self.round_id.round
         if given.divided is None:
-            clear, hidden = self._agreed.divide(given.message, partition, number, self._place)
+            clear, hidden = self._spec.divide(given.message, partition, number, self._place)
             given = replace(given, divided=SplitUpdate(partition=partition, clear=clear, hidden=hidden))
             # Before the parts leave: after a crash the same parts must go out, not the message with fresh noise.
             self._place.persist(given)

@@ -64,13 +64,15 @@ class PartialServer(CohortServer):
         """Return whether every silo has the common keys, so that a round can begin."""
         return self._phase is not Phase.SETUP
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+    def begin(
+        self, round_id: RoundId, cohort: tuple[int, ...], sampled_users: Drawn | None = None
+    ) -> Outgoing:
         """Begin a round, or another attempt at it; return the messages to the cohort.
 
         Args:
             round_id: a later round or attempt than any before.
             cohort: numbers of the silos that begin the attempt, ascending.
-            drawn: ignored: the silos compute their updates over the sampled users only.
+            sampled_users: ignored: the silos compute their updates over the sampled users only.
 
         Raises:
             ProtocolError: the common keys are not relayed yet, the attempt was begun before, or the cohort has fewer

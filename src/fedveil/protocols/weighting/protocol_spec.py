@@ -216,9 +216,9 @@ class PrivateWeightingSpec:
         """Convert the weighted sum from grid units to the unit of the update."""
         return np.asarray(result * self.grid)
 
-    def pack(self, given: WeightedInputs) -> bytes:
+    def pack(self, client_input: WeightedInputs) -> bytes:
         """Return a client's input as bytes."""
-        return given.encode()
+        return client_input.encode()
 
     def unpack(self, data: bytes) -> WeightedInputs:
         """Return the input that :meth:`pack` encoded."""

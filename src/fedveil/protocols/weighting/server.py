@@ -80,14 +80,16 @@ class WeightingServer(CohortServer):
         """Users with a record in any silo; empty until the setup is complete."""
         return tuple(self._inverses)
 
-    def begin(self, round_id: RoundId, cohort: tuple[int, ...], drawn: Drawn | None = None) -> Outgoing:
+    def begin(
+        self, round_id: RoundId, cohort: tuple[int, ...], sampled_users: Drawn | None = None
+    ) -> Outgoing:
         """Begin a round, or another attempt at it; return the messages to the silos.
 
         Args:
             round_id: a later round or attempt than any before.
             cohort: numbers of all silos; the weights depend on the records of every silo.
-            drawn: (|U|,) bool, the sampled users, required if the plan renews weights without oblivious transfer;
-                ignored otherwise.
+            sampled_users: (|U|,) bool, the sampled users, required if the plan renews weights without oblivious
+                transfer; ignored otherwise.
 
         Raises:
             ProtocolError: the setup is not complete, a silo is left out, the attempt was played before, or ``drawn``
@@ -98,8 +100,8 @@ class WeightingServer(CohortServer):
         if cohort != self._cohort:
             raise ProtocolError("private weighting is over all silos")
         if not self._plan.renewed or self._plan.places:
-            drawn = None
-        elif drawn is None or drawn.shape != (self._plan.users,):
+            sampled_users = None
+        elif sampled_users is None or sampled_users.shape != (self._plan.users,):
             raise ProtocolError(
                 f"in a plan with renewed weights the server draws from {self._plan.users} users"
             )
@@ -113,7 +115,7 @@ class WeightingServer(CohortServer):
             return self._offer()
         self._phase = Phase.INPUTS
         if self._plan.renewed or not self._weights:
-            taking_part = {u for u in self._inverses if drawn is None or drawn[u]}
+            taking_part = {u for u in self._inverses if sampled_users is None or sampled_users[u]}
             self._drawn = len(taking_part)
             weights = [inverse if user in taking_part else 0 for user, inverse in self._inverses.items()]
             self._weights = tuple(self._holder.encrypt(weights))

@@ -127,8 +127,8 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
         self._phase = Phase.DONE
         return [self._envelope(OwnMask(seed=self._own_mask))]
 
-    def _send(self, given: WeightedInputs, round_id: RoundId) -> list[bytes]:
-        return [self.encrypt_sum(given.contributions, given.noise, given.dither)]
+    def _send(self, client_input: WeightedInputs, round_id: RoundId) -> list[bytes]:
+        return [self.encrypt_sum(client_input.contributions, client_input.noise, client_input.dither)]
 
     def encrypt_sum(
         self, contributions: Contributions, noise: Int64[np.ndarray, " d"], dither: bytes | None = None

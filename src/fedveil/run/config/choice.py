@@ -157,9 +157,9 @@ class ChoiceField:
     def known_keys(self) -> list[str]:
         """Return the keys of all members of the kind."""
         found = {_NAME}
-        for one in members(self.kind):
+        for member in members(self.kind):
             try:
-                found |= {key.name for key in own_keys(one.load())}
+                found |= {key.name for key in own_keys(member.load())}
             except ConfigError:
                 continue  # the list of members says why it cannot be loaded
         return sorted(found)
@@ -347,7 +347,7 @@ def _inner_keys(hint: Any) -> set[str]:
     """Return the keys of the tables that a key's value may be."""
     if isinstance(hint, type) and is_dataclass(hint):
         return {key.name for key in keys_of(hint) if not key.filled}
-    return {key for one in get_args(hint) for key in _inner_keys(one)}
+    return {key for argument in get_args(hint) for key in _inner_keys(argument)}
 
 
 def _written(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,12 +362,12 @@ def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
 
 def choice_of(kind: str, stage: Any) -> Choice | None:
     """Return the choice that builds a stage; None if the stage's class is not registered."""
-    for one in members(kind):
-        if type(stage).__module__ != one.place.partition(":")[0]:
+    for member in members(kind):
+        if type(stage).__module__ != member.place.partition(":")[0]:
             continue  # do not import a module that cannot define this stage
-        if one.load() is type(stage):
+        if member.load() is type(stage):
             keys = {key.name: getattr(stage, key.name) for key in own_keys(type(stage))}
-            return Choice(kind=kind, name=one.name, keys=keys)
+            return Choice(kind=kind, name=member.name, keys=keys)
     return None
 
 

@@ -626,7 +626,10 @@ def _mark_of(section: FieldInfo | None) -> ChoiceField | StageField | None:
     """Return the annotation of a field as a stage's section or a choice; None if it has neither."""
     if section is None:
         return None
-    marks = (*section.metadata, *(mark for one in get_args(section.annotation) for mark in get_args(one)[1:]))
+    marks = (
+        *section.metadata,
+        *(mark for argument in get_args(section.annotation) for mark in get_args(argument)[1:]),
+    )
     return next((mark for mark in marks if isinstance(mark, ChoiceField | StageField)), None)
 
 

@@ -196,7 +196,7 @@ def _select(
         return list(tables.items())
     for name in selected:
         if name not in tables:
-            known = [one for one in tables if one]
+            known = [table for table in tables if table]
             raise ConfigError(
                 f"{origin}: no {kind} '{name}'; there are: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
             )

@@ -86,7 +86,7 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
     for key, named in (
         ("name", asked.name),
         ("loss", asked.loss),
-        *(("metrics", one) for one in asked.metrics or ()),
+        *(("metrics", metric) for metric in asked.metrics or ()),
     ):
         refuse_session(f"model.{key}", named or "")
     default = defaults_of(experiment.data.name, population)
@@ -311,7 +311,7 @@ def find_named_code(experiment: Experiment) -> dict[str, str]:
     """Return the import paths that an experiment names, each with its first key; nothing is imported."""
     model = experiment.model
     asked = [("model.name", model.name), ("model.loss", model.loss)]
-    asked += [("model.metrics", one) for one in model.metrics or ()]
+    asked += [("model.metrics", metric) for metric in model.metrics or ()]
     found: dict[str, str] = {}
     for key, path in asked:
         if path is not None and ":" in path and not path.startswith(SESSION):

@@ -122,6 +122,6 @@ def _fitted(prepared: Prepared) -> tuple[str, ...]:
                 "quantile of the norms of the updates that start from the initial model"
             )
     if prepared.evaluation is not None:
-        names = " and ".join(f"release {one.of_run(run)}" for one in prepared.evaluation.releases)
+        names = " and ".join(f"release {release.of_run(run)}" for release in prepared.evaluation.releases)
         found.append(f"The test metrics come from {names}: they carry noise, and epsilon covers them.")
     return tuple(found)

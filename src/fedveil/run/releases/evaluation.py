@@ -212,7 +212,9 @@ def read_evaluation(folder: RunFolder) -> NoisySums:
         return ()
     content = read_json(path, RunFolderError)
     with reading(path, RunFolderError):
-        return tuple(NoisySum.from_json(one, len(one["vector"]), path) for one in content["releases"])
+        return tuple(
+            NoisySum.from_json(release, len(release["vector"]), path) for release in content["releases"]
+        )
 
 
 def attach_scores(

@@ -94,7 +94,7 @@ def prepare_inference(
         )
 
     multiplier, series = calibrate_releases(document.privacy, schema.n_users, releases)
-    noises = [one.std() for one in series.releases]
+    noises = [release.std() for release in series.releases]
     unit = unit_of(request.silos, len(silos))
 
     def planned_at(factor: float) -> tuple[PlannedEffect, ...]:

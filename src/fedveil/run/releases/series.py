@@ -51,7 +51,7 @@ class Series:
 
     def event_for(self, role: Role) -> Event:
         """Return the composed event of all releases against a party or coalition."""
-        return all_of([one.event_for(role) for one in self.releases])
+        return all_of([release.event_for(role) for release in self.releases])
 
     def epsilon_of(self, event: Event) -> float:
         """Return the epsilon of an event of all releases."""

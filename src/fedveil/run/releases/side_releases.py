@@ -46,11 +46,11 @@ def check_composable(releases: Sequence[Release], rounds: Guarantee) -> None:
     Raises:
         CompositionError: they do not, so that one ledger cannot hold both.
     """
-    for one in releases:
-        own = one.guarantee
+    for release in releases:
+        own = release.guarantee
         if (own.unit, own.adjacency) != (rounds.unit, rounds.adjacency):
             raise CompositionError(
-                f"{one.name}: protects one {own.unit} under {own.adjacency.value}, and the method of training one "
+                f"{release.name}: protects one {own.unit} under {own.adjacency.value}, and the method of training one "
                 f"{rounds.unit} under {rounds.adjacency.value}: no epsilon covers both; take a method of users, such "
                 "as uldp-avg"
             )

@@ -156,7 +156,7 @@ class DocumentParts(RunParts[PartEnding]):
     def _check_charged(self) -> None:
         """Check that the document requests every charge, and that every result in the folder is charged."""
         made, name = self.prepared.read(self.folder), self.prepared.document.name
-        events = {one.number: one.event for one in self.prepared.series.releases}
+        events = {release.number: release.event for release in self.prepared.series.releases}
 
         def event_of(entry: Entry) -> Event | None:
             return events.get(entry.round) if entry.run == name else None

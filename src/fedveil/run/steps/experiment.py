@@ -387,7 +387,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         spent = read_spent_budget(self.journal.ledger, prepared.experiment.name, prepared.side_releases)
         lacking = prepared.releases_before_training[len(self._preprocessed()) :]
         lacking += prepared.releases_after_training[len(self._evaluated()) :]
-        due = (one for one in lacking if self._release_step(one, lambda: None).is_due)
+        due = (release for release in lacking if self._release_step(release, lambda: None).is_due)
         again = max(0, spent.charges + charges - rounds)
         return prepared.over_budget(rounds, (*spent.side_releases, *due), again)
 
@@ -401,7 +401,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         name, guarantee = self.prepared.experiment.name, self.prepared.guarantee
         if entry.run == name:
             return guarantee.event_at_round(guarantee.event, entry.round, again=entry.attempt > 0)
-        beside = {one.of_run(name): one.event for one in self.prepared.side_releases}
+        beside = {release.of_run(name): release.event for release in self.prepared.side_releases}
         return beside.get(entry.run)
 
     # --- end -------------------------------------------------------------------------------------------------

@@ -77,20 +77,25 @@ class Counts:
         return self.people(gradient) + self.people_per_unit * ends
 
     def quotient(
-        self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"], beside: float = 0.0
+        self,
+        above: Float64[np.ndarray, "K B"],
+        below: Float64[np.ndarray, "K B"],
+        other_variance: float = 0.0,
     ) -> Interval | None:
         """Return a quotient of two weighted sums with Fieller's interval; None where it divides by nothing.
 
         Args:
             above, below: weights of the cells.
-            beside: variance of the numerator by other noise than that of the cells.
+            other_variance: variance of the numerator by other noise than that of the cells.
         """
         a, b = float((above * self.cells).sum()), float((below * self.cells).sum())
         noise = tuple(
             self.variance * float((x * y).sum()) for x, y in ((above, above), (below, below), (above, below))
         )
         t = a / b if b > 0 else 0.0
-        return ratio(a, b, (noise[0] + beside, noise[1], noise[2]), self._people_and_ends(above - t * below))
+        return ratio(
+            a, b, (noise[0] + other_variance, noise[1], noise[2]), self._people_and_ends(above - t * below)
+        )
 
     def rate(self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"]) -> Interval | None:
         """Return :meth:`quotient` of a part and its whole, with an interval within [0, 1]."""
@@ -155,8 +160,8 @@ def _hull(intervals: list[Interval]) -> Interval | None:
     if not intervals:
         return None
 
-    def ends(of: str) -> list[float]:
-        return [float(getattr(one, of)) for one in intervals]
+    def ends(end: str) -> list[float]:
+        return [float(getattr(one, end)) for one in intervals]
 
     return replace(
         intervals[0],

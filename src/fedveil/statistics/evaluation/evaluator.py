@@ -208,5 +208,5 @@ def places(values: Shaped[np.ndarray, " t"], readable: Shaped[np.ndarray, " t"] 
     return Places(values=np.where(there, values, 0).astype(np.int64), state=_state(there))
 
 
-def _state(there: Shaped[np.ndarray, " t"]) -> Shaped[np.ndarray, " t"]:
-    return np.where(there, State.VALID, State.INVALID).astype(np.int8)
+def _state(is_present: Shaped[np.ndarray, " t"]) -> Shaped[np.ndarray, " t"]:
+    return np.where(is_present, State.VALID, State.INVALID).astype(np.int8)

@@ -211,12 +211,12 @@ class EvaluationRequest(DocumentTable):
             lower, upper, upper - lower if self.max_standard_error is None else self.max_standard_error
         )
 
-    def _only(self, of: str, keys: tuple[str, ...]) -> None:
+    def _only(self, task: str, keys: tuple[str, ...]) -> None:
         """Refuse keys of other targets."""
         for key in ("bins", "max_standard_error", "horizons"):
             if key not in keys and getattr(self, key) not in (None, ()):
                 raise ConfigError(
-                    f"evaluation.{key}: the schema's target is of {of}, which has no such key; remove it"
+                    f"evaluation.{key}: the schema's target is of {task}, which has no such key; remove it"
                 )
 
     @property

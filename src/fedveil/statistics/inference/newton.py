@@ -107,24 +107,27 @@ def solvable(matrix: Float64[np.ndarray, "d d"], sd: float) -> tuple[Float64[np.
     return raised, float(values.min() / noise)
 
 
-def bend(one: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
+def bend(sums: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
     """Return T[d] = sum a L z z' (z'd) of H = sum a L z z', as if covariates had no third central moments.
 
     In an interval j a record has z = (e_j, x), so that H holds the weight h_j of the interval, the mean m_j of its
     covariates, and the covariance C of covariates within intervals, which is taken to be the same in all.
 
     Args:
-        one: a release of a family with intervals.
+        sums: a release of a family with intervals.
         distance: d.
     """
-    size = one.leading
-    crossed, weight = one.curvature[:size, size:], np.maximum(np.diag(one.curvature)[:size], one.curvature_sd)
+    size = sums.leading
+    crossed, weight = (
+        sums.curvature[:size, size:],
+        np.maximum(np.diag(sums.curvature)[:size], sums.curvature_sd),
+    )
     mean = crossed / weight[:, None]
-    values, vectors = np.linalg.eigh(one.curvature[size:, size:] - mean.T @ crossed)
+    values, vectors = np.linalg.eigh(sums.curvature[size:, size:] - mean.T @ crossed)
     within = (vectors * np.maximum(values, 0)) @ vectors.T / weight.sum()
     along = within @ distance[size:]
     moved = distance[:size] + mean @ distance[size:]
-    found = np.zeros_like(one.curvature)
+    found = np.zeros_like(sums.curvature)
     found[:size, :size] = np.diag(weight * moved)
     found[:size, size:] = weight[:, None] * (mean * moved[:, None] + along)
     found[size:, :size] = found[:size, size:].T
@@ -133,32 +136,32 @@ def bend(one: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, 
     return found
 
 
-def _slope(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
-    if one.stopped:
-        return np.asarray(one.curvature + bend(one, distance) / 2)
-    return last.curvature if one is last else np.asarray((one.curvature + last.curvature) / 2)
+def _slope(sums: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
+    if sums.stopped:
+        return np.asarray(sums.curvature + bend(sums, distance) / 2)
+    return last.curvature if sums is last else np.asarray((sums.curvature + last.curvature) / 2)
 
 
-def _bent(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
+def _bent(sums: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
     """Return the variance, per coordinate, that stands for what a slope misses."""
     size = len(distance)
-    if one.stopped:
-        turned = bend(one, distance) @ distance
+    if sums.stopped:
+        turned = bend(sums, distance) @ distance
         return _CURVED**2 * float(turned @ turned) / size
-    if one is last:
+    if sums is last:
         return 0.0
-    turned = (one.curvature - last.curvature) @ distance
-    by_noise = (one.curvature_sd**2 + last.curvature_sd**2) / 2 * (size + 1) * float(distance @ distance)
+    turned = (sums.curvature - last.curvature) @ distance
+    by_noise = (sums.curvature_sd**2 + last.curvature_sd**2) / 2 * (size + 1) * float(distance @ distance)
     return _CURVED**2 * max(0.0, float(turned @ turned) - by_noise) / size
 
 
-def _variance(one: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
+def _variance(sums: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> float:
     """Return the mean variance of one release's equation at a distance."""
     size = len(distance)
-    own = one is last or one.stopped
-    of_slope = one.curvature_sd**2 if own else (one.curvature_sd**2 + last.curvature_sd**2) / 4
+    own = sums is last or sums.stopped
+    of_slope = sums.curvature_sd**2 if own else (sums.curvature_sd**2 + last.curvature_sd**2) / 4
     along = of_slope / 2 * float(distance @ distance) * (size + 1) / size
-    return one.gradient_sd**2 + along + _bent(one, last, distance)
+    return sums.gradient_sd**2 + along + _bent(sums, last, distance)
 
 
 def _noise(
@@ -258,17 +261,17 @@ class Covariance:
         return found
 
 
-def covariance(found: Estimate, last: Sums) -> Covariance:
+def covariance(estimate: Estimate, last: Sums) -> Covariance:
     """Return the covariance of the estimate.
 
     Args:
-        found: what all releases say.
+        estimate: what all releases say.
         last: the release that the spread was sent with.
     """
     assert last.spread is not None
-    inverse = np.linalg.inv(found.slope)
-    noise = inverse @ found.noise @ inverse
-    spread, basis, kept = shrunk_covariance(last.spread, last.spread_sd, found.slope, last.leading)
+    inverse = np.linalg.inv(estimate.slope)
+    noise = inverse @ estimate.noise @ inverse
+    spread, basis, kept = shrunk_covariance(last.spread, last.spread_sd, estimate.slope, last.leading)
     whole = noise + inverse @ spread @ inverse
     squares = triangle(inverse[:, :, None] * inverse[:, None, :])
     inside, all_of_it = ((squares @ basis) ** 2).sum(axis=1), (squares**2).sum(axis=1)
@@ -401,13 +404,13 @@ class Identified:
     enough: bool
 
 
-def indicators(one: Sums) -> Iterator[Indicator]:
+def indicators(sums: Sums) -> Iterator[Indicator]:
     """Yield the intervals, the categories and the reference categories of a release."""
-    weight, sd = np.diag(one.curvature), one.curvature_sd
-    leading = range(one.leading)
-    if one.stopped and one.leading > 1:
+    weight, sd = np.diag(sums.curvature), sums.curvature_sd
+    leading = range(sums.leading)
+    if sums.stopped and sums.leading > 1:
         yield from (Indicator(weight=float(weight[j]), sd=sd, held=j, lost=(j,)) for j in leading)
-    for levels in one.levels:
+    for levels in sums.levels:
         yield from (Indicator(weight=float(weight[j]), sd=sd, held=j, lost=(j,)) for j in levels)
         yield Indicator(
             weight=float(weight[list(leading)].sum() - weight[list(levels)].sum()),
@@ -417,37 +420,37 @@ def indicators(one: Sums) -> Iterator[Indicator]:
         )
 
 
-def moving(one: Sums) -> Int64[np.ndarray, " k"]:
+def moving(sums: Sums) -> Int64[np.ndarray, " k"]:
     """Return the coefficients that the next step may move: the noise of an empty one would use up the step."""
-    held = {found.held for found in indicators(one) if found.weight < SOLVABLE * found.sd}
-    return _without(one, held)
+    held = {found.held for found in indicators(sums) if found.weight < SOLVABLE * found.sd}
+    return _without(sums, held)
 
 
-def restricted(releases: Sequence[Sums], kept: Int64[np.ndarray, " k"]) -> tuple[Sums, ...]:
+def restricted(releases: Sequence[Sums], selected: Int64[np.ndarray, " k"]) -> tuple[Sums, ...]:
     """Return releases about some coefficients, the others being held at their values of the last release.
 
     A gradient at other values of these is moved there along its own curvature, whose noise is counted.
     """
     last = releases[-1]
-    if len(kept) == len(last.theta):
+    if len(selected) == len(last.theta):
         return tuple(releases)
-    held = np.setdiff1d(np.arange(len(last.theta)), kept)
-    places = {int(old): new for new, old in enumerate(kept)}
+    held = np.setdiff1d(np.arange(len(last.theta)), selected)
+    places = {int(old): new for new, old in enumerate(selected)}
     found = []
     for one in releases:
         away = last.theta[held] - one.theta[held]
-        square = np.ix_(kept, kept)
+        square = np.ix_(selected, selected)
         found.append(
             replace(
                 one,
-                theta=one.theta[kept],
-                gradient=one.gradient[kept] - one.curvature[np.ix_(kept, held)] @ away,
+                theta=one.theta[selected],
+                gradient=one.gradient[selected] - one.curvature[np.ix_(selected, held)] @ away,
                 curvature=one.curvature[square],
                 spread=None if one.spread is None else one.spread[square],
                 gradient_sd=float(
                     np.hypot(one.gradient_sd, one.curvature_sd * np.linalg.norm(away) / np.sqrt(2))
                 ),
-                leading=int((kept < one.leading).sum()),
+                leading=int((selected < one.leading).sum()),
                 levels=tuple(tuple(places[j] for j in levels if j in places) for levels in one.levels),
             )
         )
@@ -498,8 +501,8 @@ def _identified(releases: Sequence[Sums], left: Sequence[Indicator], least: floa
     )
 
 
-def _without(one: Sums, held: Iterable[int]) -> Int64[np.ndarray, " k"]:
-    return np.setdiff1d(np.arange(len(one.theta)), list(held))
+def _without(sums: Sums, fixed: Iterable[int]) -> Int64[np.ndarray, " k"]:
+    return np.setdiff1d(np.arange(len(sums.theta)), list(fixed))
 
 
 # --- convergence --------------------------------------------------------------------------------------------
@@ -555,40 +558,40 @@ def next_theta(family: Family, releases: Sequence[Sums]) -> Float64[np.ndarray, 
     return at
 
 
-def leap(family: Family, one: Sums) -> Float64[np.ndarray, " d"] | None:
+def leap(family: Family, sums: Sums) -> Float64[np.ndarray, " d"] | None:
     """Return the theta that the mean of the target says, where all records had one predictor; None where that is near.
 
     Args:
         family: whose mean it is.
-        one: the first release, at slopes of 0.
+        sums: the first release, at slopes of 0.
     """
-    size = one.leading
-    slope, _ = solvable(one.curvature, one.curvature_sd)
-    move, weight = np.linalg.solve(slope, one.gradient), np.diag(slope)[:size]
+    size = sums.leading
+    slope, _ = solvable(sums.curvature, sums.curvature_sd)
+    move, weight = np.linalg.solve(slope, sums.gradient), np.diag(slope)[:size]
     means = slope[:size] / weight[:, None]
     leaps, fallen = np.transpose(
         [
             _undone(family, at, newton, unsure)
-            for at, newton, unsure in zip(one.theta, means @ move, one.gradient_sd / weight, strict=False)
+            for at, newton, unsure in zip(sums.theta, means @ move, sums.gradient_sd / weight, strict=False)
         ]
     )
     if np.abs(leaps).max() <= _SHORT:
         return None
     effects = move[size:] * weight.sum() / (weight @ fallen)
     effects *= min(1.0, LONGEST_STEP / max(float(np.linalg.norm(effects)), 1e-300))
-    found = one.theta.copy()
+    found = sums.theta.copy()
     found[:size] += leaps - means[:, size:] @ effects
     found[size:] += effects
     return found
 
 
-def has_converged(family: Family, releases: Sequence[Sums], found: Estimate) -> bool:
+def has_converged(family: Family, releases: Sequence[Sums], estimate: Estimate) -> bool:
     """Return whether the last release lies near enough to the solution for intervals around the estimate to hold.
 
     Distances are those of the estimate, less what its noise explains of their squares.
     """
-    last, slope = releases[-1], found.slope
-    distance, known = found.theta - last.theta, covariance(found, last)
+    last, slope = releases[-1], estimate.slope
+    distance, known = estimate.theta - last.theta, covariance(estimate, last)
     weight = np.diag(slope)[: last.leading]
     left = float(distance @ slope @ distance) - float(np.trace(slope @ known.noise))
     together = np.abs(slope[: last.leading] @ distance) / weight
@@ -606,11 +609,11 @@ def has_converged(family: Family, releases: Sequence[Sums], found: Estimate) -> 
     return bool((missed <= MOST_BENT * np.sqrt(np.diag(known.whole))).all())
 
 
-def _undone(family: Family, at: float, newton: float, unsure: float) -> tuple[float, float]:
+def _undone(family: Family, predictor: float, newton: float, unsure: float) -> tuple[float, float]:
     """Return how far a predictor moves with the mean, and its slope there over that where it was."""
-    mean, slope = family.mean(at)
-    low, high = family.mean(at - _LIMIT)[0], family.mean(at + _LIMIT)[0]
+    mean, slope = family.mean(predictor)
+    low, high = family.mean(predictor - _LIMIT)[0], family.mean(predictor + _LIMIT)[0]
     left = 2 * unsure * slope
     wanted = min(max(mean + slope * newton, min(mean, low + left)), max(mean, high - left))
-    to = float(brentq(lambda move: family.mean(at + move)[0] / wanted - 1, -_LIMIT, _LIMIT))
-    return to, max(family.mean(at + to)[1] / slope, _LEAST_SLOPE)
+    to = float(brentq(lambda move: family.mean(predictor + move)[0] / wanted - 1, -_LIMIT, _LIMIT))
+    return to, max(family.mean(predictor + to)[1] / slope, _LEAST_SLOPE)

@@ -71,17 +71,17 @@ class RecordCounts:
 
 def block_layouts(
     members: Int64[np.ndarray, "m"],
-    held: RecordCounts,
+    counts: RecordCounts,
     most: int,
 ) -> Iterator[Layout]:
     """Yield blocks of equal width that hold these contributions.
 
     Args:
         members: the contributions to lay out, each with records.
-        held: the records of all contributions.
+        counts: the records of all contributions.
         most: bound on rows x width x width, unless a single block exceeds it.
     """
-    sizes = held.sizes
+    sizes = counts.sizes
     widths = _widths(sizes[members])
     for width in np.unique(widths):
         chosen = members[widths == width]
@@ -107,31 +107,31 @@ def block_layouts(
                 block[low:high] - first,
                 offset[low:high],
                 (int(width), int(width)),
-                held,
+                counts,
             )
 
 
 def single_blocks(
     members: Int64[np.ndarray, "m"],
-    held: RecordCounts,
+    counts: RecordCounts,
     most: int,
 ) -> Iterator[Layout]:
     """Yield blocks that hold one contribution each.
 
     Widths and arguments are those of :func:`block_layouts`.
     """
-    widths = _widths(held.sizes[members])
+    widths = _widths(counts.sizes[members])
     for width in np.unique(widths).tolist():
         of_width, per_layout = members[widths == width], max(1, most // width**2)
         for first in range(0, len(of_width), per_layout):
             chosen = of_width[first : first + per_layout]
             rows = np.arange(len(chosen))
-            yield _filled(chosen, rows, np.zeros_like(rows), (width, width), held)
+            yield _filled(chosen, rows, np.zeros_like(rows), (width, width), counts)
 
 
 def stack_layouts(
     members: Int64[np.ndarray, "m"],
-    held: RecordCounts,
+    counts: RecordCounts,
     most: int,
     batch_size: int | None,
 ) -> Iterator[Layout]:
@@ -147,11 +147,11 @@ def stack_layouts(
 
     Args:
         members: the contributions to lay out, each with records.
-        held: the records of all contributions.
+        counts: the records of all contributions.
         most: bound on rows x width x width.
         batch_size: batch size of the local steps; None takes all records.
     """
-    sizes = held.sizes
+    sizes = counts.sizes
     reads = step_widths(sizes[members], batch_size)
     whole_reads = sizes[members] <= reads
     for step, in_whole in product(np.unique(reads)[::-1].tolist(), (False, True)):
@@ -167,7 +167,7 @@ def stack_layouts(
             count = -(-count // multiple) * multiple
             chosen, left = left[:count], left[count:]
             rows = np.arange(len(chosen))
-            yield _filled(chosen, rows, np.zeros_like(rows), (width, step), held)
+            yield _filled(chosen, rows, np.zeros_like(rows), (width, step), counts)
 
 
 _BUSY: Final = 1 << 18
@@ -206,7 +206,7 @@ def _filled(
     setting: Int64[np.ndarray, "g"],
     offset: Int64[np.ndarray, "g"],
     shape: tuple[int, int],
-    held: RecordCounts,
+    counts: RecordCounts,
 ) -> Layout:
     """Place contributions in their rows, at their offsets.
 
@@ -215,9 +215,9 @@ def _filled(
         setting: (g,) the row of each, ascending.
         offset: (g,) the first column of each.
         shape: the width of a row, and the number of its records that a step reads.
-        held: the records of all contributions.
+        counts: the records of all contributions.
     """
-    (width, step), sizes, starts, padding = shape, held.sizes, held.starts, held.padding
+    (width, step), sizes, starts, padding = shape, counts.sizes, counts.starts, counts.padding
     records = np.full((round_up_slots(int(setting[-1]) + 1, step), width), padding)
     size = sizes[members]
     within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)

@@ -330,7 +330,7 @@ class Ball:
     def step(
         self,
         slopes: Float32[Tensor, "g k b"],
-        learned: Float32[Tensor, "g k b"],
+        products: Float32[Tensor, "g k b"],
         grams: Float32[Tensor, "g b b"],
         logits: Float[Tensor, "g k b"],
         active: int,
@@ -339,14 +339,14 @@ class Ball:
 
         Args:
             slopes: G at the records of the batch.
-            learned: A K at the batch, before the step.
+            products: A K at the batch, before the step.
             grams: K among the records of the batch.
             logits: Z0 at the batch.
             active: number of contributions that take the step; later rows do not change.
         """
         kept, rate = self._kept, self._rate
         moves = slopes.double().mul_(-rate)
-        met = torch.stack([learned, torch.bmm(slopes, grams), logits])
+        met = torch.stack([products, torch.bmm(slopes, grams), logits])
         crossed, squared, started = (met * moves).sum((2, 3))[:, :active]
         with_self, with_start = self._with_self[:active], self._with_start[:active]
         # With s = 1 - eta lambda, `moves` = -eta G and A' = s A + moves:

@@ -178,5 +178,5 @@ LAST = Last()
 """Default average of a method."""
 
 
-def _free(what: str) -> str:
-    return f"the run releases {what}: post-processing of released models, at no privacy cost"
+def _free(key: str) -> str:
+    return f"the run releases {key}: post-processing of released models, at no privacy cost"

@@ -223,7 +223,7 @@ class MailboxClient:
             self._mailbox = ""
             return None
         known = isinstance(contacts, list) and len(contacts) == len(self._members.names)
-        right = known and all(one is None or type(one) in (int, float) for one in contacts)
+        right = known and all(contact is None or type(contact) in (int, float) for contact in contacts)
         return contacts if right else None
 
     def set_members(self, members: Members) -> None:
