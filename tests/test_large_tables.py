@@ -6,6 +6,7 @@ allowed here because other processes slow this one.
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedveil.data.records import Population
 from fedveil.data.schema import Schema, parse_schema
 from fedveil.data.tables import read_own, read_tables
 from fedveil.errors import ConfigError, DataError
+from fedveil.federation.silo_data import DeclaredTables, HoldoutSpec, PartyTable
 from fedveil.privacy.bounds import Clip
 from fedveil.randomness import ExperimentRandomness
 from fedveil.training.losses import load_loss
@@ -52,19 +54,22 @@ after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(len(people.train), time.process_time() - begin, (after - before) * 1024)
 """
 
-GROUPING = """
+MEMORY = """
 import os, tracemalloc
-from pathlib import Path
-import numpy as np
-from fedveil.data.schema import read_schema
-from fedveil.data.tables import read_tables
+from fedveil.run.config.experiment import parse
+from fedveil.run.releases.records import evaluate
+from fedveil.run.setup import prepare
 os.environ["{variable}"] = "."
+table = {{"schema_file": "schema.toml", "files": ["table.parquet"], {test}}}
+document = {{"name": "large", "rounds": 1, "data": {{"table": table}}, "model": {{"name": "whitened-linear"}}}}
+document["method"] = {{"name": "newton", "noise_multiplier": 1.0}}
 tracemalloc.start()
-people = read_tables(read_schema("schema.toml"), [Path("table.parquet")])
-groups = people.train.by_silo_user()
-assert isinstance(groups.order, np.memmap)
+prepared = prepare(parse(document, "test"))
+prepared.population.records_per_user()
+assert evaluate(prepared, prepared.task.initial())["auc"] is not None
 print(tracemalloc.get_traced_memory()[1])
 """
+"""Program that prints the most bytes of NumPy arrays and Python objects that a run holds beside its rounds."""
 
 
 PIECES = 140_000
@@ -133,38 +138,62 @@ def test_columns_in_files_are_those_in_memory_and_so_are_the_sums_of_newton(
     there = read_tables(declared(), files)
     for name, column in columns_of(here).items():
         assert np.array_equal(column, columns_of(there)[name]), name
-        assert isinstance(columns_of(there)[name], np.memmap) == (name != "test_rows")
+        assert isinstance(columns_of(there)[name], np.memmap)
         assert columns_of(there)[name].flags.writeable, "PyTorch warns the user of arrays that are not"
     grouped = here.train.by_silo_user()
     for name, column in vars(there.train.by_silo_user()).items():
         assert np.array_equal(column, getattr(grouped, name)), name
+    assert isinstance(there.train.by_silo(3).order, np.memmap)
+    for name, column in vars(there.train.by_silo(3)).items():
+        assert np.array_equal(column, getattr(here.train.by_silo(3), name)), name
     assert there.train.sha256 == here.train.sha256
     assert newton_sums(there).tobytes() == newton_sums(here).tobytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["north.parquet", "south.parquet"], (
         "no file remains"
     )
-    own, rows = read_own(declared(), files[0], silo=0, name="north", users=[str(one) for one in range(500)])
-    assert isinstance(own.features, np.memmap)
-    assert np.array_equal(rows, np.arange(PIECES))
+
+
+def test_a_silo_holds_records_out_in_files_as_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    north, south = write_silos(tmp_path, PIECES)
+    users = tuple(map(str, range(500)))
+    table = PartyTable(
+        declared=DeclaredTables(schema=declared(), silos=("south", "north")), silo=1, path=north, users=users
+    )
+    here = table.load_population(HoldoutSpec(0.3, 5))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    there = table.load_population(HoldoutSpec(0.3, 5))
+    for name, column in columns_of(here).items():
+        assert np.array_equal(column, columns_of(there)[name]), name
+        assert isinstance(columns_of(there)[name], np.memmap)
+    assert there.train.silo.tolist() == [1] * len(there.train)
+    with pytest.raises(DataError, match=r"north\.parquet, record \d+ .*'patient': the user is not listed"):
+        replace(table, users=users[:-1]).load_population()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [north.name, south.name], "no file remains"
 
 
 @pytest.mark.slow
-def test_memory_of_a_large_table_in_files_grows_by_a_few_bytes_a_record(tmp_path: Path) -> None:
-    """What remains is a mark of the records that are kept, and of those that are held out."""
-    few, many = (memory_of_reading(tmp_path, count) for count in (1_200_000, 2_400_000))
-    assert (many - few) / 1_200_000 < 8
+@pytest.mark.parametrize("test", ["", "public"])
+def test_memory_of_a_large_table_in_files_does_not_grow_with_its_records(test: str, tmp_path: Path) -> None:
+    few, many = (memory_of_a_table(tmp_path, count, test) for count in (600_000, 1_200_000))
+    assert many - few < 0.2 * 600_000
 
 
-def memory_of_reading(folder: Path, records: int) -> int:
-    """Return the most bytes of NumPy arrays that are held at a time while a table is read and grouped."""
-    rng, user = np.random.default_rng(0), np.arange(records) % 500
-    columns = {name: rng.uniform(10, 60, records).astype(np.float32) for name in ("age", "bmi", "crp")}
-    words = {"ward": pa.array(["a"] * records), "sick": pa.array(["no", "yes"] * (records // 2))}
-    pa_parquet.write_table(
-        pa.table({"patient": user, **columns, **words}), folder / "table.parquet", row_group_size=1 << 16
-    )
+def memory_of_a_table(folder: Path, records: int, test: str) -> int:
+    """Return what :data:`MEMORY` prints for a table of this many records, with a public test table or without."""
+    for name, count in (("table", records), ("public", 1000)):
+        rng, user = np.random.default_rng(count), np.arange(count) % 500
+        columns = {one: rng.uniform(10, 60, count).astype(np.float32) for one in ("age", "bmi", "crp")}
+        words = {"ward": pa.array(["a"] * count), "sick": pa.array(["no", "yes"] * (count // 2))}
+        pa_parquet.write_table(
+            pa.table({"patient": user, **columns, **words}),
+            folder / f"{name}.parquet",
+            row_group_size=1 << 16,
+        )
     (folder / "schema.toml").write_text(SCHEMA)
-    program = GROUPING.format(variable=FOLDER_VARIABLE)
+    tested = f'"test_file": "{test}.parquet"' if test else '"test_share": 0.5'
+    program = MEMORY.format(variable=FOLDER_VARIABLE, test=tested)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
     )

@@ -2,6 +2,7 @@
 cases."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from sklearn.metrics import (
 )
 from torch import Tensor
 
+from fedveil.data.column_files import FOLDER_VARIABLE
 from fedveil.errors import ConfigError, ModelError
 from fedveil.training.losses import load_loss
 from fedveil.training.metrics import (
@@ -330,3 +332,40 @@ def test_a_metric_that_writes_to_its_arguments_changes_no_other() -> None:
     assert measure({"mine": writes, "accuracy": accuracy}, *given) == {"mine": 0.0, "accuracy": 0.25}
     assert given[0].equal(outputs)
     assert given[1].equal(targets)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_metrics_of_more_records_than_are_computed_at_a_time_agree_with_scikit_learn(weighted: bool) -> None:
+    count = 2 * (1 << 17) + 5
+    outputs, labels, drawn = draw(1, count, 1)
+    outputs += np.random.default_rng(2).integers(0, 2000, (count, 1)) / 2048  # ties, and many scores
+    weights = drawn if weighted else None
+    score, given = outputs[:, 0].astype(np.float64), None if weights is None else torch.from_numpy(weights)
+    found = {
+        name: METRICS[name](torch.from_numpy(outputs), torch.from_numpy(labels), given)
+        for name in ("accuracy", "balanced_accuracy", "auc", "average_precision", "brier", "mae", "r2")
+    }
+    wanted = {
+        "accuracy": accuracy_score(labels, score > 0, sample_weight=weights),
+        "balanced_accuracy": balanced_accuracy_score(labels, score > 0, sample_weight=weights),
+        "auc": roc_auc_score(labels, score, sample_weight=weights),
+        "average_precision": average_precision_score(labels, score, sample_weight=weights),
+        "brier": brier_score_loss(labels, 1 / (1 + np.exp(-score)), sample_weight=weights),
+        "mae": mean_absolute_error(labels, score, sample_weight=weights),
+        "r2": r2_score(labels, score, sample_weight=weights),
+    }
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_scores_are_ranked_in_a_file_if_tables_are_kept_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs, labels, _ = draw(3, 1000, 1)
+    given = torch.from_numpy(outputs), torch.from_numpy(labels)
+    here = auc(*given), average_precision(*given)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert (auc(*given), average_precision(*given)) == here
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="none is no folder"):
+        auc(*given)

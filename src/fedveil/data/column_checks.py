@@ -11,7 +11,7 @@ from fedveil.data.cell_values import MARKS_IN_DATES, whole_number
 from fedveil.errors import DataError
 from fedveil.sanitize import sanitize
 
-CHUNK: Final = 1 << 22
+CHUNK: Final = 1 << 18
 """Number of values that are processed at once, so that a memory-mapped table is never loaded as a whole."""
 
 
@@ -192,7 +192,6 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
     if n_classes is not None:
         if targets.dtype != np.int64:
             raise DataError(f"{where}: classification needs int64 labels, not {describe_values(targets)}")
-        outside = (targets < 0) | (targets >= n_classes)
         problem = f"the label is outside the classes 0 .. {n_classes - 1}"
     elif task == "survival":
         if targets.shape[1:] not in ((2,), (3,)):
@@ -200,10 +199,8 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
                 f"{where}: survival needs (records, 2) float32 of (event, time), or (records, 3) with the entry, not "
                 f"{describe_values(targets)}"
             )
-        outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
         problem = "the event must be 0 or 1 and the time must not be negative"
         if targets.shape[1] > 2:
-            outside |= (targets[:, 2] < 0) | (targets[:, 2] >= targets[:, 1])
             problem = (
                 "the event must be 0 or 1, the time not negative, and the entry from 0 to below the time"
             )
@@ -214,7 +211,6 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
                 f"{where}: {task} needs (records, k) float32 targets, k >= 2, not {describe_values(targets)}; a single "
                 f"target is a {one}"
             )
-        outside = ((targets != 0) & (targets != 1)).any(axis=1) & (task == "multi-label")
         problem = "every label must be 0 or 1"
     else:
         if targets.dtype != np.float32 or targets.ndim != 1:
@@ -222,8 +218,23 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
                 f"{where}: regression needs (records,) float32 targets, not {describe_values(targets)}"
             )
         return
-    if outside.any():
-        raise DataError(f"{where}, row {int(np.argmax(outside))}: {problem}")
+    for first in range(0, len(targets), CHUNK):
+        outside = _are_outside(targets[first : first + CHUNK], task, n_classes)
+        if outside.any():
+            raise DataError(f"{where}, row {first + int(np.argmax(outside))}: {problem}")
+
+
+def _are_outside(targets: np.ndarray, task: str, n_classes: int | None) -> np.ndarray:
+    """Return which targets of the right dtype and shape do not fit a task other than regression."""
+    if n_classes is not None:
+        outside: np.ndarray = (targets < 0) | (targets >= n_classes)
+    elif task == "survival":
+        outside = ((targets[:, 0] != 0) & (targets[:, 0] != 1)) | (targets[:, 1] < 0)
+        if targets.shape[1] > 2:
+            outside |= (targets[:, 2] < 0) | (targets[:, 2] >= targets[:, 1])
+    else:
+        outside = ((targets != 0) & (targets != 1)).any(axis=1) & (task == "multi-label")
+    return outside
 
 
 def describe_values(array: np.ndarray) -> str:

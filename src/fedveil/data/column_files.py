@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer, Shaped
@@ -37,6 +37,11 @@ def column_folder() -> Path | None:
             f"{FOLDER_VARIABLE}: {given} is no folder; name one with room for the encoded tables"
         )
     return Path(given)
+
+
+def folder_beside(column: np.ndarray) -> Path | None:
+    """Return the folder for columns with an entry for each of a column's records: None unless it is kept in a file."""
+    return column_folder() if isinstance(column, np.memmap) else None
 
 
 class GrowingColumn:
@@ -87,8 +92,21 @@ class GrowingColumn:
             return np.concatenate(self._pieces)
         with writing(f"{FOLDER_VARIABLE}: {self._folder}", ConfigError):
             self._file.flush()
+        return self._map("c")
+
+    def sorted_array(self) -> Shaped[np.ndarray, " n"]:
+        """Return the values of a column in ascending order, NaN last; that of a file is sorted in the file."""
+        if not self._records:
+            return np.sort(np.concatenate(self._pieces))
+        with writing(f"{FOLDER_VARIABLE}: {self._folder}", ConfigError):
+            self._file.flush()
+        found = self._map("r+")
+        found.sort()
+        return found
+
+    def _map(self, mode: Literal["c", "r+"]) -> Shaped[np.ndarray, "n *width"]:
         (kind,) = self._pieces
-        return np.memmap(self._file, kind.dtype, "c", shape=(self._records, *kind.shape[1:]))
+        return np.memmap(self._file, kind.dtype, mode, shape=(self._records, *kind.shape[1:]))
 
 
 def select_records(
@@ -133,7 +151,7 @@ def empty_column(records: int, folder: Path) -> Int64[np.ndarray, " n"]:
 
 # --- owners ---
 
-_OWNER_BLOCK: Final = 1 << 19  # records whose owners are sorted at a time
+_OWNER_BLOCK: Final = 1 << 17  # records whose owners are sorted at a time
 
 
 class Owners:

@@ -213,8 +213,8 @@ def read_own_columns(
     columns, ids, silos = _read(schema, (path,), column_names)
     rows = np.arange(len(ids))
     if schema.silo is not None:
-        check_own(schema, path, rows, silos, silo_names[silo])
-    user = own_numbers(schema, path, rows, ids, users)
+        check_own(schema, path, rows, *index_names(silos), silo_names[silo])
+    user = own_numbers(schema, path, rows, *index_names(ids), users)
     return ColumnTable(
         columns=columns,
         silo=np.full(len(ids), silo, dtype=np.int32),

@@ -25,7 +25,7 @@ from fedveil.data.column_checks import (
     check_task,
     describe_values,
 )
-from fedveil.data.column_files import Owners, column_folder, empty_column
+from fedveil.data.column_files import Owners, empty_column, folder_beside
 from fedveil.data.main_silos import MainSilos
 from fedveil.data.memory_tables import TableFile
 from fedveil.data.schema import Schema
@@ -222,8 +222,7 @@ class Records:
 
     def by_silo_user(self) -> Groups:
         """Group the records by (silo, user); see :func:`group_by_silo_user`."""
-        folder = column_folder() if isinstance(self.features, np.memmap) else None
-        return group_by_silo_user(self.silo, self.user, self.key, folder)
+        return group_by_silo_user(self.silo, self.user, self.key, folder_beside(self.features))
 
     def by_silo(self, n_silos: int) -> Groups:
         """Group the records by silo: one contribution, perhaps of size 0, for each of ``n_silos`` silos.
@@ -234,14 +233,23 @@ class Records:
         largest = int(self.silo.max(initial=-1))
         if largest >= n_silos:
             raise DataError(f"a record lies in silo {largest}, but there are {n_silos} silos (from 0)")
-        size = np.bincount(self.silo, minlength=n_silos)
+        size = _count_numbers(self.silo, n_silos)
         return Groups(
-            order=np.argsort(self.silo, kind="stable").astype(np.int64),
+            order=self._order_by_silo(_starts(size)),
             start=_starts(size),
-            size=size.astype(np.int64),
+            size=size,
             silo=np.arange(n_silos, dtype=np.int32),
             user=np.full(n_silos, -1, dtype=np.int32),
         )
+
+    def _order_by_silo(self, start: Int64[np.ndarray, "silos"]) -> Int64[np.ndarray, "n"]:
+        folder = folder_beside(self.features)
+        if folder is None:
+            return np.argsort(self.silo, kind="stable").astype(np.int64)
+        order, silos = empty_column(len(self.silo), folder), Owners(self.silo)
+        for rows, silo, place in silos.places():
+            order[start[silos.owners[silo]] + place] = np.arange(rows.start, rows.start + len(silo))
+        return order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,11 +417,19 @@ class Population:
 
     def records_per_user(self) -> Int64[np.ndarray, "users"]:
         """Return N_u, the number of training records of each user over all silos (0 if none)."""
-        return np.bincount(self.train.user, minlength=self.n_users).astype(np.int64)
+        return _count_numbers(self.train.user, self.n_users)
 
     def records_per_silo(self) -> Int64[np.ndarray, "silos"]:
         """Return the number of training records of each silo."""
-        return np.bincount(self.train.silo, minlength=self.n_silos).astype(np.int64)
+        return _count_numbers(self.train.silo, self.n_silos)
+
+
+def _count_numbers(numbers: Int32[np.ndarray, "n"], count: int) -> Int64[np.ndarray, "count"]:
+    """Return how often each of the numbers 0 .. count - 1 occurs."""
+    found = np.zeros(count, dtype=np.int64)
+    for begin in range(0, len(numbers), CHUNK):  # bincount copies its numbers into int64
+        found += np.bincount(numbers[begin : begin + CHUNK], minlength=count)
+    return found
 
 
 def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:

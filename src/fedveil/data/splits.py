@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from jaxtyping import Bool, Int32, Int64, Integer, Shaped
 
 from fedveil.config_keys import is_number
 from fedveil.data.column_checks import CHUNK
-from fedveil.data.column_files import Owners
+from fedveil.data.column_files import GrowingColumn, Owners
 from fedveil.data.records import Features
 from fedveil.errors import ConfigError, DataError, show_argument
 
@@ -62,6 +63,7 @@ def holdout_by_user(
     seed: int,
     *,
     silo: Int32[np.ndarray, "n"] | None = None,
+    folder: Path | None = None,
 ) -> Bool[np.ndarray, "n"]:
     """Mark each record with probability ``share``, by a hash of seed, user and place.
 
@@ -75,18 +77,20 @@ def holdout_by_user(
         share: probability, at least 0 and below 1.
         seed: seed of the choice.
         silo: (n,) number of the silo of each record, if places are counted in each silo by itself.
+        folder: folder of a file that keeps the marks; None keeps them in memory.
 
     Returns:
         (n,) True for a record that is held out.
     """
-    held = np.zeros(len(user), dtype=np.bool_)
-    for rows, _, place in Owners(user, silo).places():
-        words = _mixed(
-            _mixed(_mixed(np.uint64(seed)) ^ key[rows].astype(np.uint64)) ^ place.astype(np.uint64)
-        )
-        # A uniform 64-bit word is below share * 2^64 with probability `share`.
-        held[rows] = words < np.uint64(share * 2.0**64)
-    return held
+    with GrowingColumn(folder) as held:
+        held.append(np.zeros(0, dtype=np.bool_))
+        for rows, _, place in Owners(user, silo).places():
+            words = _mixed(
+                _mixed(_mixed(np.uint64(seed)) ^ key[rows].astype(np.uint64)) ^ place.astype(np.uint64)
+            )
+            # A uniform 64-bit word is below share * 2^64 with probability `share`.
+            held.append(words < np.uint64(share * 2.0**64))
+        return held.array()
 
 
 def fold_of_user(key: Int64[np.ndarray, "n"], folds: int, seed: int) -> Int64[np.ndarray, "n"]:
@@ -192,7 +196,11 @@ def refuse_training_records(
     """
     if not features.size or not tested.size:
         return
-    trained, public = _digests(features), _digests(tested)
+    public = list(_digests(tested))
+    # Usually no row is common, and then p does not matter: the digests of all training rows need not be kept.
+    if set(public).isdisjoint(_digests(features)):
+        return
+    trained = list(_digests(features))
     first: dict[bytes, int] = {}
     several = {
         row for row, who in zip(trained, user.tolist(), strict=True) if first.setdefault(row, who) != who
@@ -212,14 +220,11 @@ def refuse_training_records(
         )
 
 
-def _digests(features: Shaped[np.ndarray, "n *shape"]) -> list[bytes]:
-    """Return a 128-bit digest of the float32 features of each row; 0 and -0 have the same digest."""
-    found: list[bytes] = []
+def _digests(features: Shaped[np.ndarray, "n *shape"]) -> Iterator[bytes]:
+    """Yield a 128-bit digest of the float32 features of each row; 0 and -0 have the same digest."""
     rows = max(1, CHUNK // math.prod(features.shape[1:]))
     for start in range(0, len(features), rows):
         numbers = features[start : start + rows].astype(np.float32) + np.float32(0)  # -0 + 0 = +0
         data, width = numbers.tobytes(), numbers[0].nbytes
-        found += [
-            blake2b(data[at : at + width], digest_size=16).digest() for at in range(0, len(data), width)
-        ]
-    return found
+        for at in range(0, len(data), width):
+            yield blake2b(data[at : at + width], digest_size=16).digest()

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64, Shaped
 
 from fedveil.arguments import explain_arguments
 from fedveil.config_keys import plain, whole_argument
 from fedveil.data.cell_values import without_fraction
-from fedveil.data.column_files import GrowingColumn, column_folder, select_records, take_values
+from fedveil.data.column_files import (
+    GrowingColumn,
+    column_folder,
+    folder_beside,
+    select_records,
+    take_values,
+)
 from fedveil.data.identities import AS_TEXT, Numbering, keys_of
 from fedveil.data.memory_tables import MemoryTable, TableFile, declared_path
 from fedveil.data.records import Population, Records, TableSource, Targets, Task
@@ -198,7 +204,7 @@ def read_tables(
     check_share("tables", test_share, test)
     folder = column_folder()
     found = _read_rows(schema, files, folder)
-    features, targets, users, user = found.features, found.targets, found.users, found.user
+    users, user = found.users, found.user
     key = take_values(keys_of(users), user, folder)
     if len(users) > schema.n_users:
         raise DataError(
@@ -217,17 +223,18 @@ def read_tables(
         AS_TEXT,
         invalid_cells_notice(schema.bins_invalid),
     ]
+    records = Records(features=found.features, targets=found.targets, silo=silo, user=user, key=key)
     if test is not None:
-        kept, tested, test_rows = np.ones(len(features), dtype=np.bool_), read_test(schema, test), None
+        (test_features, test_targets), test_rows = read_test(schema, test), None
         check_public(files, test)  # first, because its error names the file that was given twice
-        refuse_training_records(features, user, tested[0], lambda row: f"{test} (data.table.test_file) has")
+        refuse_training_records(
+            records.features, user, test_features, lambda row: f"{test} (data.table.test_file) has"
+        )
         declared = f"The test table is the declared file {test.name}; no guarantee covers its records."
         notes += [declared, OF_PUBLIC_TESTS]
     else:
-        marked = held_out(user, silo, key, test_share, seed)
-        # `test_rows` counts all records of all files, also those that were left out for an invalid target.
-        kept, test_rows = ~marked, np.asarray(found.rows[marked])
-        tested = select_records(features, marked, folder), select_records(targets, marked, folder)
+        # `found.rows` counts all records of all files, also those that were left out for an invalid target.
+        records, test_features, test_targets, test_rows = hold_out(records, found.rows, test_share, seed)
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides."
@@ -240,15 +247,9 @@ def read_tables(
     classes = schema.target.classes if isinstance(schema.target, Label) else None
     return Population(
         name="tables",
-        train=Records(
-            features=select_records(features, kept, folder),
-            targets=select_records(targets, kept, folder),
-            silo=select_records(silo, kept, folder),
-            user=select_records(user, kept, folder),
-            key=select_records(key, kept, folder),
-        ),
-        test_features=tested[0],
-        test_targets=tested[1],
+        train=records,
+        test_features=test_features,
+        test_targets=test_targets,
         test_rows=test_rows,
         public_test=test is not None,
         n_users=schema.n_users,
@@ -282,16 +283,47 @@ def read_own(
     """
     found = _read_rows(schema, [path], column_folder())
     if schema.silo is not None:
-        check_own(schema, path, found.rows, [found.silos[place] for place in found.silo], name)
-    place = own_numbers(schema, path, found.rows, [found.users[place] for place in found.user], users)
+        check_own(schema, path, found.rows, found.silos, found.silo, name)
+    folder = folder_beside(found.features)
     records = Records(
         features=found.features,
         targets=found.targets,
-        silo=np.full(len(place), silo, dtype=np.int32),
-        user=place,
-        key=keys_of(found.users)[found.user],
+        silo=take_values(np.full(len(found.silos), silo, dtype=np.int32), found.silo, folder),
+        user=own_numbers(schema, path, found.rows, found.users, found.user, users, folder),
+        key=take_values(keys_of(found.users), found.user, folder),
     )
     return records, found.rows
+
+
+def hold_out(
+    records: Records, rows: Int64[np.ndarray, "n"], share: float, seed: int
+) -> tuple[Records, Shaped[np.ndarray, "t d"], Shaped[np.ndarray, "t *target"], Int64[np.ndarray, "t"]]:
+    """Divide the records of tables into those to train on and those to test on, by :func:`held_out`.
+
+    Args:
+        records: the n records of the tables, whose users have keys.
+        rows: (n,) row of each record in its tables.
+        share: probability with which each record is held out.
+        seed: seed of the experiment.
+
+    Returns:
+        The records to train on; features and targets of the t records that are held out; and their rows.
+    """
+    assert records.key is not None, "tables name their users"
+    folder = folder_beside(records.features)
+    marked = held_out(records.user, records.silo, records.key, share, seed, folder)
+    kept = take_values(np.array([True, False]), marked.view(np.int8), folder)  # not marked, some at a time
+    train = Records(
+        features=select_records(records.features, kept, folder),
+        targets=select_records(records.targets, kept, folder),
+        silo=select_records(records.silo, kept, folder),
+        user=select_records(records.user, kept, folder),
+        key=select_records(records.key, kept, folder),
+    )
+    features, targets, chosen = (
+        select_records(column, marked, folder) for column in (records.features, records.targets, rows)
+    )
+    return train, features, targets, chosen
 
 
 def held_out(
@@ -300,6 +332,7 @@ def held_out(
     key: Int64[np.ndarray, "n"],
     share: float,
     seed: int,
+    folder: Path | None = None,
 ) -> Bool[np.ndarray, "n"]:
     """Mark the records that are held out for testing, within every (user, silo) pair.
 
@@ -314,16 +347,22 @@ def held_out(
         key: (n,) seed key of each record's user.
         share: probability with which each record is held out.
         seed: seed of the experiment.
+        folder: folder of a file that keeps the marks; None keeps them in memory.
 
     Returns:
         (n,) True for a record that is held out.
     """
     drawn = ExperimentRandomness(seed).integer("tables", "test")
-    return holdout_by_user(user, key, share, drawn, silo=silo)
+    return holdout_by_user(user, key, share, drawn, silo=silo, folder=folder)
 
 
 def check_own(
-    schema: Schema, path: Path, rows: Int64[np.ndarray, "n"], silos: Sequence[str], name: str
+    schema: Schema,
+    path: Path,
+    rows: Int64[np.ndarray, "n"],
+    silos: Sequence[str],
+    silo: Int32[np.ndarray, "n"],
+    name: str,
 ) -> None:
     """Check that all records of a file belong to the silo ``name``.
 
@@ -331,7 +370,8 @@ def check_own(
         schema: schema with a silo column.
         path: file that errors name.
         rows: (n,) rows of the records in the file.
-        silos: (n,) silo id of each record.
+        silos: distinct silo ids.
+        silo: (n,) place of each record's silo id among them.
         name: expected silo.
 
     Raises:
@@ -339,7 +379,9 @@ def check_own(
     """
     assert schema.silo is not None
     own = without_fraction(name, schema.format.marks)
-    _refuse_first(path, schema.silo, rows[[where != own for where in silos]], f"is not of silo '{name}'")
+    wrong = np.array([where != own for where in silos], dtype=np.bool_)
+    if wrong.any():
+        _refuse_first(path, schema.silo, rows[wrong[silo]], f"is not of silo '{name}'")
 
 
 def own_numbers(
@@ -347,7 +389,9 @@ def own_numbers(
     path: Path,
     rows: Int64[np.ndarray, "n"],
     ids: Sequence[str],
+    user: Int32[np.ndarray, "n"],
     users: Sequence[str] | None,
+    folder: Path | None = None,
 ) -> Int32[np.ndarray, "n"]:
     """Return the (n,) user numbers of the records of one silo.
 
@@ -355,8 +399,10 @@ def own_numbers(
         schema: schema that declares |U|.
         path: the silo's file, which errors name.
         rows: (n,) rows of the records in the file.
-        ids: (n,) user ids of the records.
+        ids: distinct user ids of the records.
+        user: (n,) place of each record's user id among them.
         users: ids of all users in the order of their numbers. None: the ids are the numbers, from 0.
+        folder: folder of a file that keeps the numbers; None keeps them in memory.
 
     Raises:
         DataError: ``users`` repeats an id or has more than |U| entries, or a user has no number. The error names the
@@ -370,13 +416,15 @@ def own_numbers(
             "and each is listed once"
         )
     place = np.array([number.get(who, -1) for who in ids], dtype=np.int32)
+    found = take_values(place, user, folder)
     problem = (
         f"the user is no whole number below {schema.n_users}, and the schema names no list of users' ids (users)"
         if users is None
         else "the user is not listed"
     )
-    _refuse_first(path, schema.user, rows[place < 0], problem)
-    return place
+    if (place < 0).any():
+        _refuse_first(path, schema.user, rows[found < 0], problem)
+    return found
 
 
 def read_test(schema: Schema, path: TableFile) -> tuple[Float32[np.ndarray, "n d"], Targets]:

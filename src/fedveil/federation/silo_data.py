@@ -13,7 +13,7 @@ from fedveil.data.columns import ColumnTable, read_own_columns
 from fedveil.data.main_silos import MainSilos, read_main_silos, read_salted
 from fedveil.data.records import Population, Records
 from fedveil.data.schema import FileFormat, Label, Schema, Survival
-from fedveil.data.tables import TASKS, held_out, read_own, read_test
+from fedveil.data.tables import TASKS, hold_out, read_own, read_test
 from fedveil.errors import DataError
 from fedveil.federation.membership import Membership
 from fedveil.run.config.release_document import DeclaredTables
@@ -104,10 +104,7 @@ class PartyTable:
         # A population needs a test set: without held-out records, the first training record stands in.
         if holdout is None:
             return self._of(records, records.features[:1], records.targets[:1], None)
-        assert records.key is not None, "tables name their users"
-        out = held_out(records.user, records.silo, records.key, holdout.share, holdout.seed)
-        training = records.select(np.flatnonzero(~out))
-        return self._of(training, records.features[out], records.targets[out], rows[out])
+        return self._of(*hold_out(records, rows, holdout.share, holdout.seed))
 
     def _of(
         self, records: Records, features: np.ndarray, targets: np.ndarray, rows: np.ndarray | None

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from fedveil.data.column_checks import CHUNK
 from fedveil.errors import ConfigError, DataError, ModelError
 from fedveil.user_code import import_object
 
@@ -171,7 +172,9 @@ class CrossEntropy(Loss):
             )
         if targets.dtype != torch.int64 or targets.ndim != 1:
             raise DataError(f"cross_entropy needs one int64 label per record, not {_described(targets)}")
-        _refuse_rows((targets < 0) | (targets >= n_outputs), f"the label is not in 0..{n_outputs - 1}")
+        _refuse_rows(
+            targets, lambda some: (some < 0) | (some >= n_outputs), f"the label is not in 0..{n_outputs - 1}"
+        )
 
 
 class BinaryCrossEntropy(Loss):
@@ -203,7 +206,7 @@ class BinaryCrossEntropy(Loss):
             raise ModelError(f"binary_cross_entropy needs one output, a logit; the model has {n_outputs}")
         if targets.ndim != 1:
             raise DataError(f"binary_cross_entropy needs one label per record, not {_described(targets)}")
-        _refuse_rows((targets != 0) & (targets != 1), "the label is neither 0 nor 1")
+        _refuse_rows(targets, lambda some: (some != 0) & (some != 1), "the label is neither 0 nor 1")
 
 
 class MultiLabelCrossEntropy(Loss):
@@ -242,7 +245,7 @@ class MultiLabelCrossEntropy(Loss):
                 f"multi_label_cross_entropy needs one output for each of {targets.shape[1]} labels, a logit; the model "
                 f"has {n_outputs}"
             )
-        _refuse_rows(((targets != 0) & (targets != 1)).any(-1), "a label is neither 0 nor 1")
+        _refuse_rows(targets, lambda some: ((some != 0) & (some != 1)).any(-1), "a label is neither 0 nor 1")
 
 
 class Focal(Loss):
@@ -269,7 +272,7 @@ class Focal(Loss):
         if targets.dtype != torch.int64 or targets.ndim != 1:
             raise DataError(f"focal needs one int64 label per record, not {_described(targets)}")
         last = max(n_outputs, 2) - 1
-        _refuse_rows((targets < 0) | (targets > last), f"the label is not in 0..{last}")
+        _refuse_rows(targets, lambda some: (some < 0) | (some > last), f"the label is not in 0..{last}")
 
 
 class SquaredError(Loss):
@@ -301,7 +304,11 @@ class SquaredError(Loss):
             raise DataError(
                 f"squared_error needs {n_outputs} floating-point numbers per record, not {_described(targets)}"
             )
-        _refuse_rows(~torch.isfinite(targets).reshape(-1, n_outputs).all(-1), "the target is not finite")
+        _refuse_rows(
+            targets,
+            lambda some: ~torch.isfinite(some).reshape(-1, n_outputs).all(-1),
+            "the target is not finite",
+        )
 
 
 class PoissonDeviance(Loss):
@@ -328,9 +335,11 @@ class PoissonDeviance(Loss):
             raise ModelError(f"poisson needs one output, a mean count; the model has {n_outputs}")
         if not targets.is_floating_point() or targets[:1].numel() > 1:
             raise DataError(f"poisson needs one floating-point number per record, not {_described(targets)}")
-        counts = targets.reshape(-1)
-        wrong = ~torch.isfinite(counts) | (counts < 0) | (counts != counts.round())
-        _refuse_rows(wrong, "the target is no count: a whole number of at least 0")
+        _refuse_rows(
+            targets.reshape(-1),
+            lambda some: ~torch.isfinite(some) | (some < 0) | (some != some.round()),
+            "the target is no count: a whole number of at least 0",
+        )
 
 
 class Cox(Loss):
@@ -408,9 +417,9 @@ class Cox(Loss):
                 f"{_described(targets)}"
             )
         event, times = targets[:, 0], targets[:, 1:]
-        _refuse_rows((event != 0) & (event != 1), "the event is neither 0 nor 1")
-        _refuse_rows(~torch.isfinite(times).all(-1), "the time is not finite")
-        _refuse_rows(times[:, -1] > times[:, 0], "the entry is not before the time")
+        _refuse_rows(event, lambda some: (some != 0) & (some != 1), "the event is neither 0 nor 1")
+        _refuse_rows(times, lambda some: ~torch.isfinite(some).all(-1), "the time is not finite")
+        _refuse_rows(times, lambda some: some[:, -1] > some[:, 0], "the entry is not before the time")
 
 
 class RecordLoss(Loss):
@@ -511,10 +520,16 @@ def _described(targets: Tensor) -> str:
     return f"{targets.dtype} of shape {tuple(targets.shape)}"
 
 
-def _refuse_rows(is_wrong: Shaped[Tensor, "n"], why: str) -> None:
+def _refuse_rows(
+    targets: Shaped[Tensor, "n *target"],
+    is_wrong: Callable[[Shaped[Tensor, "b *target"]], Bool[Tensor, "b"]],
+    why: str,
+) -> None:
     """Raise a DataError that names the first wrong row, and not the number of wrong rows."""
-    if bool(is_wrong.any()):
-        raise DataError(f"row {int(is_wrong.nonzero()[0, 0])}: {why}")
+    for begin in range(0, len(targets), CHUNK):
+        wrong = is_wrong(targets[begin : begin + CHUNK])
+        if bool(wrong.any()):
+            raise DataError(f"row {begin + int(wrong.nonzero()[0, 0])}: {why}")
 
 
 # --- class weights ------------------------------------------------------------------------------------------

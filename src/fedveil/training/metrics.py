@@ -35,7 +35,7 @@ as "accuracy" for Creditcard.
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias, cast
@@ -46,6 +46,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from fedveil.config_keys import is_finite, is_number, plain
+from fedveil.data.column_files import GrowingColumn, column_folder
 from fedveil.errors import ConfigError, ModelError
 from fedveil.sanitize import sanitize
 from fedveil.training.losses import Loss, Metric, TaskKind
@@ -63,10 +64,9 @@ def accuracy(outputs: Outputs, targets: Targets, weights: Weights = None) -> flo
     The predicted class is the largest of k outputs (the first of equal ones). For one output, a logit, it is 1 if the
     logit is above 0.
     """
-    if not len(targets) or bool(outputs.isnan().any()):
+    if _has_nan(outputs):
         return math.nan
-    weight = _weights(targets, weights)
-    return _ratio(float(weight[_classes(outputs) == _array(targets)].sum()), float(weight.sum()))
+    return _mean(lambda some, theirs: _classes(some) == _array(theirs), outputs, targets, weights)
 
 
 def balanced_accuracy(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
@@ -74,11 +74,10 @@ def balanced_accuracy(outputs: Outputs, targets: Targets, weights: Weights = Non
 
     Classes are predicted as in :func:`accuracy`. NaN if fewer than two classes are present.
     """
-    if bool(outputs.isnan().any()):
+    found = _confusion(outputs, targets, weights)
+    if found is None:
         return math.nan
-    labels, weight = _array(targets).astype(np.int64), _weights(targets, weights)
-    total = np.bincount(labels, weights=weight)
-    right = np.bincount(labels, weights=weight * (_classes(outputs) == labels))
+    right, total = np.diag(found), found.sum(axis=1)
     present = total > 0
     return float((right[present] / total[present]).mean()) if present.sum() > 1 else math.nan
 
@@ -93,16 +92,16 @@ def auc(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """
     if outputs.shape[1] > 2:
         raise ModelError(f"auc compares two classes; the model has {outputs.shape[1]} outputs")
-    if bool(outputs.isnan().any()):
+    if _has_nan(outputs):
         return math.nan
-    score = _array(score_of(outputs))
-    positive, weight = _array(targets) == 1, _weights(targets, weights)
-    # Equal scores share a rank, so the sums by rank count each tie once, with weight 1/2.
-    _, rank = np.unique(score, return_inverse=True)
-    positives = np.bincount(rank, weights=weight * positive)
-    negatives = np.bincount(rank, weights=weight * ~positive)
-    below = np.cumsum(negatives) - negatives
-    return _ratio(float(positives @ (below + negatives / 2)), float(positives.sum()) * float(negatives.sum()))
+    negatives = _RankedScores(outputs, targets, weights, positive=False)
+    found = positives = 0.0
+    for score, weight in _scores(outputs, targets, weights, positive=True):
+        # The mean of both counts an equal score with weight 1/2.
+        below, at_most = negatives.masses(score)
+        found += float(weight @ (below + at_most)) / 2
+        positives += float(weight.sum())
+    return _ratio(found, positives * negatives.total)
 
 
 def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
@@ -171,8 +170,7 @@ def _comparable_pairs(
 
 def mae(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the weighted mean of |output - target|, in the unit of the targets."""
-    weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
-    return _ratio(float(weight @ np.abs(wrong)), float(weight.sum()))
+    return _mean(lambda some, theirs: np.abs(_errors(some, theirs)), outputs, targets, weights)
 
 
 _ROUNDING: Final = 1e-9
@@ -184,12 +182,12 @@ def r2(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Wei
 
     It is below 0 for a model that is worse than the mean. NaN if all targets are equal or no record has weight.
     """
-    weight, wanted = _weights(targets, weights), _array(targets).astype(np.float64)
-    if not weight.sum():
-        return math.nan
-    wrong = _array(outputs[:, 0]).astype(np.float64) - wanted
-    spread = wanted - weight @ wanted / weight.sum()
-    found = 1 - _ratio(float(weight @ wrong**2), float(weight @ spread**2))
+    mean = _mean(lambda _, theirs: _array(theirs).astype(np.float64), outputs, targets, weights)
+    wrong = _mean(lambda some, theirs: _errors(some, theirs) ** 2, outputs, targets, weights)
+    spread = _mean(
+        lambda _, theirs: (_array(theirs).astype(np.float64) - mean) ** 2, outputs, targets, weights
+    )
+    found = 1 - _ratio(wrong, spread)
     return 0.0 if abs(found) < _ROUNDING else found
 
 
@@ -239,12 +237,17 @@ class MeanLoss:
         weights: Weights = None,
     ) -> float:
         """Return sum_i weight_i loss_i / sum_i weight_i; NaN without records."""
+        if self.loss.separable:
+            return _mean(self._terms, outputs, targets, weights)
+        weight = _weights(targets, weights)
+        return _ratio(float(weight @ self._terms(outputs, targets)), float(weight.sum()))
+
+    def _terms(self, outputs: Outputs, targets: Shaped[Tensor, "n *target"]) -> Float64[np.ndarray, "n"]:
         with torch.no_grad():
             present = torch.ones(len(targets), dtype=torch.bool, device=outputs.device)
-            exact = outputs.double() if self.loss.takes_float64 else outputs
-            terms = _array(self.loss.records(exact, targets, present)).astype(np.float64)
-        weight = _weights(targets, weights)
-        return _ratio(float(weight @ terms), float(weight.sum()))
+            exact = outputs.double() if self.loss.takes_float64 else outputs.clone()
+            # Copies, because a loss of other code may write to its arguments.
+            return _array(self.loss.records(exact, targets.clone(), present)).astype(np.float64)
 
 
 # --- counts of predicted and true classes -----------------------------------------------------------------------------
@@ -256,12 +259,14 @@ def _confusion(
     outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n"], weights: Weights
 ) -> Float64[np.ndarray, "c c"] | None:
     """Return the weighted number of records by (true, predicted) class; None if an output is NaN."""
-    if bool(outputs.isnan().any()):
+    if _has_nan(outputs):
         return None
-    count, labels = max(2, outputs.shape[1]), _array(targets).astype(np.int64)
-    pairs = labels * count + _classes(outputs)
-    found = np.bincount(pairs, weights=_weights(targets, weights), minlength=count * count)
-    return found.astype(np.float64).reshape(count, count)  # bincount of no record is of whole numbers
+    count = max(2, outputs.shape[1])
+    found = np.zeros(count * count)
+    for some, theirs, weight in _blocks(outputs, targets, weights):
+        pairs = _array(theirs).astype(np.int64) * count + _classes(some)
+        found += np.bincount(pairs, weights=weight, minlength=count * count)
+    return found.reshape(count, count)
 
 
 @dataclass(frozen=True)
@@ -329,26 +334,31 @@ def average_precision(outputs: Outputs, targets: Targets, weights: Weights = Non
     """
     if outputs.shape[1] > 2:
         raise ModelError(f"average_precision compares two classes; the model has {outputs.shape[1]} outputs")
-    if bool(outputs.isnan().any()):
+    if _has_nan(outputs):
         return math.nan
-    positive, weight = _array(targets) == 1, _weights(targets, weights)
-    _, rank = np.unique(-_array(score_of(outputs)), return_inverse=True)
-    found, predicted = (np.bincount(rank, weights=one) for one in (weight * positive, weight))
-    at, above = np.cumsum(found), np.cumsum(predicted)
-    steps = found[above > 0] * at[above > 0] / above[above > 0]
-    return _ratio(float(steps.sum()), float(found.sum()))
+    negatives, positives = (
+        _RankedScores(outputs, targets, weights, positive=positive) for positive in (False, True)
+    )
+    found = 0.0
+    for score, weight in _scores(outputs, targets, weights, positive=True):
+        # The precision at the step of a positive record: of the records whose score is at least its own.
+        true, false = (one.total - one.masses(score)[0] for one in (positives, negatives))
+        found += float(weight @ (true / np.where(weight > 0, true + false, 1.0)))
+    return _ratio(found, positives.total)
 
 
 def brier(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the weighted mean of (p - y)^2 for two classes, and of its sum over the classes for more."""
+    return _mean(_distances, outputs, targets, weights)
+
+
+def _distances(outputs: Outputs, targets: Targets) -> Float64[np.ndarray, "n"]:
+    """Return the squared distance of every record's probabilities from its class."""
     logits = outputs.double()
     if logits.shape[1] <= 2:
-        wrong = _array((torch.sigmoid(score_of(logits)) - targets) ** 2)
-    else:
-        truth = torch.nn.functional.one_hot(targets.long(), logits.shape[1])
-        wrong = _array(((torch.softmax(logits, dim=1) - truth) ** 2).sum(dim=1))
-    weight = _weights(targets, weights)
-    return _ratio(float(weight @ wrong), float(weight.sum()))
+        return _array((torch.sigmoid(score_of(logits)) - targets) ** 2)
+    truth = torch.nn.functional.one_hot(targets.long(), logits.shape[1])
+    return _array(((torch.softmax(logits, dim=1) - truth) ** 2).sum(dim=1))
 
 
 @dataclass(frozen=True)
@@ -363,22 +373,23 @@ class TopAccuracy:
         Raises:
             ModelError: the model has fewer outputs than ``most``.
         """
-        if not len(targets) or bool(outputs.isnan().any()):
+        if not len(targets) or _has_nan(outputs):
             return math.nan
         if outputs.shape[1] < self.most:
             raise ModelError(f"top_{self.most}_accuracy: the model has {outputs.shape[1]} outputs")
+        return _mean(self._hits, outputs, targets, weights)
+
+    def _hits(self, outputs: Outputs, targets: Targets) -> Bool[np.ndarray, "n"]:
         labels = targets.long()[:, None]
         own = outputs.gather(1, labels)
         earlier = torch.arange(outputs.shape[1], device=outputs.device)[None] < labels
         before = ((outputs > own) | ((outputs == own) & earlier)).sum(dim=1)
-        weight = _weights(targets, weights)
-        return _ratio(float(weight[_array(before < self.most)].sum()), float(weight.sum()))
+        return _array(before < self.most)
 
 
 def rmse(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the square root of the weighted mean of (output - target)^2, in the unit of the targets."""
-    weight, wrong = _weights(targets, weights), _array(outputs[:, 0]).astype(np.float64) - _array(targets)
-    return math.sqrt(_ratio(float(weight @ wrong**2), float(weight.sum())))
+    return math.sqrt(_mean(lambda some, theirs: _errors(some, theirs) ** 2, outputs, targets, weights))
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
@@ -456,10 +467,9 @@ def subset_accuracy(
     outputs: Float[Tensor, "n k"], targets: Shaped[Tensor, "n k"], weights: Weights = None
 ) -> float:
     """Return the weighted share of records all of whose labels are predicted: 1 where the logit is above 0."""
-    if not len(targets) or bool(outputs.isnan().any()):
+    if _has_nan(outputs):
         return math.nan
-    weight, right = _weights(targets, weights), _array(((outputs > 0) == (targets == 1)).all(1))
-    return _ratio(float(weight @ right), float(weight.sum()))
+    return _mean(lambda some, theirs: _array(((some > 0) == (theirs == 1)).all(1)), outputs, targets, weights)
 
 
 @dataclass(frozen=True)
@@ -551,19 +561,113 @@ def measure(
 ) -> dict[str, float | None]:
     """Return the value of every metric; None where it is not a finite number.
 
-    Each metric gets copies of its own: what it writes to them changes no other metric and no later round.
+    A metric of other code gets copies of its own: what it writes to them changes no other metric and no later round.
 
     Raises:
         ModelError: a metric returns no real number; names it and the type, and no value.
     """
     found: dict[str, float | None] = {}
     for name, metric in metrics.items():
-        own = None if weights is None else weights.clone()
-        value = plain(metric(outputs.clone(), targets.clone(), own))
+        given = (outputs, targets, weights)
+        if getattr(metric, "__module__", None) != __name__:
+            given = outputs.clone(), targets.clone(), None if weights is None else weights.clone()
+        value = plain(metric(*given))
         if not is_number(value):
             raise ModelError(f"metric {name} must return a number, not a value of {type(value).__name__}")
         found[name] = float(value) if is_finite(value) else None
     return found
+
+
+# --- records of a metric, some at a time --------------------------------------------------------------------------
+# Test records may be more than fit into memory, as the training records of their tables are.
+
+_BLOCK: Final = 1 << 17  # records that a metric computes with at a time
+
+
+def _blocks(
+    outputs: Outputs, targets: Shaped[Tensor, "n *target"], weights: Weights
+) -> Iterator[tuple[Outputs, Shaped[Tensor, "b *target"], Float64[np.ndarray, "b"]]]:
+    """Yield outputs, targets and weights of some records at a time."""
+    for begin in range(0, len(targets), _BLOCK):
+        rows = slice(begin, begin + _BLOCK)
+        weight = _weights(targets[rows], None if weights is None else weights[rows])
+        yield outputs[rows], targets[rows], weight
+
+
+def _mean(
+    term: Callable[[Outputs, Shaped[Tensor, "b *target"]], Shaped[np.ndarray, "b"]],
+    outputs: Outputs,
+    targets: Shaped[Tensor, "n *target"],
+    weights: Weights,
+) -> float:
+    """Return the weighted mean of a term of each record; NaN without records."""
+    found = whole = 0.0
+    for some, theirs, weight in _blocks(outputs, targets, weights):
+        found += float(weight @ term(some, theirs))
+        whole += float(weight.sum())
+    return _ratio(found, whole)
+
+
+def _has_nan(outputs: Outputs) -> bool:
+    return any(bool(some.isnan().any()) for some in torch.split(outputs, _BLOCK))
+
+
+def _errors(outputs: Outputs, targets: Targets) -> Float64[np.ndarray, "n"]:
+    found: Float64[np.ndarray, "n"] = _array(outputs[:, 0]).astype(np.float64) - _array(targets)
+    return found
+
+
+def _scores(
+    outputs: Outputs, targets: Targets, weights: Weights, *, positive: bool
+) -> Iterator[tuple[Shaped[np.ndarray, "b"], Float64[np.ndarray, "b"]]]:
+    """Yield scores and weights of the records of class 1, or of those of class 0, some at a time."""
+    for some, theirs, weight in _blocks(outputs, targets, weights):
+        own = (_array(theirs) == 1) == positive
+        score = _array(score_of(some))[own]
+        order = np.argsort(score)  # sorted scores are found faster
+        yield score[order], weight[own][order]
+
+
+class _RankedScores:
+    """Weights of the records of one class by their score.
+
+    Without weights of records it keeps the sorted scores alone, in a file if tables are kept in files.
+
+    Args:
+        outputs: outputs of one or two classes.
+        targets: the classes.
+        weights: weights of the records.
+        positive: whether the class is 1.
+
+    Attributes:
+        total: weight of all records of the class.
+    """
+
+    def __init__(self, outputs: Outputs, targets: Targets, weights: Weights, *, positive: bool) -> None:
+        none = _array(score_of(outputs[:0]))
+        self._below: Float64[np.ndarray, "n"] | None = None
+        if weights is None:
+            with GrowingColumn(column_folder()) as column:
+                column.append(none)
+                for score, _ in _scores(outputs, targets, None, positive=positive):
+                    column.append(score)
+                self._score = column.sorted_array()
+            self.total = float(len(self._score))
+            return
+        score, weight = map(
+            np.concatenate,
+            zip((none, np.zeros(0)), *_scores(outputs, targets, weights, positive=positive), strict=True),
+        )
+        order = np.argsort(score, kind="stable")
+        self._score, self._below = score[order], np.append(0.0, np.cumsum(weight[order]))
+        self.total = float(self._below[-1])
+
+    def masses(
+        self, score: Shaped[np.ndarray, "b"]
+    ) -> tuple[Shaped[np.ndarray, "b"], Shaped[np.ndarray, "b"]]:
+        """Return the weight of the records with a score below each of these, and of those with at most it."""
+        below, at_most = (np.searchsorted(self._score, score, side) for side in ("left", "right"))
+        return (below, at_most) if self._below is None else (self._below[below], self._below[at_most])
 
 
 def _classes(outputs: Float[Tensor, "n k"]) -> Int64[np.ndarray, "n"]:

@@ -38,7 +38,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
     silo.check_own_keys()
     file, days = silo.first_expiry
     share = silo.share()
-    per_user = np.bincount(share.train.user, minlength=share.n_users)
+    per_user = share.records_per_user()
     present = per_user[per_user > 0]
     counts, but = counted_sentence(policy.model_dump())
     return {

@@ -432,8 +432,7 @@ class SiloTrainingTask(SiloTask):
     def scores(self) -> Int64[np.ndarray, " users"]:
         """Return the score of every user in this silo, (|U|,) int64: the number of records, or a power of it."""
         share = self.prepared.population
-        counts = np.bincount(share.train.user, minlength=share.n_users).astype(np.int64)
-        return self.prepared.method.weights.scores(counts, share.n_silos)
+        return self.prepared.method.weights.scores(share.records_per_user(), share.n_silos)
 
     def compute_weights(self, totals: Int64[np.ndarray, " users"]) -> None:
         """Compute the weights n_su^p / sum_s n_su^p from the total scores sum_s n_su^p of all users.

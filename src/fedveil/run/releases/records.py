@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
+from fedveil.data.column_files import GrowingColumn, folder_beside
 from fedveil.data.columns import ColumnTable, Numbers, State, read_columns
 from fedveil.data.records import Population
 from fedveil.data.tables import files_of
@@ -93,6 +94,9 @@ def lengths_of_updates(
 
 # --- scores on test records ---
 
+_BLOCK: Final = 1 << 16
+"""Test records whose features are scaled at a time: whole batches of a prediction."""
+
 _SMALL: Final = 2**27
 """Most parameters times test records of an evaluation with one thread: about 20 ms of a linear model or a network."""
 
@@ -128,9 +132,13 @@ def outputs_on_test(prepared: Prepared, model: Float32[Tensor, " d"]) -> Float32
         prepared: the experiment that runs.
         model: (d,) float32 parameters.
     """
-    population = prepared.population
-    raw = torch.from_numpy(population.scale.apply(np.asarray(population.test_features)))
-    return prepared.task.predict(model.to(prepared.setting.cohort.device), raw).cpu()
+    features, scale = prepared.population.test_features, prepared.population.scale
+    vector = model.to(prepared.setting.cohort.device)
+    with GrowingColumn(folder_beside(features)) as outputs:
+        for begin in range(0, max(1, len(features)), _BLOCK):
+            raw = torch.from_numpy(scale.apply(np.asarray(features[begin : begin + _BLOCK])))
+            outputs.append(prepared.task.predict(vector, raw).cpu().numpy())
+        return torch.from_numpy(outputs.array())
 
 
 def score_held_out(prepared: Prepared, model: Float32[Tensor, " d"]) -> ColumnTable:
