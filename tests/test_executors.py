@@ -346,13 +346,23 @@ def test_programs_of_parsl_that_are_not_on_the_path_are_named(tmp_path: Path) ->
     assert sweeping.returncode == 2
 
 
-def test_a_scheduler_that_does_not_answer_is_named() -> None:
-    pytest.importorskip("distributed")
-    with (
-        pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:9: no scheduler answers there"),
-        open_workers("dask:tcp://127.0.0.1:9"),
-    ):
+@pytest.mark.parametrize(
+    ("package", "executor", "words"),
+    [
+        ("distributed", "dask:tcp://127.0.0.1:9", "no scheduler answers there"),
+        ("ray", "ray:127.0.0.1:9", "no cluster answers there"),
+        ("ray", "ray:127.0.0.1:99999", "no cluster answers there"),
+        ("ray", "ray:auto", "no cluster answers there"),
+    ],
+)
+def test_a_scheduler_that_does_not_answer_is_named_within_a_minute(
+    package: str, executor: str, words: str
+) -> None:
+    pytest.importorskip(package)
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=rf"--executor {executor}: {words}"), open_workers(executor):
         pass
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(

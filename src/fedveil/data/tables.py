@@ -289,7 +289,7 @@ def read_own(
         features=found.features,
         targets=found.targets,
         silo=take_values(np.full(len(found.silos), silo, dtype=np.int32), found.silo, folder),
-        user=own_numbers(schema, path, found.rows, found.users, found.user, users, folder),
+        user=own_numbers(schema, path, found.rows, found.users, found.user, users),
         key=take_values(keys_of(found.users), found.user, folder),
     )
     return records, found.rows
@@ -391,7 +391,6 @@ def own_numbers(
     ids: Sequence[str],
     user: Int32[np.ndarray, "n"],
     users: Sequence[str] | None,
-    folder: Path | None = None,
 ) -> Int32[np.ndarray, "n"]:
     """Return the (n,) user numbers of the records of one silo.
 
@@ -402,7 +401,6 @@ def own_numbers(
         ids: distinct user ids of the records.
         user: (n,) place of each record's user id among them.
         users: ids of all users in the order of their numbers. None: the ids are the numbers, from 0.
-        folder: folder of a file that keeps the numbers; None keeps them in memory.
 
     Raises:
         DataError: ``users`` repeats an id or has more than |U| entries, or a user has no number. The error names the
@@ -416,7 +414,7 @@ def own_numbers(
             "and each is listed once"
         )
     place = np.array([number.get(who, -1) for who in ids], dtype=np.int32)
-    found = take_values(place, user, folder)
+    found = take_values(place, user, folder_beside(user))
     problem = (
         f"the user is no whole number below {schema.n_users}, and the schema names no list of users' ids (users)"
         if users is None

@@ -14,6 +14,7 @@ import os
 import pickle
 import runpy
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
@@ -211,8 +212,11 @@ def ray_workers(address: str) -> Iterator[Workers]:
     """Workers of a Ray cluster: `ray:auto`, `ray:HOST:PORT`, or `ray:local` for one of its own on this machine."""
     ray = import_engine("ray", "ray")
     try:
+        if ":" in address:  # Ray itself tries for minutes
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(None if address == "local" else address, log_to_driver=False, include_dashboard=False)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise ConfigError(
             f"--executor ray:{address}: no cluster answers there ({type(error).__name__}); start one with "
             "`ray start --head`"
