@@ -14,7 +14,7 @@ from functools import cached_property, partial, reduce
 from importlib import import_module
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -543,7 +543,7 @@ def _refuse_sparse(path: Path) -> None:
         for member in archive.infolist():
             if member.filename.startswith("xl/worksheets/") and member.filename.endswith(".xml"):
                 with archive.open(member) as sheet:
-                    cells, rectangle = _extent(sheet)
+                    cells, rectangle = _extent(sheet.read)
                 if rectangle > max(_SMALL_SHEET, _SPARSE * cells):
                     raise DataError(
                         f"{path}, {sanitize(member.filename)}: the sheet is nearly empty between its first and its "
@@ -551,11 +551,11 @@ def _refuse_sparse(path: Path) -> None:
                     )
 
 
-def _extent(sheet: IO[bytes]) -> tuple[int, int]:
+def _extent(read: Callable[[int], bytes]) -> tuple[int, int]:
     """Return how many cells a sheet's XML names, and how many the rectangle has in which they lie."""
     cells = rows = width = 0
     rest = b""
-    while part := sheet.read(_PART):
+    while part := read(_PART):
         text = rest + part
         end = text.rfind(b">") + 1  # no tag is read in two halves
         for letters, digits in _CELL.findall(text, 0, end):
