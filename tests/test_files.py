@@ -683,17 +683,20 @@ def test_reading_a_short_file_takes_no_room_for_the_longest(tmp_path: Path) -> N
 def test_a_file_that_has_more_than_it_says_is_read_to_its_end_or_refused() -> None:
     """One that grows meanwhile, or of a file system that says less: a cut ledger would be taken for a whole one."""
     environment = {name: name * 100_000 for name in "ab"}  # more than one read takes of a file that says 0
-    with subprocess.Popen(["/bin/sleep", "60"], env=environment) as process:
-        try:
-            path = Path(f"/proc/{process.pid}/environ")
-            content = path.read_bytes()
-            assert path.stat().st_size == 0 < 200_000 < len(content)
-            for largest in (LARGEST_FILE, len(content)):
-                assert read_content(path, DataError, largest=largest) == content
-            with pytest.raises(DataError, match=f"more than {len(content) - 1} bytes"):
-                read_content(path, DataError, largest=len(content) - 1)
-        finally:
-            process.kill()
+    with subprocess.Popen(
+        "/bin/cat", env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x")
+        process.stdout.read(1)  # the program runs: before, its environment may be empty
+        path = Path(f"/proc/{process.pid}/environ")
+        content = path.read_bytes()
+        assert path.stat().st_size == 0 < 200_000 < len(content)
+        for largest in (LARGEST_FILE, len(content)):
+            assert read_content(path, DataError, largest=largest) == content
+        with pytest.raises(DataError, match=f"more than {len(content) - 1} bytes"):
+            read_content(path, DataError, largest=len(content) - 1)
 
 
 def test_a_file_is_read_within_its_limit(tmp_path: Path) -> None:
