@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +38,7 @@ from fedveil.training.local_algorithms import (
     linear_combination,
 )
 from fedveil.training.loop import LoopTrainer
+from fedveil.training.state_leak_check import check_algorithm_unchanged
 from fedveil.training.steps import LocalSgd
 from fedveil.training.task import Task
 from fedveil.training.trainer import Cohort, PartitionedTrainer, TrainJob
@@ -572,3 +574,14 @@ def test_a_local_argument_that_does_not_fit_is_refused(
 def test_an_unknown_key_of_the_table_is_known_to_set() -> None:
     with pytest.raises(ConfigError, match=r"no such key 'mew'; known here: .*mu"):
         parse_assignment("local.mew=")
+
+
+def test_a_model_that_has_diverged_was_not_written_to():
+    start = torch.tensor([0.5, float("nan")])
+    with check_algorithm_unchanged(SimpleNamespace(algorithm=WritesLate()), start):
+        pass
+    with (
+        pytest.raises(ModelError, match="wrote to the global model"),
+        check_algorithm_unchanged(SimpleNamespace(algorithm=WritesLate()), start),
+    ):
+        start[0] = 0.25

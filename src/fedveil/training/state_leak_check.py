@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import ModelError
 from fedveil.registry import is_own
+from fedveil.training.shapes import equal_with_nan
 
 if TYPE_CHECKING:
     from fedveil.training.losses import Loss
@@ -111,7 +112,7 @@ def check_algorithm_unchanged(local: object, start: Tensor) -> Iterator[None]:
     where = f"{type(algorithm).__name__}, given as local algorithm,"
     before, kept = snapshot(algorithm), start.clone()
     yield
-    if not torch.equal(start, kept):
+    if start.shape != kept.shape or not equal_with_nan(start, kept):
         raise ModelError(
             f"{where} wrote to the global model while contributions were trained, and others start from it: bounding "
             "each bounds nothing; nothing was released"
