@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,12 @@ def test_a_metric_that_fails_in_a_run_is_named_without_its_words_and_the_run_goe
     assert (place / "runs" / "own" / "checkpoint" / "state.safetensors").exists() == bool(number)
     (place / "metric").unlink()
     assert ended("resume", place / "runs" / "own", *asked).code == 0
+    # The round whose metric failed was charged and has its model: it is kept, and not charged again.
+    lines = (place / "runs" / "own" / "metrics.jsonl").read_text().splitlines()
+    tests = [json.loads(line)["test"] is not None for line in lines]
+    assert tests == [True, not number, True]
+    charges = (place / "runs" / "own" / "ledger.jsonl").read_text().count('"round"')
+    assert charges == len(lines) - 1
 
 
 def test_the_log_shows_what_it_says_to_whoever_asks(place: Path, caplog: pytest.LogCaptureFixture) -> None:

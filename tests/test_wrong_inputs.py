@@ -67,6 +67,16 @@ def test_a_rate_that_float32_does_not_hold_is_refused_by_its_key(place: Path, ke
     assert f"local: {key} = 1e+308: training is in float32; at most 3e+38" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "most"), [("server.learning_rate", "1e+30"), ("method.noise_multiplier", "1e+12")]
+)
+def test_a_number_that_overflows_in_a_run_is_refused_by_its_key(place: Path, key: str, most: str) -> None:
+    said = ended("check", place / "e.toml", "--set", f"{key}=1e308").mistake
+    assert "e.toml" in said
+    assert f"{key}" in said
+    assert f"<= {most}" in said
+
+
 def test_a_batch_that_no_machine_holds_is_refused_by_its_key(place: Path) -> None:
     said = ended("check", place / "e.toml", "--set", f"local.batch_size={2**63}").mistake
     assert "e.toml" in said

@@ -40,6 +40,7 @@ from pydantic.fields import FieldInfo
 from fedveil.errors import CompositionError, ConfigError, did_you_mean, show_argument
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LearningRate = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]

@@ -81,7 +81,9 @@ _NOISE = (
     "meets the target"
 )
 Noise = Annotated[
-    float, Field(ge=0, allow_inf_nan=False, description=_NOISE), calibrated_field("calibrated", "closed-form")
+    float,
+    Field(ge=0, le=1e12, allow_inf_nan=False, description=_NOISE),
+    calibrated_field("calibrated", "closed-form"),
 ]
 Stream = Annotated[
     CorrelatedNoise | None,

@@ -16,7 +16,7 @@ import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from fedveil.config_keys import Count, Positive
+from fedveil.config_keys import Count, LearningRate, Positive
 from fedveil.data.allocation import Allocation
 from fedveil.data.identities import MOST_USERS
 from fedveil.data.splits import TEST_SHARE
@@ -224,7 +224,7 @@ class ServerSection(Section):
     denoiser: Annotated[Choice, ChoiceField("denoisers")] | None = Field(
         None, description="default: the method's own, which is none but for dp-fed-ls"
     )
-    learning_rate: Positive | Literal["by-rule"] | None = Field(
+    learning_rate: LearningRate | Literal["by-rule"] | None = Field(
         None,
         description="eta, in mean updates of a user (of a silo, where a contribution is a silo), and in the unit of a "
         'parameter for FedAdam and FedYogi; `"by-rule"` takes min(3, 0.25 / rho), rho the '

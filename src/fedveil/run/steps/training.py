@@ -130,6 +130,9 @@ class TrainingPart:
 
         If only the silos have the sum, the model stays and the checkpoint marks the end of the round.
 
+        An evaluation that fails or is interrupted loses no round: the checkpoint is written without test metrics, and
+        the exception raised after it.
+
         Raises:
             ModelError: the sum or the model is not finite.
         """
@@ -146,13 +149,14 @@ class TrainingPart:
                 summed=result.summed,
                 n_sampled=result.n_sampled,
             )
-        seconds = step.seconds
+        seconds, failure = step.seconds, None
         if result.total is not None:
-            test = (
-                evaluate(prepared, released_model(prepared.method, model, state))
-                if context.measured
-                else None
-            )
+            if context.measured:
+                try:
+                    test = evaluate(prepared, released_model(prepared.method, model, state))
+                except BaseException as error:
+                    # The round is charged and its model exists: keep both, and report the failure after that.
+                    failure = error
             moved = movement(prepared, last, model, result.summed if shown is None else shown.summed)
         row = _row_of(prepared, number, test, self.journal.ledger, shown)
         if shown is None:
@@ -169,6 +173,8 @@ class TrainingPart:
         # A crash here loses the line of metrics only, which `mend_metrics` restores from the checkpoint.
         self.checkpoint = checkpoint
         folder.append("metrics.jsonl", row)
+        if failure is not None:
+            raise failure
         try:
             self._observer.on_round_end(row)
         except StopTraining as asked:

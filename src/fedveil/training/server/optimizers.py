@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedveil.arguments import explain_arguments_as
-from fedveil.config_keys import composed_field
+from fedveil.config_keys import LearningRate, composed_field
 from fedveil.errors import CompositionError, ConfigError, ModelError
 from fedveil.privacy.row_norms import is_finite
 from fedveil.stage import Sensitivity, Stage, duty, redefined
@@ -112,7 +112,7 @@ Model: TypeAlias = Float32[Tensor, " d"]
 Vector: TypeAlias = Float64[Tensor, " d"]
 """A mean of updates, or a function of means."""
 Rate: TypeAlias = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="eta, the server's learning rate"), composed_field()
+    LearningRate, Field(description="eta, the server's learning rate"), composed_field()
 ]
 """The experiment's ``server.learning_rate``; a stage that is built in Python receives it as an argument."""
 
