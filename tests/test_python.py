@@ -54,6 +54,10 @@ DECLARED: dict[str, Any] = {
 METHOD: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0}
 
 
+unchecked_population = inspect.unwrap(arrays.population)
+"""Without the check of types that tests add between a caller and the library: what a user runs."""
+
+
 def people(*, features: Any = X, targets: Any = Y, **changes: Any) -> fv.Population:
     return fv.population(features, targets, **DECLARED | {"test": (PUBLIC[:20], PUBLIC_Y[:20])} | changes)
 
@@ -454,7 +458,7 @@ def test_a_feature_that_is_the_target_or_an_id_is_warned_of(
     made = fv.population(harmless, targets, **given)  # warnings are errors here
     assert made.feature_shape == (4,)
     with pytest.warns(UserWarning, match=told) as said:
-        fv.population(np.insert(harmless, 1, column, axis=1), targets, **given)
+        unchecked_population(np.insert(harmless, 1, column, axis=1), targets, **given)
     assert len(said) == 1
     assert {one.filename for one in said} == {__file__}  # the caller's line, not one of fedveil
     frame = pa.table({"age": WHO % 7, "number": WHO + 100})
@@ -740,9 +744,8 @@ class Mixing(nn.Module):
 
 
 def bad_people(**changes: Any) -> Any:
-    made = inspect.unwrap(arrays.population)  # without the check of types that tests add: what a user runs
     given = {"features": X, "targets": Y, **DECLARED, "test": (PUBLIC[:20], PUBLIC_Y[:20])} | changes
-    return lambda folder: made(**given)
+    return lambda folder: unchecked_population(**given)
 
 
 def bad_train(**changes: Any) -> Any:

@@ -60,7 +60,7 @@ def check_count(lower: float | None, upper: float | None) -> None:
         )
 
 
-def check_bounds(lower: float, upper: float) -> None:
+def check_bounds(lower: int | float, upper: int | float) -> None:
     """Check that lower < upper in float32, which holds both bounds and their difference.
 
     Otherwise a value that is scaled by the bounds, or clipped to them, could become infinite or NaN, and one person's
