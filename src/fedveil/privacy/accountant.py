@@ -72,8 +72,8 @@ class Accountant(ABC):
         event, loss = split_grid_loss(event)
         if loss:
             # (epsilon, delta) with continuous noise is (epsilon + loss, e^loss delta) on the grid.
-            left = delta * math.exp(-loss)
-            return self.epsilon(event, left) + loss if left >= _LEAST_DELTA else math.inf
+            remaining = delta * math.exp(-loss)
+            return self.epsilon(event, remaining) + loss if remaining >= _LEAST_DELTA else math.inf
         event, distance = split_distance(event)
         return (
             self._apart(event, delta, distance) if distance else self._epsilon(self._released(event), delta)
@@ -93,8 +93,8 @@ class Accountant(ABC):
                 return 1.0
             # P <= e^loss (Q + delta_0) with delta_0 = delta(max(epsilon - loss, 0)) of continuous noise. So for an
             # epsilon below the loss P - e^epsilon Q <= e^loss delta_0 + (e^loss - e^epsilon) Q, and Q is at most 1.
-            rest = max(0.0, math.exp(epsilon) * math.expm1(loss - epsilon)) if epsilon < loss else 0.0
-            shown = math.exp(loss) * self.delta(event, max(0.0, epsilon - loss)) + rest
+            excess = max(0.0, math.exp(epsilon) * math.expm1(loss - epsilon)) if epsilon < loss else 0.0
+            shown = math.exp(loss) * self.delta(event, max(0.0, epsilon - loss)) + excess
             return min(1.0, shown * (1 + 1e-14))
         event, distance = split_distance(event)
         shown = self._delta(self._released(event), epsilon)
@@ -135,19 +135,19 @@ class Accountant(ABC):
         """
         epsilon = 0.0
         for step in range(_MOST_STEPS):
-            left = delta - _seen_apart(epsilon, distance)
-            if left < _LEAST_DELTA:
+            remaining = delta - _seen_apart(epsilon, distance)
+            if remaining < _LEAST_DELTA:
                 return math.inf
             try:
-                found = self.epsilon(event, left)
+                next_epsilon = self.epsilon(event, remaining)
             except PrivacyError:  # the rest of delta is below the accountant's numerical error
                 if step == 0:
                     raise
                 return math.inf
-            if found <= epsilon:
+            if next_epsilon <= epsilon:
                 return epsilon
             # Rounding up lets the iteration pass the fixed point; unrounded values may only converge to it.
-            epsilon = found * (1 + _STEP)
+            epsilon = next_epsilon * (1 + _STEP)
         try:
             return self._least_apart(event, delta, distance, epsilon)
         except PrivacyError:

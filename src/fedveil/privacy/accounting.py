@@ -127,8 +127,8 @@ class PldAccountant(Accountant):
         """Return the smallest epsilon for ``delta``, which must exceed the numerical error."""
         if any(isinstance(release, NoGuarantee) for release in releases):
             return math.inf
-        mu, others = self._split(releases)
-        if not others:
+        mu, other_releases = self._split(releases)
+        if not other_releases:
             return gaussian_epsilon(mu, delta)
         slack = self._slack(releases)
         if delta <= slack:
@@ -136,15 +136,15 @@ class PldAccountant(Accountant):
                 f"delta = {delta}: the numerical error of {sum(releases.values())} composed releases is up to "
                 f"{slack:.1e}; ask for a larger delta, or use accountant 'rdp'"
             )
-        return _epsilon(self._compose(mu, others), delta - slack)
+        return _epsilon(self._compose(mu, other_releases), delta - slack)
 
     def _delta(self, releases: Counter[Event], epsilon: float) -> float:
         if any(isinstance(release, NoGuarantee) for release in releases):
             return 1.0
-        mu, others = self._split(releases)
-        if not others:
+        mu, other_releases = self._split(releases)
+        if not other_releases:
             return gaussian_delta(mu, epsilon)
-        composed = float(self._compose(mu, others).get_delta_for_epsilon(epsilon))
+        composed = float(self._compose(mu, other_releases).get_delta_for_epsilon(epsilon))
         return min(1.0, composed + self._slack(releases))
 
     def _split(self, counts: Counter[Event]) -> tuple[float, Counter[Event]]:
@@ -156,22 +156,24 @@ class PldAccountant(Accountant):
             for event, count in counts.items()
             if isinstance(event, GaussianEvent)
         )
-        others = Counter[Event]()
+        other_releases = Counter[Event]()
         for event, n in counts.items():
             if not isinstance(event, GaussianEvent):
-                others[_counted_as(event)] += n
-        return full_sensitivity(self.adjacency) * math.sqrt(square), others
+                other_releases[_counted_as(event)] += n
+        return full_sensitivity(self.adjacency) * math.sqrt(square), other_releases
 
     @staticmethod
     def _slack(counts: Counter[Event]) -> float:
         return _FFT_ERROR + _FFT_ERROR_PER_RELEASE * sum(counts.values())
 
-    def _compose(self, mu: float, others: Counter[Event]) -> pld.PrivacyLossDistribution:
-        interval = self.interval or _interval(mu, others, self.adjacency)
+    def _compose(self, mu: float, other_releases: Counter[Event]) -> pld.PrivacyLossDistribution:
+        interval = self.interval or _interval(mu, other_releases, self.adjacency)
         try:
-            parts = [_distribution(e, self.adjacency, interval).self_compose(n) for e, n in others.items()]
+            parts = [
+                _distribution(e, self.adjacency, interval).self_compose(n) for e, n in other_releases.items()
+            ]
         except (ValueError, OverflowError):  # raised by dp_accounting if exp(loss) overflows
-            widest = max(_losses(one, self.adjacency).largest for one in others)
+            widest = max(_losses(release, self.adjacency).largest for release in other_releases)
             if full_sensitivity(self.adjacency) * widest < _HELD:
                 raise
             raise PrivacyError(
@@ -194,9 +196,9 @@ def _epsilon(distribution: pld.PrivacyLossDistribution, delta: float) -> float:
     the smallest epsilon and returns the upper end: delta at an epsilon uses differences of losses alone.
     """
     with np.errstate(over="ignore"):
-        found = float(distribution.get_epsilon_for_delta(delta))
-    if found < _FAITHFUL:
-        return found
+        computed = float(distribution.get_epsilon_for_delta(delta))
+    if computed < _FAITHFUL:
+        return computed
     above = 2 * _FAITHFUL
     while distribution.get_delta_for_epsilon(above) > delta:
         above *= 2
@@ -224,34 +226,34 @@ def _counted_as(release: Any) -> Event:
 
 def _losses(release: Event, adjacency: Adjacency) -> Losses:
     """Return the loss of a release that the accountant supports."""
-    found = rule_of(release).losses(release, adjacency)
-    assert found is not None, f"{release} has no loss distribution"
-    return found
+    losses = rule_of(release).losses(release, adjacency)
+    assert losses is not None, f"{release} has no loss distribution"
+    return losses
 
 
-def _interval(mu: float, others: Counter[Event], adjacency: Adjacency) -> float:
+def _interval(mu: float, other_releases: Counter[Event], adjacency: Adjacency) -> float:
     """Return the default grid spacing for these releases together with Gaussian ones of strength mu.
 
     Raises:
         PrivacyError: noise so small, or so many different releases, that their losses cannot be composed.
     """
-    if max(others.values()) > _MOST_RELEASES:
+    if max(other_releases.values()) > _MOST_RELEASES:
         raise PrivacyError(
-            f"{max(others.values())} sampled releases: accountant 'pld' composes at most {_MOST_RELEASES}; use "
+            f"{max(other_releases.values())} sampled releases: accountant 'pld' composes at most {_MOST_RELEASES}; use "
             "accountant 'rdp'"
         )
-    sizes = (len(getattr(release, "probabilities", ())) for release in others)
+    sizes = (len(getattr(release, "probabilities", ())) for release in other_releases)
     if sum(max(_COMPONENTS, size) for size in sizes) > _MOST_DIFFERENT:
         raise PrivacyError(
-            f"{len(others)} different releases are more than accountant 'pld' composes in any reasonable time"
+            f"{len(other_releases)} different releases are more than accountant 'pld' composes in any reasonable time"
         )
-    losses = [_losses(release, adjacency) for release in others]
-    fine = min(1e-3, *(one.typical / 10 for one in losses))
+    losses = [_losses(release, adjacency) for release in other_releases]
+    fine = min(1e-3, *(loss.typical / 10 for loss in losses))
     widest = mu * mu / 2 + 10 * mu
-    for count, one in zip(others.values(), losses, strict=True):
+    for count, loss in zip(other_releases.values(), losses, strict=True):
         # The third bound: dp_accounting's own truncation leaves a composed distribution at least this wide.
-        widest = max(widest, _REACH * math.sqrt(count) * one.spread, count * one.spread**2 / one.largest)
-    interval = max(fine, *(one.largest / 1e5 for one in losses), widest / _MOST_POINTS)
+        widest = max(widest, _REACH * math.sqrt(count) * loss.spread, count * loss.spread**2 / loss.largest)
+    interval = max(fine, *(loss.largest / 1e5 for loss in losses), widest / _MOST_POINTS)
     if not interval <= _COARSEST:
         raise PrivacyError(
             f"the noise of these releases is so small that accountant 'pld' has no number for their cost (a loss of "
@@ -401,9 +403,9 @@ class RdpAccountant(Accountant):
         return total
 
     def _release_rdp(self, release: Event) -> Float64[np.ndarray, " orders"]:
-        found = rule_of(release).divergences(release, self.adjacency)
+        divergences = rule_of(release).divergences(release, self.adjacency)
         # NoGuarantee and NearbyEvent have no divergences; everything else was refused.
-        return np.full(len(self.orders), math.inf) if found is None else found(self.orders)
+        return np.full(len(self.orders), math.inf) if divergences is None else divergences(self.orders)
 
     def _epsilon(self, releases: Counter[Event], delta: float) -> float:
         return self.conversion.epsilon(self.orders, self._rdp(releases), delta) if releases else 0.0
@@ -466,14 +468,14 @@ def covers(event: Event, other: Event) -> bool:
         case (NoGuarantee(), _) | (_, ComposedEvent(events=())):
             return True
         case (
-            (GaussianEvent(noise_multiplier=one), GaussianEvent(noise_multiplier=another))
-            | (LaplaceEvent(noise_multiplier=one), LaplaceEvent(noise_multiplier=another))
+            (GaussianEvent(noise_multiplier=noise), GaussianEvent(noise_multiplier=other_noise))
+            | (LaplaceEvent(noise_multiplier=noise), LaplaceEvent(noise_multiplier=other_noise))
             | (
-                ConcentratedEvent(noise_multiplier=one),
-                ConcentratedEvent(noise_multiplier=another) | GaussianEvent(noise_multiplier=another),
+                ConcentratedEvent(noise_multiplier=noise),
+                ConcentratedEvent(noise_multiplier=other_noise) | GaussianEvent(noise_multiplier=other_noise),
             )
         ):
-            return one <= another
+            return noise <= other_noise
         # A larger sampling rate costs more. An unsampled event covers its sampled version (next case): sampling
         # never increases the cost.
         case PoissonSampledEvent(), PoissonSampledEvent():
@@ -489,13 +491,13 @@ def dominating_event(events: Iterable[Event]) -> Event:
     The result is one of the events if it covers all others, and otherwise the composition of the events that no other
     covers. If some of these are seen at a distance, the result is the dominating release at the largest distance.
     """
-    left: list[Event] = []
+    uncovered: list[Event] = []
     for event in events:
-        if not any(covers(kept, event) for kept in left):
-            left = [kept for kept in left if not covers(event, kept)] + [event]
-    if len(left) == 1:
-        return left[0]
-    parts = [split_distance(event) for event in left]
+        if not any(covers(candidate, event) for candidate in uncovered):
+            uncovered = [candidate for candidate in uncovered if not covers(event, candidate)] + [event]
+    if len(uncovered) == 1:
+        return uncovered[0]
+    parts = [split_distance(event) for event in uncovered]
     if distance := max((seen_at for _, seen_at in parts), default=0.0):
         return at_distance(dominating_event(release for release, _ in parts), distance)
-    return ComposedEvent(events=tuple(left))
+    return ComposedEvent(events=tuple(uncovered))

@@ -122,17 +122,17 @@ def _refined(t: Values, e: Values, table: Table, mixture: tuple[Components, Comp
     l is convex, so Newton's steps converge.
     """
     shifts, weights, sigma = mixture
-    found = t.copy()
+    refined = t.copy()
     inside = (t > table[0]) & (t < table[-1])
-    at, wanted = t[inside], e[inside]
-    place = np.searchsorted(table, at)
+    at, target = t[inside], e[inside]
+    index = np.searchsorted(table, at)
     for _ in range(_NEWTON):
         loss, slope = _loss(at, shifts, weights, sigma), np.zeros(len(at))
         for shift, weight in zip(shifts, weights, strict=True):
             slope += shift * np.exp(math.log(weight) + shift * (at - shift / 2) / sigma**2 - loss) / sigma**2
-        at = np.clip(at - (loss - wanted) / np.maximum(slope, 1e-300), table[place - 1], table[place])
-    found[inside] = at
-    return found
+        at = np.clip(at - (loss - target) / np.maximum(slope, 1e-300), table[index - 1], table[index])
+    refined[inside] = at
+    return refined
 
 
 def _connect_the_dots(

@@ -180,10 +180,10 @@ def _possible_areas(auc: float, n: int, k: int, z: float) -> tuple[float, float]
     Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic, part 2" (Statistics
     in Medicine 25, 2006), method 5.
     """
-    others = (n + k) / 2 - 1
+    size_term = (n + k) / 2 - 1
 
     def beyond(theta: float) -> float:
-        spread = 1 + others * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+        spread = 1 + size_term * ((1 - theta) / (2 - theta) + theta / (1 + theta))
         return abs(auc - theta) - z * math.sqrt(theta * (1 - theta) * spread / (n * k))
 
     # If auc is 0 or 1, theta = auc is a root as well (difference and variance are 0). The brackets for the other root
@@ -227,9 +227,11 @@ def canary_bound(
     order = np.argsort(-scores, kind="stable")
     each = count // 4
     right = int(included[order[:each]].sum() + (~included[order[count - each :]]).sum())
-    found = lowest_epsilon(canaries=count, guesses=2 * each, right=right, delta=delta, confidence=confidence)
+    epsilon = lowest_epsilon(
+        canaries=count, guesses=2 * each, right=right, delta=delta, confidence=confidence
+    )
     return EpsilonBound(
-        epsilon=found,
+        epsilon=epsilon,
         delta=delta,
         confidence=confidence,
         canaries=count,

@@ -307,9 +307,9 @@ def check_enforced(bound: Any) -> None:
     """
     # `type`, not `isinstance`: the kernels would ignore a method that a subclass overrides.
     if type(bound) not in get_args(Bound):
-        known = ", ".join(kind.__name__ for kind in get_args(Bound))
+        supported = ", ".join(kind.__name__ for kind in get_args(Bound))
         raise CompositionError(
-            f"{type(bound).__name__}, given as bound: kernels enforce {known} from their fields, and would ignore "
+            f"{type(bound).__name__}, given as bound: kernels enforce {supported} from their fields, and would ignore "
             "what another class defines; take one of these"
         )
 

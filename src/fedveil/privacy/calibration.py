@@ -94,8 +94,8 @@ class _Curve:
 
     def spent(self, multiplier: float) -> float:
         """Return epsilon; infinity if it cannot be computed, so that the multiplier does not count as fitting."""
-        found = self._at(multiplier)
-        return math.inf if isinstance(found, PrivacyError) else found
+        epsilon = self._at(multiplier)
+        return math.inf if isinstance(epsilon, PrivacyError) else epsilon
 
     def excess(self, multiplier: float) -> float:
         """Return ln(epsilon / target): positive exactly if the budget is exceeded, infinite without a number."""

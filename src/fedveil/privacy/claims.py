@@ -121,7 +121,7 @@ class Sent:
     def revealed_to(self, party: Role) -> frozenset[Reveals]:
         """Return the contents that the message reveals to a party with the party's keys."""
         opened = _opened(self.kind, party)  # type: ignore[arg-type]  # a class is hashable
-        return frozenset(self.instead.get(what, what) for what in opened) if self.instead else opened
+        return frozenset(self.instead.get(content, content) for content in opened) if self.instead else opened
 
 
 @cache
@@ -129,14 +129,14 @@ def _opened(kind: type[Any], party: Role) -> frozenset[Reveals]:
     """Return the contents that the fields of a class reveal to a party with the party's keys."""
     if not dataclasses.is_dataclass(kind):
         return frozenset({Reveals.UNDECLARED})
-    found = set()
+    contents = set()
     for field_info in dataclasses.fields(kind):
         under, besides = field_info.metadata.get("under"), field_info.metadata.get("besides")
         if under is None or party & under.value:
-            found.add(field_info.metadata.get("tells", Reveals.UNDECLARED))
+            contents.add(field_info.metadata.get("tells", Reveals.UNDECLARED))
         if besides is not None:
-            found.add(besides)
-    return frozenset(found)
+            contents.add(besides)
+    return frozenset(contents)
 
 
 @dataclass(frozen=True)
@@ -194,22 +194,24 @@ def knowledge(party: Role, sent: Iterable[Sent], content: Reveals) -> frozenset[
         sent: every message of a round and of its setup.
         content: content of the channel's payload, for a party that opens it.
     """
-    known = {Reveals.OWN} if party & Role.SILO else set[Reveals]()
+    contents = {Reveals.OWN} if party & Role.SILO else set[Reveals]()
     if party & Role.READER:
-        known.add(Reveals.MODEL)
+        contents.add(Reveals.MODEL)
     serves = bool(party & Role.SERVER)
     for message in sent:
         opened = message.revealed_to(party)
         if party.value & message.to.value:
-            known |= opened
+            contents |= opened
         elif serves and message.to.value & Role.SILO.value:
             # The server made these messages itself, so it knows these contents although it does not receive them.
-            known |= {_MADE[kind] for kind in opened if kind in _MADE}
-    if serves and Reveals.OWN_DRAW in known:  # the flags of all silos or users together are the whole sample
-        known.add(Reveals.DRAWN)
-    if Reveals.CONTENT in known:
-        known = (known - {Reveals.CONTENT}) | {content}
-    return frozenset(known - {Reveals.NOTHING})
+            contents |= {_MADE[kind] for kind in opened if kind in _MADE}
+    if (
+        serves and Reveals.OWN_DRAW in contents
+    ):  # the flags of all silos or users together are the whole sample
+        contents.add(Reveals.DRAWN)
+    if Reveals.CONTENT in contents:
+        contents = (contents - {Reveals.CONTENT}) | {content}
+    return frozenset(contents - {Reveals.NOTHING})
 
 
 def least_covering_claim(known: frozenset[Reveals], claims: Iterable[Claim]) -> Claim:
@@ -221,8 +223,8 @@ def least_covering_claim(known: frozenset[Reveals], claims: Iterable[Claim]) -> 
         # that do not know the sample.
         return min(fitting, key=lambda claim: len(claim.covers))
     nearest = max((claim.covers & known for claim in claims), key=len, default=frozenset())
-    left = ", ".join(content.value for content in Reveals if content in known - nearest)
-    return Claim(known, NoGuarantee(reason=f"no noise covers what is sent: {left}"))
+    uncovered = ", ".join(content.value for content in Reveals if content in known - nearest)
+    return Claim(known, NoGuarantee(reason=f"no noise covers what is sent: {uncovered}"))
 
 
 def with_side_knowledge(claims: Iterable[Claim], content: Reveals, but: str) -> tuple[Claim, ...]:

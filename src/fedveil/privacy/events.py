@@ -67,11 +67,14 @@ class Event:
 
     def __init_subclass__(cls, *, type: str) -> None:
         """Register a class of event under its name."""
-        known = _TYPES.get(type)
+        registered = _TYPES.get(type)
         # A module that is loaded again, in a notebook say, defines its event again.
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if registered is not None and (registered.__module__, registered.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
             raise PrivacyError(
-                f"{cls.__name__}: an event of type {type!r} exists already: {known.__qualname__}"
+                f"{cls.__name__}: an event of type {type!r} exists already: {registered.__qualname__}"
             )
         cls.type = type
         _TYPES[type] = cls
@@ -282,13 +285,13 @@ def split_grid_loss(event: Event) -> tuple[Event, float]:
 
 def _without(event: Event, kind: type[Event], name: str) -> tuple[Event, float]:
     counts = atoms(event)
-    found = [count * getattr(one, name) for one, count in counts.items() if isinstance(one, kind)]
-    if not found:
+    amounts = [count * getattr(atom, name) for atom, count in counts.items() if isinstance(atom, kind)]
+    if not amounts:
         return event, 0.0
-    rest = Counter({one: count for one, count in counts.items() if not isinstance(one, kind)})
+    remaining = Counter({atom: count for atom, count in counts.items() if not isinstance(atom, kind)})
     # fsum rounds correctly, the products round once each; a relative 1e-15 outweighs both, so the sum is an upper
     # bound.
-    return compose(rest), math.fsum(found) * (1 + 1e-15)
+    return compose(remaining), math.fsum(amounts) * (1 + 1e-15)
 
 
 def atoms(event: Event) -> Counter[Event]:
@@ -343,16 +346,16 @@ def event_from_json(data: object) -> Event:
     kind = _TYPES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise PrivacyError(f"unknown event type {name!r}: this version of fedveil cannot account for it")
-    known = fields(kind)
-    if set(data) != {"type", *(item.name for item in known)}:
+    event_fields = fields(kind)
+    if set(data) != {"type", *(item.name for item in event_fields)}:
         raise PrivacyError(
-            f"event {name!r}: fields must be {sorted(item.name for item in known)}, "
+            f"event {name!r}: fields must be {sorted(item.name for item in event_fields)}, "
             f"found {sorted(set(data) - {'type'})}"
         )
     return kind(
         **{
             item.name: _read(f"event {name!r}: {item.name!r}", _type_name(item.type), data[item.name])
-            for item in known
+            for item in event_fields
         }
     )
 
@@ -392,7 +395,7 @@ def _read(name: str, kind: str, value: object) -> object:
         if not isinstance(value, list):
             raise PrivacyError(f"{name} must be a list, found {type(value).__name__}")
         return tuple(_read(name, kind.removeprefix("tuple[").removesuffix(", ...]"), item) for item in value)
-    wanted, plain = _PLAIN[kind]
+    expected, plain = _PLAIN[kind]
     if not isinstance(value, plain) or isinstance(value, bool):
-        raise PrivacyError(f"{name} must be {wanted}, found {type(value).__name__}")
+        raise PrivacyError(f"{name} must be {expected}, found {type(value).__name__}")
     return float(value) if kind == "float" else value

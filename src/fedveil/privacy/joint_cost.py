@@ -82,21 +82,21 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
         raise ConfigError("name the run folders whose cost is summed")
     paths = list(dict.fromkeys(folder.resolve() for folder in folders))
     statements = [_statement(path) for path in paths]
-    kinds = {(one.unit, one.adjacency) for one in statements}
+    kinds = {(statement.unit, statement.adjacency) for statement in statements}
     if len(kinds) > 1:
         told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
         raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
     by_ids = _some_by_ids(paths, statements) and len(paths) > 1
-    deltas = {one.delta for one in statements}
+    deltas = {statement.delta for statement in statements}
     if delta is None and len(deltas) > 1:
         raise ConfigError(
-            f"the runs have deltas {', '.join(f'{one:g}' for one in sorted(deltas))}; give --delta"
+            f"the runs have deltas {', '.join(f'{value:g}' for value in sorted(deltas))}; give --delta"
         )
     at = delta if delta is not None else deltas.pop()
     if not 0 < at < 1:
         raise ConfigError(f"--delta must lie between 0 and 1, not at {at:g}")
     charges: Counter[Event] = Counter()
-    found, guaranteed = [], True
+    runs, guaranteed = [], True
     for path, statement in zip(paths, statements, strict=True):
         entries = read_entries(path / "ledger.jsonl")
         own: Counter[Event] = Counter()
@@ -109,25 +109,25 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
             )
         charges += own
         guaranteed &= statement.epsilon is not None
-        found.append((path, len(entries), statement.epsilon))
+        runs.append((path, len(entries), statement.epsilon))
     unit, adjacency = kinds.pop()
     judge = make_accountant(accountant, adjacency)
     return JointCost(
-        runs=tuple(found),
+        runs=tuple(runs),
         epsilon=cached_epsilon(judge, compose(charges), at) if guaranteed else None,
         delta=at,
         accountant=judge.name,
         unit=unit,
         by_ids=by_ids,
-        units=min((one.units for one in statements if one.units is not None), default=None),
+        units=min((statement.units for statement in statements if statement.units is not None), default=None),
     )
 
 
 def _statement(folder: Path) -> Statement:
     path = folder / "privacy.json"
     if not path.exists():
-        others = folders_with(folder, path.name)
-        raise RunFolderError(f"{folder}: no folder of a run that ended: it has no privacy.json{others}")
+        hint = folders_with(folder, path.name)
+        raise RunFolderError(f"{folder}: no folder of a run that ended: it has no privacy.json{hint}")
     document = read_json(path, RunFolderError)
     load_event_types(document)
     return Statement.from_json(document)
@@ -140,7 +140,7 @@ def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bo
         ConfigError: catalogue runs with different data sets, seeds or allocations; or a training run without an
             experiment, so that its users are unknown.
     """
-    found: list[dict[str, Any]] = []
+    allocations: list[dict[str, Any]] = []
     for folder, statement in zip(folders, statements, strict=True):
         path = folder / "experiment.toml"
         if statement.released == "statistics" and not path.exists():
@@ -151,12 +151,12 @@ def _some_by_ids(folders: Sequence[Path], statements: Sequence[Statement]) -> bo
             if ":" in data.get("name", ":"):  # tables or Python data: records have ids
                 continue
             own = {key: data.get(key) for key in ("name", "n_users", "allocation")}
-            found.append({**own, "seed": data.get("seed", document.get("seed"))})
-    if any(own != found[0] for own in found):
-        names = " and ".join(sorted({repr(own["name"]) for own in found}))
+            allocations.append({**own, "seed": data.get("seed", document.get("seed"))})
+    if any(own != allocations[0] for own in allocations):
+        names = " and ".join(sorted({repr(own["name"]) for own in allocations}))
         raise ConfigError(
             f"the runs allot the records of {names} to users in different ways, so a user of one run is not a user of "
             "another, and no one epsilon covers them; give all of them one data.name, data.seed, data.n_users and "
             "data.allocation"
         )
-    return len(found) < len(folders)
+    return len(allocations) < len(folders)

@@ -164,9 +164,9 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
     Raises:
         RunFolderError: a note that no reader would accept: its text is too long, or not Unicode.
     """
-    place: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "index": line.index, "previous": previous}
+    header: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "index": line.index, "previous": previous}
     if isinstance(line, Entry):
-        place["kind"] = _CHARGE
+        header["kind"] = _CHARGE
         dumped = _ENTRY.dump_python(line, mode="json")
         # An absent key stands for None.
         content = {key: value for key, value in dumped.items() if value is not None}
@@ -176,7 +176,7 @@ def write_line(line: Line, previous: str) -> tuple[bytes, str]:
             _NOTE.validate_python(content)
         except ValidationError as error:
             raise RunFolderError(f"a ledger cannot have this note: {explain_errors(error, Note)}") from None
-    body = json.dumps(place | content, allow_nan=False).encode()
+    body = json.dumps(header | content, allow_nan=False).encode()
     digest = hashlib.sha256(body).hexdigest()
     return body[:-1] + f', "digest": "{digest}"}}'.encode(), digest
 
@@ -226,12 +226,12 @@ def parse_lines(
 
 def _read_line(path: Path, index: int, line: bytes, is_own: bool) -> tuple[Line, str]:
     """Read a line whose digest is right; any error in it was therefore written by another version."""
-    place = f"{path}, line {index + 1}:"
-    data = parse_json(line, place, RunFolderError)
+    location = f"{path}, line {index + 1}:"
+    data = parse_json(line, location, RunFolderError)
     version = data.get("schema_version") if isinstance(data, dict) else type(data).__name__
     if type(version) is not int or version != SCHEMA_VERSION:
         raise RunFolderError(
-            f"{place} schema version {version!r}; this fedveil reads version {SCHEMA_VERSION}"
+            f"{location} schema version {version!r}; this fedveil reads version {SCHEMA_VERSION}"
         )
     previous, charge = data.get("previous"), data.get("kind") == _CHARGE
     aside = {"schema_version", "previous", "digest"} | ({"kind"} if charge else set())

@@ -59,10 +59,10 @@ class LazyUniform:
         while True:
             # MPFR compares whole numbers with its own exactly.
             lower, upper = exp_enclosure(exponent, self._count, factor)
-            known = self._bits + (level << self._count)
-            if known + 1 <= lower:
+            shifted_bits = self._bits + (level << self._count)
+            if shifted_bits + 1 <= lower:
                 return True
-            if known >= upper:
+            if shifted_bits >= upper:
                 return False
             # U lies in [bits, bits + 1) 2^-count, and the enclosure cuts this interval: 64 further bits narrow both.
             self._bits = (self._bits << 64) | int(self._source.uint64(1)[0])
@@ -80,8 +80,8 @@ def exp_enclosure(exponent: Fraction, bits: int, factor: Fraction = _ONE) -> tup
     times, over = mpz(factor.numerator), mpz(factor.denominator)
     precision = bits + int(-numerator // denominator).bit_length() + 5 + factor.numerator.bit_length()
     lower, upper = (
-        one.div(one.mul(one.exp(one.div(numerator, denominator)), times), over)
-        for one in _contexts(precision)
+        arithmetic.div(arithmetic.mul(arithmetic.exp(arithmetic.div(numerator, denominator)), times), over)
+        for arithmetic in _contexts(precision)
     )
     down, up = _contexts(precision)
     return down.mul_2exp(lower, bits), up.mul_2exp(upper, bits)
@@ -163,12 +163,12 @@ class BoxSampler:
     def draw(self, count: int, source: BitSource) -> Int64[np.ndarray, " count"]:
         """Return independent samples."""
         result = np.empty(count, dtype=np.int64)
-        left = self._propose(result, source)
-        while left.size:
-            again = np.empty(left.size, dtype=np.int64)
+        pending = self._propose(result, source)
+        while pending.size:
+            again = np.empty(pending.size, dtype=np.int64)
             rejected = self._propose(again, source)
-            result[left] = again
-            left = left[rejected]
+            result[pending] = again
+            pending = pending[rejected]
         return result
 
     def _propose(self, values: Int64[np.ndarray, " n"], source: BitSource) -> Int64[np.ndarray, " rejected"]:
@@ -182,8 +182,8 @@ class BoxSampler:
             block += (words & np.uint64(self.cell - 1)).view(np.int64)
             unsure = np.flatnonzero(boxes >= self.sure)
             heights = (words[unsure] >> np.uint64(_FINEST_CELL)) & np.uint64(2**_HEIGHT_BITS - 1)
-            kept = self._decide(block, unsure, boxes[unsure], heights, source)
-            rejected.append(begin + unsure[~kept])
+            accepted = self._decide(block, unsure, boxes[unsure], heights, source)
+            rejected.append(begin + unsure[~accepted])
         return np.concatenate(rejected)
 
     def _decide(
@@ -201,18 +201,18 @@ class BoxSampler:
         distance *= self.levels
         distance -= level
         distance -= (heights + 0.5) * 2.0**-_HEIGHT_BITS
-        kept: Bool[np.ndarray, " u"] = distance > 0.0
+        accepted: Bool[np.ndarray, " u"] = distance > 0.0
         near = 2.0 ** -(_HEIGHT_BITS + 1) + 2**_BOX_BITS * 2.0 * _DENSITY_ERROR
         for index in np.flatnonzero(np.abs(distance) <= near).tolist():
             uniform = LazyUniform(int(heights[index]), _HEIGHT_BITS, source)
             exponent = self._exponent(int(values[unsure[index]]))
-            kept[index] = uniform.below_exp(exponent, Fraction(self.levels), int(level[index]))
+            accepted[index] = uniform.below_exp(exponent, Fraction(self.levels), int(level[index]))
         possible = heights <= self._outside_chance * 2**_HEIGHT_BITS
         for index in np.flatnonzero(possible & np.isinf(level)).tolist():
             value = self._draw_outside(LazyUniform(int(heights[index]), _HEIGHT_BITS, source), source)
             if value is not None:
-                values[unsure[index]], kept[index] = value, True
-        return kept
+                values[unsure[index]], accepted[index] = value, True
+        return accepted
 
     def _draw_outside(self, uniform: LazyUniform, source: BitSource) -> int | None:
         """Return a whole number outside [-X, X), or None if it is rejected."""

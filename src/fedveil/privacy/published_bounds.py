@@ -156,8 +156,8 @@ def theorem_epsilon(
         cost = _cost(constants, rate, rounds) / square / split
         share = math.log(1 / delta) / (1 - split)
         # The positive root of epsilon^2 = cost (share + epsilon).
-        found = (cost + np.sqrt(cost**2 + 4 * cost * share)) / 2
-        return np.asarray(np.where(_order_allowed(share / found + 1, square, rate), found, math.inf))
+        root = (cost + np.sqrt(cost**2 + 4 * cost * share)) / 2
+        return np.asarray(np.where(_order_allowed(share / root + 1, square, rate), root, math.inf))
 
     return _least(epsilons)[1]
 
@@ -197,10 +197,10 @@ def _least(values: Callable[[Float64[np.ndarray, " n"]], Float64[np.ndarray, " n
     split, least = math.nan, math.inf
     for _ in range(_REFINEMENTS):
         grid = np.linspace(low, high, _POINTS + 2)[1:-1]
-        found = values(grid)
-        best = int(np.argmin(found))
-        if found[best] < least:
-            split, least = float(grid[best]), float(found[best])
+        grid_values = values(grid)
+        best = int(np.argmin(grid_values))
+        if grid_values[best] < least:
+            split, least = float(grid[best]), float(grid_values[best])
         step = (high - low) / (_POINTS + 1)
         low, high = max(0.0, grid[best] - step), min(1.0, grid[best] + step)
     return split, least
@@ -378,9 +378,9 @@ def sampled_gaussian_delta(*, shift: float, steps: int, records: int, base_epsil
     group = base_epsilon - each + np.log(-np.expm1(-base_epsilon)) - np.log(-np.expm1(-each))
     # delta_1(e) = Phi(shift/2 - e/shift) - e^e Phi(-shift/2 - e/shift) at e = epsilon~/j.
     near, far = shift / 2 - each / shift, -shift / 2 - each / shift
-    one = np.maximum(ndtr(near) - np.exp(each + log_ndtr(far)), 0.0)
-    present = one > 0
-    terms = np.exp(np.minimum(drawn[present] + group[present] + np.log(one[present]), 0.0))
+    profile = np.maximum(ndtr(near) - np.exp(each + log_ndtr(far)), 0.0)
+    present = profile > 0
+    terms = np.exp(np.minimum(drawn[present] + group[present] + np.log(profile[present]), 0.0))
     return float(min(1.0, terms.sum()))
 
 
@@ -388,5 +388,5 @@ def _check_values(values: Mapping[str, int | float]) -> None:
     for name, value in values.items():
         least = 2 if name == "records" else 1 if name in ("steps", "clients") else 0
         if not math.isfinite(value) or value < least or value == 0:
-            wanted = f"at least {least}" if least else "above 0"
-            raise PrivacyError(f"{name} = {value}: a finite number {wanted} is needed")
+            requirement = f"at least {least}" if least else "above 0"
+            raise PrivacyError(f"{name} = {value}: a finite number {requirement} is needed")

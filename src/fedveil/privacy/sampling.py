@@ -116,21 +116,19 @@ class Sampler(ABC):
         Raises:
             PrivacyError: what was drawn is no mask of n users, or not of the declared number of them.
         """
-        found: Any = self.draw(n, source)
-        if not isinstance(found, np.ndarray) or found.dtype != np.bool_ or found.shape != (n,):
-            kind = (
-                f"{found.shape} of {found.dtype}" if isinstance(found, np.ndarray) else type(found).__name__
-            )
+        mask: Any = self.draw(n, source)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (n,):
+            kind = f"{mask.shape} of {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
             raise PrivacyError(
                 f"{type(self).__name__}, given as sampler: draw() is {kind}; an array of {n} booleans is needed, True "
                 "for a user who takes part"
             )
-        if self.size is not None and int(found.sum()) != self.size:
+        if self.size is not None and int(mask.sum()) != self.size:
             raise PrivacyError(
                 f"{type(self).__name__}, given as sampler: draw() has another number of users than its size, "
                 f"{self.size}"
             )
-        return found.copy()
+        return mask.copy()
 
     @abstractmethod
     def amplify(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
@@ -263,7 +261,7 @@ class UniformClients(Sampler):
     def __post_init__(self) -> None:
         """Refuse a sample size that is not a whole number in 1 .. n."""
         make_plain(self)
-        whole = all(isinstance(one, int) and is_number(one) for one in (self.sample, self.population))
+        whole = all(isinstance(count, int) and is_number(count) for count in (self.sample, self.population))
         if not whole or not 1 <= self.sample <= self.population:
             raise PrivacyError(
                 f"a cohort of {self.sample} out of {self.population} clients cannot be drawn without replacement; "
@@ -310,8 +308,8 @@ class UniformClients(Sampler):
         """
         if self.sample == self.population:
             return Everyone().amplify(claims)
-        others = UniformClients(population=self.population - 1, sample=self.sample)
-        return over_sample(claims, unknowing=self.event, knowing_own=others.event)
+        other_clients = UniformClients(population=self.population - 1, sample=self.sample)
+        return over_sample(claims, unknowing=self.event, knowing_own=other_clients.event)
 
     def mechanisms(self, moves: Any) -> tuple[str, ...]:
         drawn = f"{self.sample} of {self.population} {moves.unit}s"
@@ -343,17 +341,17 @@ def over_sample(
         unknowing: amplifies an event for a party without any knowledge of the sample.
         knowing_own: amplifies an event for a party that knows only whether it is sampled itself.
     """
-    found = []
+    sampled_claims = []
     for claim in claims:
         # No accountant has an amplification bound for other events; unamplified claims stay valid over a sample.
         amplified = claim.amplified and isinstance(claim.event, GaussianEvent | LaplaceEvent)
         own = claim.covers | {Reveals.OWN_DRAW}
-        found += [
+        sampled_claims += [
             replace(claim, event=unknowing(claim.event) if amplified else claim.event),
             replace(claim, covers=own, event=knowing_own(claim.event) if amplified else claim.event),
             replace(claim, covers=own | _DRAWS),
         ]
-    return tuple(found)
+    return tuple(sampled_claims)
 
 
 # --- schedule -----------------------------------------------------------------------------------------------
@@ -414,8 +412,8 @@ def is_due(
     >>> [bool(is_due(np.array([5]), np.array([0], dtype=np.int32), 3, number)[0]) for number in (1, 2, 3, 4, 5)]
     [False, True, False, False, True]
     """
-    found: np.ndarray = (owner % period + silo - number) % period == 0
-    return found
+    due: np.ndarray = (owner % period + silo - number) % period == 0
+    return due
 
 
 # --- cost of samples of a fixed size ---

@@ -221,9 +221,9 @@ class Statement:
         """
         lines = {**{d.role: d.epsilon for d in self.trust}, Role.READER: self.epsilon}
         if role not in lines:
-            known = ", ".join(str(existing) for existing in lines)
+            roles = ", ".join(str(existing) for existing in lines)
             raise PrivacyError(
-                f"statement: no line of {role!r}; there are {known}, of fedveil.privacy.claims"
+                f"statement: no line of {role!r}; there are {roles}, of fedveil.privacy.claims"
             )
         return lines[role]
 
@@ -240,9 +240,13 @@ class Statement:
                 f"Against readers of the released {self.released}, {unit} is protected with epsilon "
                 f"{show_epsilon(self.epsilon)} at delta {show_delta(self.delta)}{self._weakness()}."
             )
-        others = [f"{d.party}: {show_epsilon(d.epsilon)}" for d in self.trust if d.role is not Role.READER]
+        other_lines = [
+            f"{d.party}: {show_epsilon(d.epsilon)}" for d in self.trust if d.role is not Role.READER
+        ]
         parties = (
-            f"Epsilon against {'; '.join(others)}." if others else "No other party has a line of its own."
+            f"Epsilon against {'; '.join(other_lines)}."
+            if other_lines
+            else "No other party has a line of its own."
         )
         adds = (
             ""

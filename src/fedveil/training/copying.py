@@ -61,22 +61,24 @@ def _obstacle(module: nn.Module) -> str:
         for name, value in own.items():
             if name in ("_parameters", "_buffers", "_modules"):
                 continue
-            place = f"{path}.{name}".lstrip(".")
+            member = f"{path}.{name}".lstrip(".")
             if isinstance(value, Tensor) and not value.is_leaf:
                 return (
-                    f"{place} is computed from other tensors (torch.nn.utils.weight_norm, torch.nn.utils.prune): use "
+                    f"{member} is computed from other tensors (torch.nn.utils.weight_norm, torch.nn.utils.prune): use "
                     "torch.nn.utils.parametrizations.weight_norm, make pruning permanent by "
                     "torch.nn.utils.prune.remove, and detach() other computed tensors"
                 )
             try:
                 copy.deepcopy(value)
             except Exception:
-                return f"{place} is a {type(value).__name__}; keep locks, files, generators and connections out of it"
+                return f"{member} is a {type(value).__name__}; keep locks, files, generators and connections out of it"
     return f"{type(module).__name__} holds something that cannot"
 
 
 def named_layers(parent: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return a module's direct children by all their names; named_children leaves out every second name of a child."""
     return [
-        (name, one) for name, one in parent.named_modules(remove_duplicate=False) if name and "." not in name
+        (name, layer)
+        for name, layer in parent.named_modules(remove_duplicate=False)
+        if name and "." not in name
     ]

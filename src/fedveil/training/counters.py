@@ -185,13 +185,13 @@ def with_seeded_dropout(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, _DROPOUTS):
         return _seeded(model, 0)
-    found = [
+    dropouts = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in named_layers(parent)
         if isinstance(child, _DROPOUTS)
     ]
-    for layer, (parent, name, child) in enumerate(found):
+    for layer, (parent, name, child) in enumerate(dropouts):
         setattr(parent, name, _seeded(child, layer))
     return model
 

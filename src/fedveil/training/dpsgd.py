@@ -178,14 +178,14 @@ class DpSgdTrainer:
         for first, steps in _blocks(run.plan.steps, count, self.numbers_at_once):
             stream = (*run.path, first)
             source = self.privacy.stream("dp-sgd batch", *stream)
-            joined = poisson(steps * count, run.plan.rate, source).view(steps, count)
+            memberships = poisson(steps * count, run.plan.rate, source).view(steps, count)
             if not drops_out:
-                yield from (RecordBatch(rows=run.held[who]) for who in joined)
+                yield from (RecordBatch(rows=run.held[members]) for members in memberships)
                 continue
             words = self.privacy.stream("dp-sgd masks", *stream).uint64(steps * count)
             masks = torch.from_numpy(words.view(np.int64).copy()).view(steps, count)
-            for who, seeds in zip(joined, masks, strict=True):
-                yield RecordBatch(rows=run.held[who], seeds=seeds[who])
+            for members, seeds in zip(memberships, masks, strict=True):
+                yield RecordBatch(rows=run.held[members], seeds=seeds[members])
 
     def _noise(self, run: SiloRun, bound: Bound) -> Iterator[Float64[Tensor, " d"]]:
         """Yield the (d,) noise of each step of one silo."""
@@ -270,10 +270,10 @@ class RecordSums:
         owners = torch.arange(len(batches)).repeat_interleave(counts)
         for first in range(0, len(all_rows), self._rows):
             chunk = slice(first, first + self._rows)
-            taken = len(all_rows[chunk])
+            n_rows = len(all_rows[chunk])
             # The last chunk is filled up to a multiple, so that its kernels round as those of full chunks do.
-            slots = 1 if self._rows == 1 else round_up_slots(taken, 1)
-            rows, own, seeds = (_filled(one[chunk], slots) for one in (all_rows, owners, all_seeds))
+            slots = 1 if self._rows == 1 else round_up_slots(n_rows, 1)
+            rows, own, seeds = (_filled(values[chunk], slots) for values in (all_rows, owners, all_seeds))
             features, targets = self._cohort.batch(rows[:, None])
             batch = (
                 features,
@@ -286,9 +286,9 @@ class RecordSums:
                     slopes = self._gradients.at_own_models(layout.unflatten(models[own.to(device)]), *batch)
                 else:
                     slopes = self._gradients.at_shared_model(layout.unflatten(models[0]), *batch)
-            flat = torch.cat([slope.reshape(slots, -1)[:taken] for slope in slopes.values()], dim=1)
-            ones = torch.ones(taken, dtype=torch.float64, device=device)
-            sums.add_(flat, ones, own[:taken].to(device))
+            flat = torch.cat([slope.reshape(slots, -1)[:n_rows] for slope in slopes.values()], dim=1)
+            ones = torch.ones(n_rows, dtype=torch.float64, device=device)
+            sums.add_(flat, ones, own[:n_rows].to(device))
         return sums.total()
 
 
@@ -313,5 +313,5 @@ def poisson(n: int, rate: float, source: BitSource) -> Bool[Tensor, " n"]:
     words = source.uint64(n)
     threshold = round(rate * 2**64)
     # uint64 cannot hold 2^64, the threshold of rate 1.
-    joined = np.ones(n, dtype=bool) if threshold >= 2**64 else words < np.uint64(threshold)
-    return torch.from_numpy(joined)
+    mask = np.ones(n, dtype=bool) if threshold >= 2**64 else words < np.uint64(threshold)
+    return torch.from_numpy(mask)

@@ -102,13 +102,13 @@ def _share_results(graph: Graph) -> None:
     if any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in calls):
         return
     returned = _returned(graph)
-    seen: dict[tuple[Any, ...], Node] = {}
+    first_calls: dict[tuple[Any, ...], Node] = {}
     for node in calls:
         draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if draws or node in returned:
             continue
         same = (node.target, repr(node.args), repr(node.kwargs))
-        earlier = seen.setdefault(same, node)
+        earlier = first_calls.setdefault(same, node)
         if earlier is not node:
             node.replace_all_uses_with(earlier)
             graph.erase_node(node)
@@ -116,11 +116,11 @@ def _share_results(graph: Graph) -> None:
 
 def _returned(graph: Graph) -> set[Node]:
     """Return the results whose memory the caller may receive: those that are returned, or of which a view is."""
-    found: set[Node] = set()
+    results: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or (node in found and (node.op != "call_function" or _hands_on(node))):
-            found.update(node.all_input_nodes)
-    return found
+        if node.op == "output" or (node in results and (node.op != "call_function" or _hands_on(node))):
+            results.update(node.all_input_nodes)
+    return results
 
 
 def _compute_once(kernels: GraphModule) -> None:
@@ -145,16 +145,18 @@ def _compute_once(kernels: GraphModule) -> None:
 
 def _settled(kernels: GraphModule) -> dict[Node, Tensor]:
     """Return the small tensors that depend on no argument, in the order of the list."""
-    found: dict[Node, Tensor] = {}
+    constants: dict[Node, Tensor] = {}
     for node in kernels.graph.nodes:
         if node.op == "get_attr":
-            found[node] = getattr(kernels, str(node.target))
-        elif isinstance(node.target, OpOverload) and all(one in found for one in node.all_input_nodes):
-            args, kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
+            constants[node] = getattr(kernels, str(node.target))
+        elif isinstance(node.target, OpOverload) and all(
+            input_node in constants for input_node in node.all_input_nodes
+        ):
+            args, kwargs = map_arg((node.args, node.kwargs), constants.__getitem__)
             result = node.target(*args, **kwargs)
             if isinstance(result, Tensor) and result.numel() <= _KEPT:
-                found[node] = result
-    return found
+                constants[node] = result
+    return constants
 
 
 def _hands_on(node: Node) -> bool:
@@ -242,7 +244,9 @@ class ReplayedGradient:
     ) -> Tensors:
         """Return the function's result, bit for bit."""
         tensors = (*parameters.values(), features, targets, mask, seeds)
-        shapes = tuple((one.shape, one.stride(), int(one.storage_offset()), one.dtype) for one in tensors)
+        shapes = tuple(
+            (tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype) for tensor in tensors
+        )
         kernels = self._lists.get(shapes)
         if kernels is not None:
             return dict(zip(parameters, kernels(*tensors), strict=True))
@@ -259,8 +263,8 @@ class ReplayedGradient:
         """Return the list of kernels for tensors of these shapes; None if no list can be relied on."""
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-            found = self._function(dict(zip(names, tensors, strict=False)), *tensors[len(names) :])
-            return tuple(found[name] for name in names)
+            results = self._function(dict(zip(names, tensors, strict=False)), *tensors[len(names) :])
+            return tuple(results[name] for name in names)
 
         try:
             # Tracing patches modules of PyTorch for a while, so no other training may run.
@@ -289,8 +293,10 @@ class ReplayedGradient:
         graph.graph.set_codegen(CodeGen())
         graph.recompile()
         kernels: Callable[..., tuple[Tensor, ...]] = graph.forward
-        for given in (made_up, _made_up(like, 1)):
-            if not all(equal_with_nan(*both) for both in zip(kernels(*given), function(*given), strict=True)):
+        for inputs in (made_up, _made_up(like, 1)):
+            if not all(
+                equal_with_nan(*both) for both in zip(kernels(*inputs), function(*inputs), strict=True)
+            ):
                 return None
         return kernels
 
@@ -313,8 +319,8 @@ def _made_up(like: Sequence[Tensor], turn: int) -> tuple[Tensor, ...]:
     """Return made-up tensors with the memory layout of these: small numbers, zeros and ones."""
     generator = torch.Generator().manual_seed(turn)
     memory: dict[torch.dtype, Tensor] = {}
-    for dtype in {one.dtype for one in like}:
-        most = max(_reach(one) for one in like if one.dtype == dtype)
+    for dtype in {tensor.dtype for tensor in like}:
+        most = max(_reach(tensor) for tensor in like if tensor.dtype == dtype)
         if dtype.is_floating_point:
             numbers = 0.1 * torch.randn(most, generator=generator)
         else:
@@ -322,8 +328,10 @@ def _made_up(like: Sequence[Tensor], turn: int) -> tuple[Tensor, ...]:
         memory[dtype] = numbers.to(like[0].device, dtype)
     # Views share the version counter of their base. A detached base starts at 0, so a later count above 0 is a write.
     return tuple(
-        torch.as_strided(memory[one.dtype].detach(), one.shape, one.stride(), one.storage_offset())
-        for one in like
+        torch.as_strided(
+            memory[tensor.dtype].detach(), tensor.shape, tensor.stride(), tensor.storage_offset()
+        )
+        for tensor in like
     )
 
 

@@ -138,14 +138,14 @@ def direction(
     Raises:
         ModelError: the direction has another type or shape than the gradient. One row for all would be broadcast.
     """
-    found = algorithm.slope(gradient, at, start)
-    if not isinstance(found, Tensor) or found.shape != gradient.shape or found.dtype != torch.float32:
-        kind = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+    slope = algorithm.slope(gradient, at, start)
+    if not isinstance(slope, Tensor) or slope.shape != gradient.shape or slope.dtype != torch.float32:
+        kind = f"{tuple(slope.shape)} of {slope.dtype}" if isinstance(slope, Tensor) else type(slope).__name__
         raise ModelError(
             f"{type(algorithm).__name__}, given as local algorithm: slope() is {kind}; a float32 tensor of the shape "
             "of the gradient is needed"
         )
-    return found.contiguous()  # trainers write to it, and rows of an expanded tensor share their numbers
+    return slope.contiguous()  # trainers write to it, and rows of an expanded tensor share their numbers
 
 
 @lru_cache(maxsize=64)  # trainers ask before every block
@@ -161,10 +161,10 @@ def linear_combination(algorithm: LocalAlgorithm) -> Combination:
     )
     generator = torch.Generator().manual_seed(0)
     g, w, s = (scale * torch.randn(2, _TRIED, generator=generator) for scale in (1.0, 3.0, 100.0))
-    found = algorithm.slope(g.clone(), w.clone(), s[0].clone()).double()
-    wanted = gradient * g.double() + model * w.double() + start * s[0].double()
+    computed = algorithm.slope(g.clone(), w.clone(), s[0].clone()).double()
+    expected = gradient * g.double() + model * w.double() + start * s[0].double()
     size = abs(gradient) + 3 * abs(model) + 100 * abs(start)
-    if not bool(((found - wanted).abs() <= _ROUNDING * size * 10).all()):
+    if not bool(((computed - expected).abs() <= _ROUNDING * size * 10).all()):
         raise CompositionError(
             f"{type(algorithm).__name__}, given as local algorithm, says in_span = True, and its slope() is not one "
             "linear combination of gradient, model and start: leave in_span out"
@@ -199,29 +199,29 @@ def check_rows(algorithm: LocalAlgorithm, dimension: int = 257) -> None:
     gradient, at = (torch.randn(count, dimension, generator=generator) for _ in range(2))
     start = torch.randn(dimension, generator=generator)
 
-    def computed(chosen: Tensor, others: float | None = None) -> Tensor:
-        """Return the directions of some rows; ``others`` stands in all odd rows."""
-        odd = torch.zeros_like(chosen, dtype=torch.bool) if others is None else chosen % 2 == 1
-        slopes, models = (torch.where(odd[:, None], others or 0.0, one[chosen]) for one in (gradient, at))
+    def computed(chosen: Tensor, filler: float | None = None) -> Tensor:
+        """Return the directions of some rows; ``filler`` stands in all odd rows."""
+        odd = torch.zeros_like(chosen, dtype=torch.bool) if filler is None else chosen % 2 == 1
+        slopes, models = (torch.where(odd[:, None], filler or 0.0, rows[chosen]) for rows in (gradient, at))
         shared = models.clone(), start.clone()
         try:
-            found = direction(algorithm, slopes, *shared)
+            directions = direction(algorithm, slopes, *shared)
         except ModelError as error:
             raise CompositionError(str(error)) from None
         # Bytes are compared: rows may hold NaN.
-        kept = (
-            one.numpy().tobytes() == other.numpy().tobytes()
-            for one, other in zip(shared, (models, start), strict=True)
+        unchanged = (
+            after.numpy().tobytes() == before.numpy().tobytes()
+            for after, before in zip(shared, (models, start), strict=True)
         )
-        places = {one.untyped_storage().data_ptr() for one in shared}
-        if not all(kept) or found.untyped_storage().data_ptr() in places:
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in shared}
+        if not all(unchanged) or directions.untyped_storage().data_ptr() in addresses:
             raise CompositionError(
                 f"{where} writes to the model or returns a view of it: other contributions start from that model, so "
                 "bounding each bounds nothing; compute with operations that return new tensors"
             )
-        kept_apart = found.clone()
+        kept_apart = directions.clone()
         # As trainers write to it: a tensor that the algorithm holds would carry one contribution into the next call.
-        found.fill_(_WRITTEN)
+        directions.fill_(_WRITTEN)
         return kept_apart
 
     whole = computed(torch.arange(count))

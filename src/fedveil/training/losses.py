@@ -294,8 +294,8 @@ class SquaredError(Loss):
 
     def slopes(self, outputs: Slopes, targets: Shaped[Tensor, "g b *target"], present: Present) -> Slopes:
         """Return (2/k) (z_i - y_i)."""
-        wanted = targets.reshape(outputs.mT.shape).mT
-        return (outputs - wanted).mul_(2 / outputs.shape[-2])
+        expected = targets.reshape(outputs.mT.shape).mT
+        return (outputs - expected).mul_(2 / outputs.shape[-2])
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
         """Accept one finite number per output."""
@@ -447,8 +447,10 @@ class RecordLoss(Loss):
         """
         terms = self._function(outputs, targets)
         if not isinstance(terms, Tensor) or terms.shape != mask.shape or not terms.is_floating_point():
-            found = _described(terms) if isinstance(terms, Tensor) else type(terms).__name__
-            raise ModelError(f"loss {self.name} must return one floating-point term per record, not {found}")
+            description = _described(terms) if isinstance(terms, Tensor) else type(terms).__name__
+            raise ModelError(
+                f"loss {self.name} must return one floating-point term per record, not {description}"
+            )
         return terms
 
     def check_targets(self, targets: Shaped[Tensor, "n *target"], n_outputs: int) -> None:
@@ -480,12 +482,12 @@ def load_loss(name: str) -> Loss:
     """
     if name in LOSSES:
         return LOSSES[name]
-    found = import_object(name, "loss", LOSSES)
-    if isinstance(found, Loss):
-        return found
-    if not callable(found):
-        raise ConfigError(f"loss {name} is a {type(found).__name__}; it must be a Loss or a function")
-    return RecordLoss(name, cast(RecordFunction, found))
+    imported = import_object(name, "loss", LOSSES)
+    if isinstance(imported, Loss):
+        return imported
+    if not callable(imported):
+        raise ConfigError(f"loss {name} is a {type(imported).__name__}; it must be a Loss or a function")
+    return RecordLoss(name, cast(RecordFunction, imported))
 
 
 def _longest_first(time: Float[Tensor, "*g b"], present: Bool[Tensor, "*g b"]) -> Shaped[Tensor, "*g b"]:
@@ -500,10 +502,10 @@ def _risk_sets(
 
     j is i, or j is sorted before i and entered before i's time. A row that is not present has itself alone.
     """
-    time, entry, place = targets[..., 1], targets[..., _ENTRY], order.argsort(-1)
-    outlives = place.unsqueeze(-2) < place.unsqueeze(-1)
+    time, entry, rank = targets[..., 1], targets[..., _ENTRY], order.argsort(-1)
+    outlives = rank.unsqueeze(-2) < rank.unsqueeze(-1)
     entered = entry.unsqueeze(-2) < time.unsqueeze(-1)
-    itself = place.unsqueeze(-2) == place.unsqueeze(-1)
+    itself = rank.unsqueeze(-2) == rank.unsqueeze(-1)
     return (outlives & entered & present.unsqueeze(-2)) | itself
 
 
@@ -558,7 +560,7 @@ class ClassWeighted(Loss):
     def __init__(self, base: Loss, weights: Sequence[float], n_classes: int | None) -> None:
         if n_classes is None or "classification" not in base.tasks:
             raise ConfigError("model.class_weights: only a classification has classes; remove them")
-        if len(weights) != n_classes or not all(math.isfinite(one) and one > 0 for one in weights):
+        if len(weights) != n_classes or not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise ConfigError(
                 f"model.class_weights: there are {n_classes} classes; give as many positive numbers, in their order"
             )

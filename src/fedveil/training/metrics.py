@@ -74,10 +74,10 @@ def balanced_accuracy(outputs: Outputs, targets: Targets, weights: Weights = Non
 
     Classes are predicted as in :func:`accuracy`. NaN if fewer than two classes are present.
     """
-    found = _confusion(outputs, targets, weights)
-    if found is None:
+    confusion = _confusion(outputs, targets, weights)
+    if confusion is None:
         return math.nan
-    right, total = np.diag(found), found.sum(axis=1)
+    right, total = np.diag(confusion), confusion.sum(axis=1)
     present = total > 0
     return float((right[present] / total[present]).mean()) if present.sum() > 1 else math.nan
 
@@ -95,13 +95,13 @@ def auc(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     if _has_nan(outputs):
         return math.nan
     negatives = _RankedScores(outputs, targets, weights, positive=False)
-    found = positives = 0.0
+    concordant = positives = 0.0
     for score, weight in _scores(outputs, targets, weights, positive=True):
         # The mean of both counts an equal score with weight 1/2.
         below, at_most = negatives.masses(score)
-        found += float(weight @ (below + at_most)) / 2
+        concordant += float(weight @ (below + at_most)) / 2
         positives += float(weight.sum())
-    return _ratio(found, positives * negatives.total)
+    return _ratio(concordant, positives * negatives.total)
 
 
 def score_of(outputs: Float[Tensor, "n k"]) -> Float[Tensor, "n"]:
@@ -187,8 +187,8 @@ def r2(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Wei
     spread = _mean(
         lambda _, theirs: (_array(theirs).astype(np.float64) - mean) ** 2, outputs, targets, weights
     )
-    found = 1 - _ratio(wrong, spread)
-    return 0.0 if abs(found) < _ROUNDING else found
+    explained = 1 - _ratio(wrong, spread)
+    return 0.0 if abs(explained) < _ROUNDING else explained
 
 
 def _tied_pairs(weight: Float64[np.ndarray, "n"], *keys: Shaped[np.ndarray, "n"]) -> float:
@@ -262,11 +262,11 @@ def _confusion(
     if _has_nan(outputs):
         return None
     count = max(2, outputs.shape[1])
-    found = np.zeros(count * count)
+    confusion = np.zeros(count * count)
     for some, theirs, weight in _blocks(outputs, targets, weights):
         pairs = _array(theirs).astype(np.int64) * count + _classes(some)
-        found += np.bincount(pairs, weights=weight, minlength=count * count)
-    return found.reshape(count, count)
+        confusion += np.bincount(pairs, weights=weight, minlength=count * count)
+    return confusion.reshape(count, count)
 
 
 @dataclass(frozen=True)
@@ -291,10 +291,10 @@ class CountRatio:
         """
         if outputs.shape[1] > 2:
             raise ModelError(f"{self.name} compares two classes; the model has {outputs.shape[1]} outputs")
-        found = _confusion(outputs, targets, weights)
-        if found is None:
+        confusion = _confusion(outputs, targets, weights)
+        if confusion is None:
             return math.nan
-        return _ratio(float(found.ravel() @ self.part), float(found.ravel() @ self.whole))
+        return _ratio(float(confusion.ravel() @ self.part), float(confusion.ravel() @ self.whole))
 
 
 f1 = CountRatio("f1", part=(0, 0, 0, 2), whole=(0, 1, 1, 2))
@@ -305,12 +305,12 @@ specificity = CountRatio("specificity", part=(1, 0, 0, 0), whole=(1, 1, 0, 0))
 
 def f1_macro(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
     """Return the mean of the F1 scores of all classes that occur or are predicted."""
-    found = _confusion(outputs, targets, weights)
-    if found is None:
+    confusion = _confusion(outputs, targets, weights)
+    if confusion is None:
         return math.nan
-    both = found.sum(axis=0) + found.sum(axis=1)
-    there = both > 0
-    return float((2 * np.diag(found)[there] / both[there]).mean()) if there.any() else math.nan
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)
+    present = both > 0
+    return float((2 * np.diag(confusion)[present] / both[present]).mean()) if present.any() else math.nan
 
 
 def mcc(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
@@ -318,12 +318,12 @@ def mcc(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
 
     Reference: J. Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient", 2004.
     """
-    found = _confusion(outputs, targets, weights)
-    if found is None:
+    confusion = _confusion(outputs, targets, weights)
+    if confusion is None:
         return math.nan
-    true, predicted, whole = found.sum(axis=1), found.sum(axis=0), float(found.sum())
+    true, predicted, whole = confusion.sum(axis=1), confusion.sum(axis=0), float(confusion.sum())
     spread = (whole**2 - float(true @ true)) * (whole**2 - float(predicted @ predicted))
-    return _ratio(whole * float(np.trace(found)) - float(true @ predicted), math.sqrt(max(spread, 0.0)))
+    return _ratio(whole * float(np.trace(confusion)) - float(true @ predicted), math.sqrt(max(spread, 0.0)))
 
 
 def average_precision(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
@@ -339,12 +339,12 @@ def average_precision(outputs: Outputs, targets: Targets, weights: Weights = Non
     negatives, positives = (
         _RankedScores(outputs, targets, weights, positive=positive) for positive in (False, True)
     )
-    found = 0.0
+    precision_sum = 0.0
     for score, weight in _scores(outputs, targets, weights, positive=True):
         # The precision at the step of a positive record: of the records whose score is at least its own.
-        true, false = (one.total - one.masses(score)[0] for one in (positives, negatives))
-        found += float(weight @ (true / np.where(weight > 0, true + false, 1.0)))
-    return _ratio(found, positives.total)
+        true, false = (scores.total - scores.masses(score)[0] for scores in (positives, negatives))
+        precision_sum += float(weight @ (true / np.where(weight > 0, true + false, 1.0)))
+    return _ratio(precision_sum, positives.total)
 
 
 def brier(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
@@ -434,10 +434,10 @@ def load_metric(name: str, loss: Loss) -> Metric:
         return MeanLoss(loss)
     if name in METRICS:
         return METRICS[name]
-    found = import_object(name, "metric", METRIC_NAMES)
-    if not callable(found):
-        raise ConfigError(f"metric {name} is a {type(found).__name__}; it must be a function")
-    return check_metric(name, cast(Metric, found))
+    imported = import_object(name, "metric", METRIC_NAMES)
+    if not callable(imported):
+        raise ConfigError(f"metric {name} is a {type(imported).__name__}; it must be a function")
+    return check_metric(name, cast(Metric, imported))
 
 
 # --- several targets of a record -------------------------------------------------------------------------------------
@@ -503,10 +503,10 @@ class MeanOfTargets:
         weights: Weights = None,
     ) -> float:
         """Return (1/k) sum_c metric_c."""
-        found = [
-            MetricOfTarget(self.metric, place)(outputs, targets, weights) for place in range(targets.shape[1])
+        values = [
+            MetricOfTarget(self.metric, index)(outputs, targets, weights) for index in range(targets.shape[1])
         ]
-        return math.fsum(found) / len(found)
+        return math.fsum(values) / len(values)
 
 
 def load_metrics(name: str, loss: Loss, task: TaskKind, targets: Sequence[str]) -> dict[str, Metric]:
@@ -525,14 +525,16 @@ def load_metrics(name: str, loss: Loss, task: TaskKind, targets: Sequence[str]) 
     if name == "subset_accuracy" and task == "multi-label":
         return {name: subset_accuracy}
     if name == "subset_accuracy" or (fitting and name in METRICS and name not in fitting):
-        known = sorted({*fitting, "loss"}) if fitting else [one for one in METRIC_NAMES if one != name]
-        raise ConfigError(f"metric {name} is not for a {task} task; use one of: {', '.join(known)}")
+        allowed = (
+            sorted({*fitting, "loss"}) if fitting else [other for other in METRIC_NAMES if other != name]
+        )
+        raise ConfigError(f"metric {name} is not for a {task} task; use one of: {', '.join(allowed)}")
     metric = load_metric(name, loss)
     if name not in fitting:
         return {name: metric}
     each = enumerate(targets) if len(targets) <= _MOST_NAMED else ()
     return {name: MeanOfTargets(metric)} | {
-        f"{name}[{sanitize(target)}]": MetricOfTarget(metric, place) for place, target in each
+        f"{name}[{sanitize(target)}]": MetricOfTarget(metric, index) for index, target in each
     }
 
 
@@ -566,16 +568,16 @@ def measure(
     Raises:
         ModelError: a metric returns no real number; names it and the type, and no value.
     """
-    found: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for name, metric in metrics.items():
-        given = (outputs, targets, weights)
+        arguments = (outputs, targets, weights)
         if getattr(metric, "__module__", None) != __name__:
-            given = outputs.clone(), targets.clone(), None if weights is None else weights.clone()
-        value = plain(metric(*given))
+            arguments = outputs.clone(), targets.clone(), None if weights is None else weights.clone()
+        value = plain(metric(*arguments))
         if not is_number(value):
             raise ModelError(f"metric {name} must return a number, not a value of {type(value).__name__}")
-        found[name] = float(value) if is_finite(value) else None
-    return found
+        values[name] = float(value) if is_finite(value) else None
+    return values
 
 
 # --- records of a metric, some at a time --------------------------------------------------------------------------
@@ -601,11 +603,11 @@ def _mean(
     weights: Weights,
 ) -> float:
     """Return the weighted mean of a term of each record; NaN without records."""
-    found = whole = 0.0
+    total = whole = 0.0
     for some, theirs, weight in _blocks(outputs, targets, weights):
-        found += float(weight @ term(some, theirs))
+        total += float(weight @ term(some, theirs))
         whole += float(weight.sum())
-    return _ratio(found, whole)
+    return _ratio(total, whole)
 
 
 def _has_nan(outputs: Outputs) -> bool:
@@ -613,8 +615,8 @@ def _has_nan(outputs: Outputs) -> bool:
 
 
 def _errors(outputs: Outputs, targets: Targets) -> Float64[np.ndarray, "n"]:
-    found: Float64[np.ndarray, "n"] = _array(outputs[:, 0]).astype(np.float64) - _array(targets)
-    return found
+    errors: Float64[np.ndarray, "n"] = _array(outputs[:, 0]).astype(np.float64) - _array(targets)
+    return errors
 
 
 def _scores(

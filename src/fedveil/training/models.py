@@ -457,9 +457,9 @@ def _built(name: str, factory: ModelFactory, input_shape: Shape, n_outputs: int)
 
 
 def _imported(path: str) -> ModelFactory:
-    found = import_object(path, "model", MODELS)
-    if not callable(found):
-        raise ModelError(f"model {path} is a {type(found).__name__}; it must be a factory of modules")
-    if not inspect.signature(found).parameters:
-        return lambda input_shape, n_outputs: cast(nn.Module, found())
-    return cast(ModelFactory, found)
+    factory = import_object(path, "model", MODELS)
+    if not callable(factory):
+        raise ModelError(f"model {path} is a {type(factory).__name__}; it must be a factory of modules")
+    if not inspect.signature(factory).parameters:
+        return lambda input_shape, n_outputs: cast(nn.Module, factory())
+    return cast(ModelFactory, factory)

@@ -233,16 +233,16 @@ class LinearFamily:
         """Return y - m(f), shortened to norm c."""
         outputs = predictors.shape[1]
         if self.classes is not None and outputs > 1:
-            wanted = np.zeros_like(predictors)
-            wanted[np.arange(len(targets)), targets] = 1.0
+            expected = np.zeros_like(predictors)
+            expected[np.arange(len(targets)), targets] = 1.0
         else:
-            wanted = targets.reshape(predictors.shape).astype(np.float64)
-        found = wanted - self.means(predictors)
+            expected = targets.reshape(predictors.shape).astype(np.float64)
+        residual = expected - self.means(predictors)
         # An infinite number becomes NaN here, and its contribution zero.
-        length = np.sqrt((found * found).sum(axis=1))
+        length = np.sqrt((residual * residual).sum(axis=1))
         with np.errstate(invalid="ignore"):
             factor = np.minimum(1.0, self.residual_norm(outputs) / np.maximum(length, 1e-300))
-            return np.asarray(found * factor[:, None])
+            return np.asarray(residual * factor[:, None])
 
     def score_parts(
         self,
@@ -289,8 +289,8 @@ class CountFamily(LinearFamily):
         self, predictors: Float64[np.ndarray, "n k"], targets: np.ndarray
     ) -> Float64[np.ndarray, "n k"]:
         counts = np.maximum(targets.reshape(-1).astype(np.float64), 0.0)
-        found, _ = self.law.residual(counts, np.clip(predictors[:, 0], -REACH, REACH))
-        return np.asarray(found[:, None])
+        residual, _ = self.law.residual(counts, np.clip(predictors[:, 0], -REACH, REACH))
+        return np.asarray(residual[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,7 +398,7 @@ class _NewtonVectors(RecordVectors):
         if self._moments:
             moments = triangle(z[:, :, None] * z[:, None, :]) * weight[:, None]
             return self._code.encode(np.zeros((n, self._code.scores)), moments)
-        predictors = np.stack([(z * one).sum(axis=1) for one in slopes], axis=1)
+        predictors = np.stack([(z * slope).sum(axis=1) for slope in slopes], axis=1)
         residual, beside = self._family.score_parts(predictors, targets, baseline)
         scores = (residual[:, :, None] * z[:, None, :]).reshape(n, -1)
         return np.asarray(np.concatenate((scores, beside), axis=1) * weight[:, None] * self._code.scales[0])
@@ -466,21 +466,21 @@ class NewtonSteps(Optimizer):
         """Return the next model and state; ``mean`` is (length,) the mean of the round's vectors."""
         number, family = int(state["newton.round"]) + 1, self.family
         code = family.code(len(model), number)
-        found = code.decode(mean.cpu().numpy(), self.noise_std)
+        decoded = code.decode(mean.cpu().numpy(), self.noise_std)
         after = model.cpu().double().numpy().copy()
         basis, slopes, baseline = family.split(after)
         squared = state["newton.length"]
         if number <= MOMENT_ROUNDS:
-            moved, length = whitening(found.curvature, found.curvature_sd)
+            moved, length = whitening(decoded.curvature, decoded.curvature_sd)
             basis[:] = moved @ basis
             # Coefficients whose prediction is the center, whatever the features.
             slopes[:] = np.linalg.solve(basis.T, np.eye(family.width)[-1]) * family.center
             baseline[:] = 0.0
             squared = torch.tensor(length, dtype=torch.float64)
         else:
-            gradient, beside = np.split(found.gradient, [slopes.size])
-            slopes += gradient.reshape(slopes.shape) / self._steepness(slopes, float(squared), found)
-            baseline += family.baseline_step(beside, found.gradient_sd)
+            gradient, beside = np.split(decoded.gradient, [slopes.size])
+            slopes += gradient.reshape(slopes.shape) / self._steepness(slopes, float(squared), decoded)
+            baseline += family.baseline_step(beside, decoded.gradient_sd)
         stepped = torch.from_numpy(after).float().to(model.device)
         return stepped, {"newton.round": torch.tensor(number), "newton.length": squared}
 
@@ -499,6 +499,6 @@ def whitening(moments: Float64[np.ndarray, "n n"], sd: float) -> tuple[Float64[n
     """
     values, vectors = np.linalg.eigh(moments)
     floor = max(sd * math.sqrt(len(moments)), _SINGULAR * float(values.max(initial=0.0)), 1e-300)
-    kept = np.maximum(values, floor)
-    squared = _LONGER**2 * max(_LEAST, float((values / kept).sum()))
-    return (vectors / np.sqrt(kept)) @ vectors.T / math.sqrt(squared), squared
+    floored = np.maximum(values, floor)
+    squared = _LONGER**2 * max(_LEAST, float((values / floored).sum()))
+    return (vectors / np.sqrt(floored)) @ vectors.T / math.sqrt(squared), squared

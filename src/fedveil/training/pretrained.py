@@ -74,15 +74,17 @@ def take_parameters(model: nn.Module, public: PublicModel, layers: Sequence[str]
     parameters = dict(model.named_parameters())
     for layer in layers or ():
         if not any(name.startswith(f"{layer}.") for name in parameters):
-            known = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
-            raise ModelError(f"model.initial_layers: no layer '{layer}' with parameters; there are: {known}")
+            existing = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
+            raise ModelError(
+                f"model.initial_layers: no layer '{layer}' with parameters; there are: {existing}"
+            )
     for name, parameter in parameters.items():
         if layers is not None and not any(name.startswith(f"{layer}.") for layer in layers):
             continue
         if name not in stored or stored[name].shape != parameter.shape:
-            found = tuple(stored[name].shape) if name in stored else "missing"
+            actual = tuple(stored[name].shape) if name in stored else "missing"
             raise ModelError(
-                f"model.initial: {path}: tensor '{name}' is {found}, the model needs {tuple(parameter.shape)}; "
+                f"model.initial: {path}: tensor '{name}' is {actual}, the model needs {tuple(parameter.shape)}; "
                 "name the layers that fit in model.initial_layers"
             )
         if not bool(torch.isfinite(stored[name]).all()):
@@ -104,7 +106,7 @@ def frozen_norm_refusal(norm: nn.Module) -> str | None:
     assert isinstance(norm, NORMS)
     if norm.running_mean is None or norm.running_var is None:
         return "keeps no running statistics"
-    if any(one.requires_grad for one in norm.parameters()):
+    if any(parameter.requires_grad for parameter in norm.parameters()):
         return "has parameters that are trained"
     return "is in training mode" if norm.training else None
 

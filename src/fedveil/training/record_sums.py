@@ -264,19 +264,19 @@ def contribution_means(
     """
     groups, block = cohort.groups, max(1, _ELEMENTS // width)
     sizes = groups.size[members]
-    for place in np.flatnonzero(sizes > block):
-        held = groups.members(int(members[place]))
+    for position in np.flatnonzero(sizes > block):
+        records = groups.members(int(members[position]))
         total = np.zeros((1, width))
-        for begin in range(0, len(held), block):
-            total += summed(held[begin : begin + block], np.zeros(1, dtype=np.int64))
-        yield np.array([place]), total / len(held)
+        for begin in range(0, len(records), block):
+            total += summed(records[begin : begin + block], np.zeros(1, dtype=np.int64))
+        yield np.array([position]), total / len(records)
     small = np.flatnonzero((sizes > 0) & (sizes <= block))
     ends = np.cumsum(sizes[small])
     while len(small):
-        taken = max(1, int(np.searchsorted(ends, block, side="right")))
-        some, small, ends = small[:taken], small[taken:], ends[taken:] - ends[taken - 1]
+        count = max(1, int(np.searchsorted(ends, block, side="right")))
+        some, small, ends = small[:count], small[count:], ends[count:] - ends[count - 1]
         size, begins = sizes[some], groups.start[members[some]]
         first = np.cumsum(size) - size
         within = np.arange(int(size.sum())) - np.repeat(first, size)
-        held = groups.order[np.repeat(begins, size) + within]
-        yield some, summed(held, first) / size[:, None]
+        records = groups.order[np.repeat(begins, size) + within]
+        yield some, summed(records, first) / size[:, None]

@@ -71,8 +71,8 @@ def round_up_slots(slots: int, width: int) -> int:
     >>> round_up_slots(5, 4), round_up_slots(5, 64)
     (8, 6)
     """
-    one = slot_multiple(width)
-    return -(-slots // one) * one
+    multiple = slot_multiple(width)
+    return -(-slots // multiple) * multiple
 
 
 def equal_with_nan(tensor: Tensor, other: Tensor) -> bool:

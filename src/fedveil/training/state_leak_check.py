@@ -110,9 +110,9 @@ def check_algorithm_unchanged(local: object, start: Tensor) -> Iterator[None]:
         yield
         return
     where = f"{type(algorithm).__name__}, given as local algorithm,"
-    before, kept = snapshot(algorithm), start.clone()
+    before, original = snapshot(algorithm), start.clone()
     yield
-    if start.shape != kept.shape or not equal_with_nan(start, kept):
+    if start.shape != original.shape or not equal_with_nan(start, original):
         raise ModelError(
             f"{where} wrote to the global model while contributions were trained, and others start from it: bounding "
             "each bounds nothing; nothing was released"
@@ -170,7 +170,7 @@ def tensor_bytes(value: Tensor) -> bytes:
         case _:
             parts = [value]
     flat = (part.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for part in parts)
-    return b"".join(one.numpy().tobytes() for one in flat)
+    return b"".join(part.numpy().tobytes() for part in flat)
 
 
 class _Teller:
@@ -186,17 +186,17 @@ class _Teller:
 
     def module(self, module: nn.Module) -> dict[str, object]:
         """Return a description of each value in each sub-module, by name."""
-        found: dict[str, object] = {}
+        descriptions: dict[str, object] = {}
         for path, part in module.named_modules():
-            held = {**part._parameters, **part._buffers}
-            held |= {name: value for name, value in vars(part).items() if name not in _TRAINED}
-            for name, value in held.items():
+            attributes = {**part._parameters, **part._buffers}
+            attributes |= {name: value for name, value in vars(part).items() if name not in _TRAINED}
+            for name, value in attributes.items():
                 # The keys of hooks are a counter of the whole process, so only the hooks themselves are compared.
                 hooks = name.endswith("_hooks") and isinstance(value, Mapping)
                 description = self._each(value.values()) if hooks else self.describe(value)
-                found[f"{path}.{name}".lstrip(".")] = description
-            found[f"{path}.forward()".lstrip(".")] = self.describe(type(part))
-        return found
+                descriptions[f"{path}.{name}".lstrip(".")] = description
+            descriptions[f"{path}.forward()".lstrip(".")] = self.describe(type(part))
+        return descriptions
 
     def describe(self, value: object) -> object:
         """Return a description of a value."""
@@ -204,7 +204,9 @@ class _Teller:
             return repr(value)
         if isinstance(value, Tensor):
             hung = [
-                (name, self.describe(one)) for name, one in vars(value).items() if not _is_compiler_note(name)
+                (name, self.describe(attribute))
+                for name, attribute in vars(value).items()
+                if not _is_compiler_note(name)
             ]
             return value.dtype, value.shape, zlib.crc32(tensor_bytes(value)), hung
         if isinstance(value, np.ndarray) and value.dtype != object:
@@ -226,14 +228,14 @@ class _Teller:
                 return self.module(value)
             case Mapping():
                 return [
-                    (self.describe(key), self.describe(one)) for key, one in value.items()
+                    (self.describe(key), self.describe(item)) for key, item in value.items()
                 ], self._attributes(value)
             case list() | tuple() | deque() | np.ndarray():
                 return self._each(value), self._attributes(value)
             case set() | frozenset():
                 # A new _Teller for each element: the order of a set differs between processes and must not matter.
                 return sorted(
-                    repr(_Teller(self._of_objects).describe(one)) for one in value
+                    repr(_Teller(self._of_objects).describe(element)) for element in value
                 ), self._attributes(value)
             case Random():
                 return self.describe(value.getstate()), self._attributes(value)
@@ -263,42 +265,42 @@ class _Teller:
     def _function(self, function: FunctionType) -> list[object]:
         """Return the closure and defaults of a function, and the values of the names in its code."""
         cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
-        held = self._each((*cells, function.__defaults__, function.__kwdefaults__, vars(function)))
+        descriptions = self._each((*cells, function.__defaults__, function.__kwdefaults__, vars(function)))
         if _is_installed(function.__module__):
-            return held
+            return descriptions
         names = _names(function.__code__)
         within = {
             name: module for name in names if (module := sys.modules.get(name)) and not _is_installed(name)
         }
-        return held + self._named(names, within | function.__globals__, set())
+        return descriptions + self._named(names, within | function.__globals__, set())
 
     def _named(self, names: tuple[str, ...], space: Mapping[str, object], behind: set[int]) -> list[object]:
         """Return the values of these names in a module's namespace, and in the user's modules that they name."""
-        found = []
-        for name, one in ((name, space[name]) for name in names if name in space):
-            if isinstance(one, ModuleType) and not _is_installed(one.__name__):
-                if id(one) not in behind:
-                    behind.add(id(one))
-                    found += self._named(names, vars(one), behind)
+        descriptions = []
+        for name, value in ((name, space[name]) for name in names if name in space):
+            if isinstance(value, ModuleType) and not _is_installed(value.__name__):
+                if id(value) not in behind:
+                    behind.add(id(value))
+                    descriptions += self._named(names, vars(value), behind)
             else:
-                found.append((name, self.describe(one)))
-        return found
+                descriptions.append((name, self.describe(value)))
+        return descriptions
 
     def _class(self, kind: type) -> list[object]:
         """Return the members of a user's class and of its bases: values, and functions by what they hold."""
         if _is_installed(kind.__module__):
             return []
         own = [
-            (name, one)
-            for name, one in vars(kind).items()
-            if isinstance(one, FunctionType | staticmethod | classmethod | property)
+            (name, member)
+            for name, member in vars(kind).items()
+            if isinstance(member, FunctionType | staticmethod | classmethod | property)
             or not name.startswith(("__", "_abc_"))
         ]
-        return [*((name, self.describe(one)) for name, one in own), *self._each(kind.__bases__)]
+        return [*((name, self.describe(member)) for name, member in own), *self._each(kind.__bases__)]
 
     def _object(self, value: object) -> object:
         """Return a description of an object: its class and attributes, or its pickle if it has no attributes."""
-        if hasattr(value, "__dict__") or any(_slots(one) for one in type(value).__mro__):
+        if hasattr(value, "__dict__") or any(_slots(base) for base in type(value).__mro__):
             return self.describe(type(value)), self._attributes(value)
         with suppress(Exception):  # pickling a third-party object may raise anything
             return self.describe(type(value)), zlib.crc32(pickle.dumps(value))
@@ -306,9 +308,13 @@ class _Teller:
 
     def _attributes(self, value: object) -> list[object]:
         """Return the attributes of an object, in its dictionary and its slots."""
-        slots = sorted({name for one in type(value).__mro__ for name in _slots(one) if hasattr(value, name)})
-        held = [(name, self.describe(getattr(value, name))) for name in slots]
-        return held + [(name, self.describe(one)) for name, one in getattr(value, "__dict__", {}).items()]
+        slots = sorted(
+            {name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)}
+        )
+        described = [(name, self.describe(getattr(value, name))) for name in slots]
+        return described + [
+            (name, self.describe(attribute)) for name, attribute in getattr(value, "__dict__", {}).items()
+        ]
 
 
 def _is_compiler_note(name: str) -> bool:
@@ -333,7 +339,9 @@ def _slots(kind: type) -> list[str]:
 @cache
 def _names(code: CodeType) -> tuple[str, ...]:
     """Return the names in a code object and in the functions inside it."""
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    inner = [
+        name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant)
+    ]
     return tuple(dict.fromkeys((*code.co_names, *inner)))
 
 

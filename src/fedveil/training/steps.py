@@ -322,9 +322,9 @@ def check_computed(local: Any) -> None:
             "algorithm must define"
         )
     if type(local) not in _COMPUTED:
-        known = ", ".join(kind.__name__ for kind in _COMPUTED)
+        supported = ", ".join(kind.__name__ for kind in _COMPUTED)
         raise CompositionError(
-            f"{type(local).__name__}, given as local: trainers compute {known} from their fields, and would ignore "
+            f"{type(local).__name__}, given as local: trainers compute {supported} from their fields, and would ignore "
             "what another class defines; take one of these, or write a local algorithm (LocalSgd.algorithm)"
         )
 

@@ -96,7 +96,7 @@ class Task:
         validate_layers(model)
         # A module may override parameters(). The layout uses named_parameters(), so other lists would train other
         # numbers.
-        if [*map(id, model.parameters())] != [id(one) for _, one in model.named_parameters()]:
+        if [*map(id, model.parameters())] != [id(parameter) for _, parameter in model.named_parameters()]:
             raise ModelError(
                 "the model's parameters() are others than its named_parameters(), which are trained: define neither; "
                 "requires_grad_(False) freezes a parameter"

@@ -96,8 +96,8 @@ class BoostedTrees(nn.Module):
         cell = (above * torch.tensor(_POWERS, device=above.device)).sum(-1)
         leaves = self.leaves.flatten(0, 2)
         first = torch.arange(ROUNDS * TREES, device=cell.device) * LEAVES
-        found: Tensor = leaves[cell + first].sum(1)
-        return found
+        outputs: Tensor = leaves[cell + first].sum(1)
+        return outputs
 
     def wrong_index(self) -> str | None:
         """Return the tensor that names a feature or a cut which the model does not have; None if none does."""
@@ -115,12 +115,12 @@ class BoostedTrees(nn.Module):
         other levels being given. This is a function of the released model, at no privacy cost. Noise in the leaves
         gives every feature a share: compare shares with one another, not with 0.
         """
-        found = torch.zeros(len(self.cuts), dtype=torch.float64)
+        shares = torch.zeros(len(self.cuts), dtype=torch.float64)
         cells = self.leaves.double().cpu().view(ROUNDS, TREES, *(2,) * DEPTH, -1)
         for level in range(DEPTH):
             across = cells.diff(dim=2 + level).square().flatten(2).mean(-1)
-            found.index_add_(0, self.feature[..., level].flatten().cpu(), across.flatten())
-        return (found / found.sum().clamp(min=torch.finfo(torch.float64).tiny)).float()
+            shares.index_add_(0, self.feature[..., level].flatten().cpu(), across.flatten())
+        return (shares / shares.sum().clamp(min=torch.finfo(torch.float64).tiny)).float()
 
 
 def boosted_trees(input_shape: tuple[int, ...], n_outputs: int) -> nn.Module:
@@ -220,12 +220,12 @@ class _FeatureHistograms(RecordVectors):
 
     def sums(self, start: Float64[np.ndarray, " d"], batch: RecordBatch) -> Float64[np.ndarray, "m width"]:
         contributions, owners = len(batch.first), batch.owners
-        found = np.empty((contributions, self._inputs, CELLS))
+        histograms = np.empty((contributions, self._inputs, CELLS))
         for j, column in enumerate(batch.features.T):
             cell = np.clip(np.floor((column + 1) * (CELLS / 2)), 0, CELLS - 1).astype(np.int64)
             counts = np.bincount(owners * CELLS + cell, minlength=contributions * CELLS)
-            found[:, j] = counts.reshape(contributions, CELLS)
-        return found.reshape(contributions, self.width) / math.sqrt(self._inputs)
+            histograms[:, j] = counts.reshape(contributions, CELLS)
+        return histograms.reshape(contributions, self.width) / math.sqrt(self._inputs)
 
 
 class _LeafHistograms(RecordVectors):
@@ -240,15 +240,15 @@ class _LeafHistograms(RecordVectors):
         predicted = self._grown.before(self._round, start, batch)
         residual = self._family.residuals(predicted, batch.targets)
         of_residuals, of_counts = vector_scale(self._family.residual_norm(layout.outputs))
-        found = np.empty((contributions, layout.outputs + 1, TREES, LEAVES))
+        totals = np.empty((contributions, layout.outputs + 1, TREES, LEAVES))
         for tree, cell in enumerate(self._grown.cells(self._round, start, batch.features)):
-            place, size = owners * LEAVES + cell, contributions * LEAVES
+            index, size = owners * LEAVES + cell, contributions * LEAVES
             for k in range(layout.outputs):
-                pulled = np.bincount(place, weights=residual[:, k], minlength=size)
-                found[:, k, tree] = pulled.reshape(contributions, LEAVES) * of_residuals
-            counts = np.bincount(place, minlength=size)
-            found[:, -1, tree] = counts.reshape(contributions, LEAVES) * of_counts
-        return found.reshape(contributions, self.width)
+                pulled = np.bincount(index, weights=residual[:, k], minlength=size)
+                totals[:, k, tree] = pulled.reshape(contributions, LEAVES) * of_residuals
+            counts = np.bincount(index, minlength=size)
+            totals[:, -1, tree] = counts.reshape(contributions, LEAVES) * of_counts
+        return totals.reshape(contributions, self.width)
 
 
 class Predictions:
@@ -275,56 +275,56 @@ class Predictions:
     ) -> list[Int64[np.ndarray, " n"]]:
         """Return the cells of records in the trees of round ``number``, from 0."""
         cuts, columns = self._layout.cuts(start), features.T
-        found = []
+        tree_cells = []
         for features_of_tree, ranks in zip(self._feature[number], self._rank[number], strict=True):
             cell = np.zeros(len(features), dtype=np.int64)
             for j, rank in zip(features_of_tree, ranks, strict=True):
                 cell = 2 * cell + (columns[j] > cuts[j, rank])
-            found.append(cell)
-        return found
+            tree_cells.append(cell)
+        return tree_cells
 
     def before(
         self, number: int, start: Float64[np.ndarray, " d"], batch: RecordBatch
     ) -> Float64[np.ndarray, "n k"]:
         """Return the predictions of the trees before round ``number``."""
-        kept, leaves = self._kept, self._layout.leaves(start)
+        cache, leaves = self._kept, self._layout.leaves(start)
         self._forget_others(number, start)
         self._make_room(int(batch.records.max()) + 1)
-        done = kept["rounds"][batch.records]
-        for first in np.unique(done):
-            some = np.flatnonzero(done == first)
-            features, predicted = batch.features[some], kept["predicted"][batch.records[some]]
+        rounds = cache["rounds"][batch.records]
+        for first in np.unique(rounds):
+            some = np.flatnonzero(rounds == first)
+            features, predicted = batch.features[some], cache["predicted"][batch.records[some]]
             for earlier in range(first, number):
                 added = np.zeros_like(predicted)
                 for tree, cell in enumerate(self.cells(earlier, start, features)):
                     added += leaves[earlier, tree, cell]
                 predicted = predicted + added
-            kept["predicted"][batch.records[some]] = predicted
-        kept["rounds"][batch.records] = number
-        found: np.ndarray = kept["predicted"][batch.records]
-        return found
+            cache["predicted"][batch.records[some]] = predicted
+        cache["rounds"][batch.records] = number
+        predictions: np.ndarray = cache["predicted"][batch.records]
+        return predictions
 
     def _forget_others(self, number: int, start: Float64[np.ndarray, " d"]) -> None:
         """Forget what was computed from other cuts or leaves, or with more rounds than are asked for."""
-        kept = self._kept
-        if "model" in kept:
-            rounds, model = int(kept["rounds"].max(initial=0)), kept["model"]
+        cache = self._kept
+        if "model" in cache:
+            rounds, model = int(cache["rounds"].max(initial=0)), cache["model"]
             mine, theirs = self._layout.leaves(start), self._layout.leaves(model)
             alike = np.array_equal(self._layout.cuts(start), self._layout.cuts(model))
             if rounds > number or not alike or not np.array_equal(mine[:rounds], theirs[:rounds]):
-                kept.clear()
-        kept["model"] = start.copy()
+                cache.clear()
+        cache["model"] = start.copy()
 
     def _make_room(self, records: int) -> None:
-        kept, outputs = self._kept, self._layout.outputs
-        held = len(kept.get("rounds", ()))
-        if held >= records:
+        cache, outputs = self._kept, self._layout.outputs
+        capacity = len(cache.get("rounds", ()))
+        if capacity >= records:
             return
-        size = max(records, 2 * held)
+        size = max(records, 2 * capacity)
         rounds, predicted = np.zeros(size, dtype=np.int64), np.full((size, outputs), self._center)
-        if held:
-            rounds[:held], predicted[:held] = kept["rounds"], kept["predicted"]
-        kept.update(rounds=rounds, predicted=predicted)
+        if capacity:
+            rounds[:capacity], predicted[:capacity] = cache["rounds"], cache["predicted"]
+        cache.update(rounds=rounds, predicted=predicted)
 
 
 # --- steps of the server ---
@@ -367,8 +367,8 @@ class TreeSteps(Optimizer):
             layout.leaves(after)[-1] = self.family.center / TREES
         else:
             layout.leaves(after)[number - 2] += self._leaves(released[: layout.sent], layout)
-        found = torch.from_numpy(after).float().to(model.device)
-        return found, {**state, "trees.round": torch.tensor(number)}
+        updated = torch.from_numpy(after).float().to(model.device)
+        return updated, {**state, "trees.round": torch.tensor(number)}
 
     def _leaves(
         self, released: Float64[np.ndarray, " sent"], layout: TreeLayout

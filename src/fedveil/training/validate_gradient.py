@@ -100,7 +100,7 @@ def batches_like_loop(task: Task, cohort: Cohort) -> bool:
     batch, models = _two_slots(cohort), _two_models(task, cohort)
     try:
         with single_threaded(), without_fallback_warnings(), torch.random.fork_rng(devices=[]):
-            found = (
+            results = (
                 (
                     models[:1].expand(2, -1),
                     gradients.at_shared_model(task.layout.unflatten(models[0]), *batch),
@@ -109,7 +109,7 @@ def batches_like_loop(task: Task, cohort: Cohort) -> bool:
             )
     except Exception:  # any error of the model's code under vmap; the loop runs this code without vmap
         return False
-    for at, slopes in found:
+    for at, slopes in results:
         flat = torch.cat([slope.reshape(2, -1) for slope in slopes.values()], 1)
         for slot, (features, targets, mask, seed) in enumerate(zip(*batch, strict=True)):
             if not _alike(task, loop.evaluate(at[slot], features[mask], targets[mask], seed), flat[slot]):
@@ -131,17 +131,17 @@ def try_compiled(trainer: VmapTrainer, cohort: Cohort) -> None:
     batch = _batch(cohort, slots, width)
     models = task.initial().to(cohort.device).repeat(slots, 1)
     plain, compiled = (
-        BatchedGradients.for_task(task, cohort.device, compile=asked) for asked in (False, True)
+        BatchedGradients.for_task(task, cohort.device, compile=enabled) for enabled in (False, True)
     )
     named = task.layout.unflatten
     try:
         with single_threaded(), without_fallback_warnings():
-            found = [
+            results = [
                 torch.cat([slope.reshape(slots, -1) for slope in slopes.values()], 1)
-                for one in (plain, compiled)
+                for variant in (plain, compiled)
                 for slopes in (
-                    one.at_shared_model(named(models[0]), *batch),
-                    one.at_own_models(named(models), *batch),
+                    variant.at_shared_model(named(models[0]), *batch),
+                    variant.at_own_models(named(models), *batch),
                 )
             ]
     except Exception as error:
@@ -149,7 +149,10 @@ def try_compiled(trainer: VmapTrainer, cohort: Cohort) -> None:
             f"trainer.compile = true: PyTorch cannot compile the gradients of this model on this machine "
             f"({type(error).__name__}: {sanitize(str(error))}); install a C++ compiler, or set trainer.compile = false"
         ) from error
-    if not all(_alike(task, one[0], other[0]) for one, other in zip(found[:2], found[2:], strict=True)):
+    if not all(
+        _alike(task, reference[0], other[0])
+        for reference, other in zip(results[:2], results[2:], strict=True)
+    ):
         raise ModelError(
             "trainer.compile = true: the compiled gradients of this model differ from those of the loop by more than "
             "rounding; set trainer.compile = false"

@@ -143,7 +143,7 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             # Two equal passes detect random numbers and state. Each further pass keeps one record and changes the
             # others: a cumulative sum reaches the later records alone, so the first record is not enough.
             first, again = probe(features), probe(features)
-            kept = {row: probe(_with_other_records(features, row)) for row in (0, len(features) // 2, -1)}
+            passes = {row: probe(_with_other_records(features, row)) for row in (0, len(features) // 2, -1)}
         except FedveilError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what PyTorch's operations raise
@@ -153,10 +153,10 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
                 "where a feature is an index, round and clamp it in forward"
             ) from error
         except Exception as error:  # the words of other errors are the user's own, and may quote records
-            shape, place = tuple(features.shape[1:]), failed_at(error) or type(model).__name__
+            shape, location = tuple(features.shape[1:]), failed_at(error) or type(model).__name__
             raise ModelError(
                 f"the model fails on made-up records of shape {shape}, which are standard normal numbers: "
-                f"{place} raised "
+                f"{location} raised "
                 f"{type(error).__name__}"
             ) from error
     if not isinstance(first, Tensor) or first.shape[:1] != features.shape[:1]:
@@ -177,7 +177,9 @@ def validate_behaviour(model: nn.Module, features: Tensor) -> None:
             "two passes over the same records differ: the model draws random numbers itself; use "
             "torch.nn.Dropout layers, whose masks are drawn per contribution"
         )
-    if not all(torch.allclose(first[row], others[row], rtol=1e-4, atol=1e-5) for row, others in kept.items()):
+    if not all(
+        torch.allclose(first[row], outputs[row], rtol=1e-4, atol=1e-5) for row, outputs in passes.items()
+    ):
         raise ModelError(
             "the output for one record changes with the other records of its batch; normalise each record by "
             "itself (torch.nn.GroupNorm or torch.nn.LayerNorm)"
@@ -258,7 +260,8 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
                 for row in range(_ROWS)
             ]
             if not all(
-                torch.allclose(terms, one, rtol=1e-4, atol=1e-5) for one in (crowd[:_ROWS], torch.cat(alone))
+                torch.allclose(terms, other, rtol=1e-4, atol=1e-5)
+                for other in (crowd[:_ROWS], torch.cat(alone))
             ):
                 raise ModelError(
                     f"loss {loss.name}: the term of a record changes with the other records of its batch, or with "
@@ -270,10 +273,12 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
             # agree.
             absent = torch.cat([present[:-2], torch.zeros(2)])
             padded = torch.cat([made_up[:-2], 1 - made_up[-2:]])
-            kept = [_terms(loss, some, targets, absent)[:-2] for some in (made_up, padded)] + [
+            variants = [_terms(loss, some, targets, absent)[:-2] for some in (made_up, padded)] + [
                 _terms(loss, made_up[:-2], targets[:-2], present[:-2])
             ]
-            if not all(torch.allclose(kept[0], one, rtol=1e-4, atol=1e-5) for one in kept[1:]):
+            if not all(
+                torch.allclose(variants[0], variant, rtol=1e-4, atol=1e-5) for variant in variants[1:]
+            ):
                 raise ModelError(
                     f"loss {loss.name}: terms change with rows whose mask is 0; such rows pad a batch, as many of them "
                     "as others need: leave them out of everything"
@@ -285,9 +290,9 @@ def _terms(
 ) -> Float[Tensor, " n"]:
     """Return the terms of a loss, and refuse a loss that holds other values afterwards."""
     before = snapshot(loss)
-    given, kept = (outputs, targets, mask), (outputs.clone(), targets.clone(), mask.clone())
+    originals, copies = (outputs, targets, mask), (outputs.clone(), targets.clone(), mask.clone())
     try:
-        terms = loss.records(*kept)
+        terms = loss.records(*copies)
     except ModelError as error:
         raise ModelError(
             f"{error}; return one term a record: no mean over them (reduction='none'), and no second axis"
@@ -304,7 +309,7 @@ def _terms(
             f"loss {loss.name} writes to what it holds (a buffer, an attribute, a variable that it closes over): "
             f"{WHY}; compute each batch by itself"
         )
-    if not all(map(torch.equal, given, kept)):
+    if not all(map(torch.equal, originals, copies)):
         raise ModelError(
             f"loss {loss.name} writes to the outputs or targets that it is given, which are read again: compute with "
             "operations that return new tensors"
@@ -318,7 +323,7 @@ def _targets(task: TaskKind, outputs: int, like: Shaped[Tensor, "n *target"]) ->
     row = torch.arange(_ROWS)
     if task == "survival":
         columns = ((row % 2 == 0), row + 1, row / 2)  # event, time, entry
-        return torch.stack([one.to(like.dtype) for one in columns[: shape[1]]], -1)
+        return torch.stack([column.to(like.dtype) for column in columns[: shape[1]]], -1)
     if task == "multi-label":
         return ((row[:, None] >> torch.arange(shape[1]) % 3) % 2).to(like.dtype)
     values = row % max(outputs, 2) if task == "classification" else row / _ROWS

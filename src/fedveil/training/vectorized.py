@@ -385,9 +385,9 @@ class Batches:
         # The number of contributions with records left depends on their sizes, and a library may choose kernels by
         # this number. With a fixed number of slots every step therefore computes all rows.
         rows = self.count if self._fixed else min(round_up_slots(active, self._width), self.count)
-        place = torch.arange(first, first + self._width)
-        mask = place < self._sizes[:rows, None]
-        positions = order[:rows, place.clamp(max=order.shape[1] - 1)]
+        offsets = torch.arange(first, first + self._width)
+        mask = offsets < self._sizes[:rows, None]
+        positions = order[:rows, offsets.clamp(max=order.shape[1] - 1)]
         records = self._records[self._start[:rows, None] + torch.where(mask, positions, 0)]
         features, targets = self._cohort.batch(records)
         return active, features, targets, mask.to(self._cohort.device)

@@ -155,17 +155,17 @@ def stack_layouts(
     reads = step_widths(sizes[members], batch_size)
     whole_reads = sizes[members] <= reads
     for step, in_whole in product(np.unique(reads)[::-1].tolist(), (False, True)):
-        left = members[(reads == step) & (whole_reads == in_whole)]
-        left = left[np.argsort(-sizes[left], kind="stable")]
+        remaining = members[(reads == step) & (whole_reads == in_whole)]
+        remaining = remaining[np.argsort(-sizes[remaining], kind="stable")]
         tile, multiple = tile_of(step), slot_multiple(step)
-        while len(left):
-            largest = int(sizes[left[0]])
+        while len(remaining):
+            largest = int(sizes[remaining[0]])
             longest = -(-largest // step) * step
             width = step if in_whole and step < tile else -(-max(longest, tile) // tile) * tile
-            halves = int(np.searchsorted(-sizes[left], -(largest // 2), side="left"))
+            halves = int(np.searchsorted(-sizes[remaining], -(largest // 2), side="left"))
             count = min(max(1, most // width**2), max(halves, _BUSY // largest**2, 1))
             count = -(-count // multiple) * multiple
-            chosen, left = left[:count], left[count:]
+            chosen, remaining = remaining[:count], remaining[count:]
             rows = np.arange(len(chosen))
             yield _filled(chosen, rows, np.zeros_like(rows), (width, step), counts)
 
@@ -255,8 +255,8 @@ def linear_layer(model: nn.Module) -> nn.Linear | None:
 
 def _has_own_ways(part: nn.Module) -> bool:
     """Return whether a layer has hooks, or a ``forward`` set on the instance."""
-    held = vars(part).items()
-    return "forward" in vars(part) or any(value for name, value in held if name.endswith("_hooks"))
+    attributes = vars(part).items()
+    return "forward" in vars(part) or any(value for name, value in attributes if name.endswith("_hooks"))
 
 
 LinearViews: TypeAlias = tuple[Float32[Tensor, "*batch k p"], Float32[Tensor, "*batch k"] | None]
@@ -347,16 +347,16 @@ class GramPlan:
         in_blocks = in_span & (sizes > 0) & whole if by_row else np.zeros_like(whole)
         in_stacks = in_span & (sizes > 0) & ~in_blocks
 
-        held = RecordCounts(sizes=sizes, starts=starts, padding=len(index))
+        record_counts = RecordCounts(sizes=sizes, starts=starts, padding=len(index))
         return cls(
             cohort=cohort,
             members=members,
             sizes=sizes,
             rows=Rows(cohort=cohort, index=index, bias=bias),
-            held=held,
+            held=record_counts,
             owner=torch.from_numpy(np.append(np.repeat(numbers, counted), -1)).to(cohort.device),
-            blocks=list(block_layouts(numbers[in_blocks], held, _CHUNK_ENTRIES)),
-            stacks=list(stack_layouts(numbers[in_stacks], held, _CHUNK_ENTRIES, batch_size)),
+            blocks=list(block_layouts(numbers[in_blocks], record_counts, _CHUNK_ENTRIES)),
+            stacks=list(stack_layouts(numbers[in_stacks], record_counts, _CHUNK_ENTRIES, batch_size)),
             primal=numbers[~in_span & (sizes > 0)],
             memory=memory,
         )
@@ -380,7 +380,7 @@ class GramPlan:
         if id(layout) in self._kept:
             return self._kept[id(layout)]
         grams = self.compute_grams(layout)
-        if sum(kept.nbytes for kept in self._kept.values()) + grams.nbytes <= self.memory:
+        if sum(cached.nbytes for cached in self._kept.values()) + grams.nbytes <= self.memory:
             self._kept[id(layout)] = grams
         return grams
 
@@ -390,8 +390,8 @@ class GramPlan:
         exact = list(self.rows.grams(torch.from_numpy(layout.records), self.owner, width > layout.tile))
         rounded = torch.zeros(rows, width, width, dtype=torch.float32, device=self.cohort.device)
         for gram in exact:
-            taken = gram.products.shape[1]
-            rounded[gram.rows, :taken, :taken] = gram.products.float()
+            columns = gram.products.shape[1]
+            rounded[gram.rows, :columns, :columns] = gram.products.float()
         return Grams(exact, rounded)
 
     @cached_property

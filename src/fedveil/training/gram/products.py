@@ -85,10 +85,10 @@ class Rows:
         """
         numbers = records.flatten().clamp(max=len(self.index) - 1)
         if self._features is not None:
-            found = self._features.index_select(0, numbers.to(self._features.device))
+            features = self._features.index_select(0, numbers.to(self._features.device))
         else:
-            found = self.cohort.features_of(torch.from_numpy(self.index)[numbers]).flatten(1)
-        return found.view(*records.shape, -1)
+            features = self.cohort.features_of(torch.from_numpy(self.index)[numbers]).flatten(1)
+        return features.view(*records.shape, -1)
 
     def _row(self, first: int, last: int) -> Float32[Tensor, "b p"]:
         """Return the features of records ``first`` to ``last`` - 1: a view if all features are kept."""
@@ -135,16 +135,16 @@ class Rows:
             alone: whether each row holds one contribution. Then the number of columns that are read follows from
                 the contribution's own number of records, and empty rows are left out.
         """
-        held = (records < len(self.index)).sum(1)
-        columns = -(-held // _COLUMNS) * _COLUMNS if alone else torch.full_like(held, records.shape[1])
-        for taken in sorted(set(columns.tolist()) - {0}):
-            rows = (columns == taken).nonzero().flatten()
+        sizes = (records < len(self.index)).sum(1)
+        columns = -(-sizes // _COLUMNS) * _COLUMNS if alone else torch.full_like(sizes, records.shape[1])
+        for n_columns in sorted(set(columns.tolist()) - {0}):
+            rows = (columns == n_columns).nonzero().flatten()
             # A batched product of a single matrix uses another kernel, so the matrix is computed twice.
             rows = rows if len(rows) > 1 else rows.expand(2)
-            read = records[rows, :taken]
-            shape, device = (len(rows), taken, taken), self.cohort.features.device
+            read = records[rows, :n_columns]
+            shape, device = (len(rows), n_columns, n_columns), self.cohort.features.device
             products = torch.empty(shape, dtype=torch.float64, device=device)
-            at_once = max(2, _GRAM_BYTES // (8 * taken * self.cohort.features[0].numel()))
+            at_once = max(2, _GRAM_BYTES // (8 * n_columns * self.cohort.features[0].numel()))
             for first in range(0, len(rows), at_once):
                 # The last part starts one matrix earlier if it would hold a single one, for the same reason.
                 part = slice(min(first, len(rows) - 2), first + at_once)

@@ -179,18 +179,18 @@ def train_batches(
     moved = [(coefficients[: step.present.shape[0]], coefficients[: step.active]) for step in steps]
     turns = zip(cycle(zip(steps, moved, strict=True)), _batches(sgd, stack, logits, targets), strict=False)
     for (step, (own, moving)), batch in turns:
-        active, taken = step.active, own.shape[0]
-        started = batch.logits[:taken]
-        batch_logits = started * scale[:taken].float() if terms.moves_start else started
-        read = all_rows.index_select(0, batch.rows[:taken].flatten()).view(taken, -1, longest)
+        active, n_rows = step.active, own.shape[0]
+        started = batch.logits[:n_rows]
+        batch_logits = started * scale[:n_rows].float() if terms.moves_start else started
+        read = all_rows.index_select(0, batch.rows[:n_rows].flatten()).view(n_rows, -1, longest)
         # Z = c Z0 + A K at the records of the batch.
         learned = _tiled(own, read, stack.tile)
         batch_logits = batch_logits + learned
-        slopes = loss.slopes(batch_logits, batch.targets[:taken], step.present)
+        slopes = loss.slopes(batch_logits, batch.targets[:n_rows], step.present)
         slopes = slopes.mul_(step.rates if terms.gradient == 1 else step.rates * terms.gradient)
         # The ball needs A K before the step, so it is updated before the coefficients are.
         if ball is not None:
-            among = read.gather(-1, batch.places[:taken, :1].expand(-1, read.shape[1], -1))
+            among = read.gather(-1, batch.places[:n_rows, :1].expand(-1, read.shape[1], -1))
             ball.step(slopes, learned, among, started, active)
         gathered = None if velocity is None else velocity[:active]
         _descend(sgd, moving, gathered, slopes[:active], batch.places[:active])
@@ -297,8 +297,8 @@ def span_terms(sgd: LocalSgd) -> SpanTerms:
     """Return the terms of a step's direction, from weight decay and the local algorithm."""
     if not sgd.algorithm.changes:
         return SpanTerms(1.0, sgd.weight_decay, 0.0)
-    found = linear_combination(sgd.algorithm)
-    return SpanTerms(found.gradient, sgd.weight_decay + found.model, found.start)
+    combination = linear_combination(sgd.algorithm)
+    return SpanTerms(combination.gradient, sgd.weight_decay + combination.model, combination.start)
 
 
 def supports_gram(sgd: LocalSgd) -> bool:
@@ -344,7 +344,7 @@ class Ball:
             logits: Z0 at the batch.
             active: number of contributions that take the step; later rows do not change.
         """
-        kept, rate = self._kept, self._rate
+        decay_factor, rate = self._kept, self._rate
         moves = slopes.double().mul_(-rate)
         met = torch.stack([products, torch.bmm(slopes, grams), logits])
         crossed, squared, started = (met * moves).sum((2, 3))[:, :active]
@@ -352,8 +352,8 @@ class Ball:
         # With s = 1 - eta lambda, `moves` = -eta G and A' = s A + moves:
         #     <A', Z0> = s <A, Z0> - eta <G, Z0>
         #     <A', A' K> = s^2 <A, A K> - 2 s eta <G, A K> + eta^2 <G, G K>
-        with_self.mul_(kept**2).add_(crossed.mul_(2 * kept)).sub_(squared.mul_(rate))
-        with_start.mul_(kept).add_(started)
+        with_self.mul_(decay_factor**2).add_(crossed.mul_(2 * decay_factor)).sub_(squared.mul_(rate))
+        with_start.mul_(decay_factor).add_(started)
 
     def project_(self, coefficients: Float32[Tensor, "g k n"], scale: Float64[Tensor, "g 1 1"]) -> None:
         """Scale updates outside the ball back to its surface."""

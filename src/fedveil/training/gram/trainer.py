@@ -89,12 +89,12 @@ def train_primal(
     if sgd.batch_size is not None:
         widths = np.where(sizes > sgd.batch_size, sgd.batch_size, widths)
     for width in np.unique(widths).tolist():
-        left = plan.primal[widths == width]
-        left = left[np.argsort(-plan.sizes[left], kind="stable")]
+        members = plan.primal[widths == width]
+        members = members[np.argsort(-plan.sizes[members], kind="stable")]
         record_bytes = 4 * plan.cohort.features[0].numel() * width
         count = round_up_slots(max(1, _CHUNK_BYTES // (3 * record_bytes + 16 * len(start))), width)
-        for first in range(0, len(left), count):
-            chosen = torch.from_numpy(left[first : first + count])
+        for first in range(0, len(members), count):
+            chosen = torch.from_numpy(members[first : first + count])
             filled = torch.cat([chosen, chosen[-1:].expand(round_up_slots(len(chosen), width) - len(chosen))])
             chunk = _Chunk(chosen=filled, seeds=seeds[filled], width=width)
             yield chosen, _train(task, sgd, plan, start, chunk)[: len(chosen)]
@@ -397,8 +397,8 @@ class _Training:
         owner = plan.owner[:-1]
         factor = factors[owner].unsqueeze(-1)
         rows = torch.where(factor > 0, self._coefficients[:-1].double() * factor, 0)
-        taken = counts(bound, weights, len(self._start))
-        of_record = taken[owner].cpu().numpy()
+        counted = counts(bound, weights, len(self._start))
+        of_record = counted[owner].cpu().numpy()
         dropped = bool(lengths.norms.isnan().any())
         total = torch.zeros(
             plan.cohort.n_silos, len(self._start), dtype=torch.float64, device=self._start.device
@@ -410,7 +410,7 @@ class _Training:
                 continue
             exact = plan.rows.weighted_sum(rows, chosen, dropped)
             if span_terms(self._sgd).moves_start:
-                shrunk = torch.where(factors > 0, factors * self._shrink, 0)[members][taken[members]]
+                shrunk = torch.where(factors > 0, factors * self._shrink, 0)[members][counted[members]]
                 exact += shrunk.sum() * self._start.double()
             total[silo] = round_to_grid(bound, exact, float(weights[members].sum()))
         return total, lengths.norms

@@ -168,10 +168,10 @@ class Tail(_Mean):
 
     def _weight(self, number: int) -> float:
         assert self.rounds is not None, "refused by the method"
-        # Position in the tail, from 1: weight 1/place gives the running mean. round(..., 9) removes float noise, so
+        # Position in the tail, from 1: weight 1/position gives the running mean. round(..., 9) removes float noise, so
         # that 0.07 * 100 has the ceiling 7, not 8.
-        place = number - (self.rounds - math.ceil(round(self.share * self.rounds, 9)))
-        return 1.0 / place if place > 0 else 0.0
+        position = number - (self.rounds - math.ceil(round(self.share * self.rounds, 9)))
+        return 1.0 / position if position > 0 else 0.0
 
 
 LAST = Last()

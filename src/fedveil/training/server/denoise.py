@@ -167,7 +167,7 @@ class Laplacian(Denoiser):
             smoothed = [smooth(part.reshape(-1), self.smoothing) for part in parts]
         back = tuple(axes.index(axis) for axis in range(4))
         folded = [new.view(old.shape) for new, old in zip(smoothed, parts, strict=True)]
-        return torch.cat([(one.permute(back) if one.ndim == 4 else one).reshape(-1) for one in folded])
+        return torch.cat([(part.permute(back) if part.ndim == 4 else part).reshape(-1) for part in folded])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +307,8 @@ def _split(vector: Float[Tensor, " d"], shapes: Shapes) -> Iterator[Float[Tensor
 
 
 def _check(noisy: Float[Tensor, " d"], shapes: Shapes) -> None:
-    held = sum(math.prod(shape) for shape in shapes)
-    assert held == len(noisy), f"shapes hold {held} values, the vector {len(noisy)}"
+    total = sum(math.prod(shape) for shape in shapes)
+    assert total == len(noisy), f"shapes hold {total} values, the vector {len(noisy)}"
     if not is_finite(noisy):
         raise ModelError(
             "the aggregate has a NaN or an infinity: contributions were not bounded and training diverged; "

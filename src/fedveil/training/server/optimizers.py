@@ -84,10 +84,10 @@ def factor(schedule: Schedule, number: int, rounds: int) -> float:
     """
     if schedule == "constant":
         return 1.0
-    left = max(0.0, 1.0 - (number - 0.5) / rounds)
+    remaining = max(0.0, 1.0 - (number - 0.5) / rounds)
     if schedule == "linear":
-        return 2.0 * left
-    sine = _sine_of_quarters(left)  # 1 + cos(pi u) = 2 cos(pi u / 2)^2 = 2 sin(pi (1 - u) / 2)^2
+        return 2.0 * remaining
+    sine = _sine_of_quarters(remaining)  # 1 + cos(pi u) = 2 cos(pi u / 2)^2 = 2 sin(pi (1 - u) / 2)^2
     return 2.0 * (sine * sine)
 
 
@@ -431,13 +431,13 @@ def check_state(stage: Stage, role: str, what: str, found: Any, before: State) -
             f"{', '.join(before) or 'none'}: {other[0]} is in one of them alone"
         )
     return {
-        name: check_tensor(stage, role, f"{what}, '{name}',", found[name], one)
-        for name, one in before.items()
+        name: check_tensor(stage, role, f"{what}, '{name}',", found[name], tensor)
+        for name, tensor in before.items()
     }
 
 
-def _form(one: Tensor) -> tuple[object, ...]:
-    return one.dtype, one.shape, one.device
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.device
 
 
 def _in_words(value: Any) -> str:
@@ -447,8 +447,8 @@ def _in_words(value: Any) -> str:
     return f"a {kind} of {value.dtype}, of shape {tuple(value.shape)}, on {value.device}"
 
 
-def _free(what: str) -> str:
-    return f"the server's step uses {what}: post-processing of the released mean, at no privacy cost"
+def _free(description: str) -> str:
+    return f"the server's step uses {description}: post-processing of the released mean, at no privacy cost"
 
 
 def _zeros(model: Model) -> Vector:
