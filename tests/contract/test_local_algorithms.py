@@ -417,6 +417,21 @@ def test_what_an_algorithm_does_after_the_trial_ends_the_round(
         trainer.sums(job_of(trainer, cohort_of([7, 2, 4, 3]), Clip(norm=0.01)))
 
 
+class WritesLateInSpan(WritesLate):
+    """The same, of a class that the Gram trainer may run."""
+
+    in_span: ClassVar[bool] = True
+
+
+def test_the_gram_trainer_notices_an_algorithm_that_writes_after_the_trial() -> None:
+    _CALLS[0] = 0
+    task = linear()
+    trainer = GramTrainer(task=task, local=local_of(WritesLateInSpan(), batch_size=2))
+    _CALLS[0] = 200
+    with pytest.raises(ModelError, match="WritesLateInSpan, given as local algorithm, wrote to the global model"):
+        trainer.sums(job_of(trainer, cohort_of([700, 2]), Clip(norm=0.01)))
+
+
 @algorithms
 def test_every_member_meets_the_conditions(algorithm: LocalAlgorithm) -> None:
     check_rows(algorithm)
