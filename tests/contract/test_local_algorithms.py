@@ -428,7 +428,9 @@ def test_the_gram_trainer_notices_an_algorithm_that_writes_after_the_trial() -> 
     task = linear()
     trainer = GramTrainer(task=task, local=local_of(WritesLateInSpan(), batch_size=2))
     _CALLS[0] = 200
-    with pytest.raises(ModelError, match="WritesLateInSpan, given as local algorithm, wrote to the global model"):
+    with pytest.raises(
+        ModelError, match="WritesLateInSpan, given as local algorithm, wrote to the global model"
+    ):
         trainer.sums(job_of(trainer, cohort_of([700, 2]), Clip(norm=0.01)))
 
 
