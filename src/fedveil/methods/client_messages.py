@@ -161,9 +161,9 @@ class ClientMessages(Channel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.form) not in get_args(Form):
-            known = ", ".join(kind.__name__ for kind in get_args(Form))
+            supported = ", ".join(kind.__name__ for kind in get_args(Form))
             raise CompositionError(
-                f"form = {type(self.form).__name__}: updates are coded as {known} say, by their fields"
+                f"form = {type(self.form).__name__}: updates are coded as {supported} say, by their fields"
             )
         if self.noise is None and self.noise_multiplier:
             raise CompositionError(f"noise_multiplier = {self.noise_multiplier} without a law of noise")
@@ -194,13 +194,13 @@ class ClientMessages(Channel):
             )
         if method.sampler.size not in (None, self.senders):
             yield f"{method.sampler.size} clients are drawn, but the noise is that of {self.senders}"
-        order, wanted = (1, "ClipL1") if self.noise == "laplace" else (2, "Clip")
+        order, kind = (1, "ClipL1") if self.noise == "laplace" else (2, "Clip")
         bound = method.bound
         measured = (bound.order, bound.norm) == (order, self.bound) if bound.bounded else self.bound is None
         if not measured:
             yield (
                 f"the messages' noise is measured in {self.bound or 'the norm of each update'}, the bound is {bound}: "
-                f"{self.noise or 'no'} noise needs {wanted} with that norm, or Unbounded where updates are measured in "
+                f"{self.noise or 'no'} noise needs {kind} with that norm, or Unbounded where updates are measured in "
                 "their own norm"
             )
 
@@ -336,8 +336,8 @@ class ClientMessages(Channel):
     @property
     def is_additive(self) -> bool:
         """Return whether messages are numbers with known Gaussian noise or none, so that sums need no decoder."""
-        known = self.noise == "gaussian" and self.bound is not None
-        return isinstance(self.form, Numbers) and (known or not self.noisy)
+        known_noise = self.noise == "gaussian" and self.bound is not None
+        return isinstance(self.form, Numbers) and (known_noise or not self.noisy)
 
     @property
     def noise_known(self) -> bool:

@@ -104,8 +104,8 @@ class Contribution(Stage):
 
     def n_senders(self, method: Any, public: Any) -> int:
         """Return the number of messages in a round."""
-        found: int = count_senders(method.channel, public.n_silos)
-        return found
+        count: int = count_senders(method.channel, public.n_silos)
+        return count
 
     @duty
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
@@ -216,12 +216,12 @@ class SiloUserContribution(Contribution):
         """
         # The margin |S| 2^-52 covers the rounding of |S| float64 divisions and additions, so valid weights pass
         # unchanged.
-        kept = super().limit_weights(computed, groups, n_silos, weights)
+        limited = super().limit_weights(computed, groups, n_silos, weights)
         if weights.uniform:
-            kept = kept.clamp(max=1.0 / n_silos)
-        sums = np.bincount(groups.user, weights=kept.numpy())
+            limited = limited.clamp(max=1.0 / n_silos)
+        sums = np.bincount(groups.user, weights=limited.numpy())
         over = np.where(sums > 1 + n_silos * 2.0**-52, sums, 1.0)
-        return kept / torch.from_numpy(over[groups.user])
+        return limited / torch.from_numpy(over[groups.user])
 
     def spread_evenly(self, weights: Weights) -> bool:
         """Return whether every silo has the same weight."""
@@ -252,14 +252,14 @@ class ClientContribution(Contribution):
             CompositionError: clients add their own noise, and the channel counts the noise of another number of
                 clients.
         """
-        found, drawn = super().n_senders(method, public), method.sampler.size
-        there = public.n_users if drawn is None else drawn
-        if isinstance(method.channel, ClientSender) and found != there:
+        counted, drawn = super().n_senders(method, public), method.sampler.size
+        n_sending = public.n_users if drawn is None else drawn
+        if isinstance(method.channel, ClientSender) and counted != n_sending:
             raise CompositionError(
-                f"{method.name} counts the noise of {found} clients, and {there} send in a round: compose it for "
+                f"{method.name} counts the noise of {counted} clients, and {n_sending} send in a round: compose it for "
                 f"n_users = {public.n_users}"
             )
-        return found
+        return counted
 
     def lengths(self, norm: float, n: int, weights: Weights) -> tuple[float, float]:
         """Return (C, C): a single message changes."""

@@ -99,8 +99,8 @@ def squared_sensitivity(coefficients: Sequence[float], period: int, rounds: int)
     (3.0, 2.25)
     """
     repeated = strengths(coefficients, period)
-    whole, left = divmod(rounds, period)
-    return whole * math.fsum(repeated) + math.fsum(repeated[:left])
+    whole, remainder = divmod(rounds, period)
+    return whole * math.fsum(repeated) + math.fsum(repeated[:remainder])
 
 
 def decoded_error(coefficients: Sequence[float], rounds: int) -> float:
@@ -133,29 +133,31 @@ def best_coefficients(rounds: int | None, period: int, bands: int) -> tuple[floa
         bands: k, at most b.
     """
     unit = 2.0**-BITS
-    found = [1.0]
+    coefficients = [1.0]
     for j in range(1, bands if rounds is None else min(bands, rounds)):
         # Power series of (1 - x)^(-1/2): the coefficient of x^j is the one before it times (2 j - 1) / (2 j).
-        found.append(found[-1] * (2 * j - 1) / (2 * j))
-    found = [round(one / unit) * unit for one in found]
+        coefficients.append(coefficients[-1] * (2 * j - 1) / (2 * j))
+    coefficients = [round(value / unit) * unit for value in coefficients]
     if rounds is None:
-        return tuple(found)
+        return tuple(coefficients)
 
     def error(tried: list[float]) -> float:
         return decoded_error(tried, rounds) * math.sqrt(squared_sensitivity(tried, period, rounds))
 
-    least, step = error(found), 2.0**-3
+    least, step = error(coefficients), 2.0**-3
     while step >= unit:
         moved = False
-        for place in range(1, len(found)):
+        for index in range(1, len(coefficients)):
             for move in (step, -step):
-                tried = [*found[:place], found[place] + move, *found[place + 1 :]]
-                below = found[place + 1] if place + 1 < len(found) else 0.0
-                if below <= tried[place] <= found[place - 1] and error(tried) < least * (1 - _LEAST_GAIN):
-                    found, least, moved = tried, error(tried), True
+                tried = [*coefficients[:index], coefficients[index] + move, *coefficients[index + 1 :]]
+                below = coefficients[index + 1] if index + 1 < len(coefficients) else 0.0
+                if below <= tried[index] <= coefficients[index - 1] and error(tried) < least * (
+                    1 - _LEAST_GAIN
+                ):
+                    coefficients, least, moved = tried, error(tried), True
         if not moved:
             step /= 2
-    return tuple(found)
+    return tuple(coefficients)
 
 
 _UNIT: Final = 2.0**-BITS
@@ -288,10 +290,10 @@ class CorrelatedShares(GaussianShares):
         The result is exact: all terms are multiples of one grid. ``strict=False``: in the first rounds fewer than k
         sums exist.
         """
-        found: np.ndarray = sum(
+        encoded: np.ndarray = sum(
             (c * g for c, g in zip(self.coefficients, sums, strict=False)), start=np.zeros_like(sums[0])
         )
-        return found
+        return encoded
 
     def init(self, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:
         """Return the reader's state before the first round: zeros for the decoded sums, models and units."""
@@ -319,14 +321,14 @@ class CorrelatedShares(GaussianShares):
             return total, {}
         # x_t = y_t - sum_{j>=1} c_j x_{t-j}: row j - 1 of state["decoded"] is x_{t-j}, newest first.
         back = torch.tensor(self.coefficients[1:], dtype=torch.float64)
-        found = torch.from_numpy(total) - back @ state["decoded"]
+        decoded = torch.from_numpy(total) - back @ state["decoded"]
         newest = {
-            "decoded": found,
+            "decoded": decoded,
             "models": model.cpu(),
             "units": torch.tensor(unit, dtype=torch.float64),
         }
-        kept = {name: torch.cat([value[None], state[name][:-1]]) for name, value in newest.items()}
-        return found.numpy(), kept
+        next_state = {name: torch.cat([value[None], state[name][:-1]]) for name, value in newest.items()}
+        return decoded.numpy(), next_state
 
 
 def with_correlated_noise(method: Method, correlated: CorrelatedNoise | None, rounds: int | None) -> Method:

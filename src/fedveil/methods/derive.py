@@ -38,8 +38,11 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
     # event(party) = the event of the least claim that covers knowledge(party). An undeclared field is covered by no
     # claim, so a missing declaration weakens the statement and never strengthens it.
     readers = least_covering_claim(knowledge(Role.READER, sends, content), claims)
-    known = {role: knowledge(role, sends, content) for role in parties_of(method)}
-    lines = {role: (what, least_covering_claim(what, claims)) for role, what in known.items()}
+    knowledge_by_role = {role: knowledge(role, sends, content) for role in parties_of(method)}
+    lines = {
+        role: (contents, least_covering_claim(contents, claims))
+        for role, contents in knowledge_by_role.items()
+    }
     uncovered = [
         text
         for stage in (source, method.weights, method.protection)
@@ -67,10 +70,10 @@ def derive(method: Method, public: PublicFacts) -> Guarantee:
             View(
                 role=role,
                 party=_party(role, method, moves),
-                sees=_sees(role, known, method, moves),
+                sees=_sees(role, contents, method, moves),
                 event=claim.charged_event,
             )
-            for role, (known, claim) in lines.items()
+            for role, (contents, claim) in lines.items()
         ),
         uncovered=(*method.uncovered_facts, *uncovered, *_not_covered(method, moves, lines)),
         published=tuple(
@@ -113,20 +116,20 @@ def _not_covered(
     method: Method, moves: Sensitivity, lines: dict[Role, tuple[frozenset[Reveals], Claim]]
 ) -> tuple[str, ...]:
     """Return sentences on knowledge that no claim covers, each once, with all parties that have it."""
-    who: dict[str, list[Role]] = {}
+    roles_by_content: dict[str, list[Role]] = {}
     for role, (_, claim) in lines.items():
         for but in claim.but:
-            who.setdefault(but, []).append(role)
-    return tuple(_learned(but, roles, method, moves) for but, roles in who.items())
+            roles_by_content.setdefault(but, []).append(role)
+    return tuple(_learned(but, roles, method, moves) for but, roles in roles_by_content.items())
 
 
 # --- sentences for people; no code parses them ----------------------------------------------------------------
 
 
 def _party(role: Role, method: Method, moves: Sensitivity) -> str:
-    one = "client" if moves.unit == "client" else "silo"
+    sender = "client" if moves.unit == "client" else "silo"
     together = max(1, count_colluding(method.channel))
-    senders = f"one {one}" if together == 1 else f"{together} {one}s that pool what they know"
+    senders = f"one {sender}" if together == 1 else f"{together} {sender}s that pool what they know"
     if role == Role.SERVER | Role.SILO:
         return f"the server with {senders}"
     return {Role.SERVER: "the server", Role.READER: f"whoever reads the {method.released}"}.get(role, senders)
@@ -151,11 +154,11 @@ def _knows(content: Reveals, method: Method) -> str:
 
 def _sees(role: Role, contents: frozenset[Reveals], method: Method, moves: Sensitivity) -> str:
     """Return a party's knowledge in declaration order; for a sender, add whose data its line is about."""
-    seen = "; ".join(
+    visible = "; ".join(
         _knows(content, method)
         for content in Reveals
         if content in contents and (content is not Reveals.DRAWN or method.draws)
     )
-    others = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
-    about = f"; this epsilon concerns {others}" if role & Role.SILO else ""
-    return f"{seen or 'nothing'}{about}"
+    subject = "the other clients" if moves.unit == "client" else f"what a {moves.unit} holds in other silos"
+    about = f"; this epsilon concerns {subject}" if role & Role.SILO else ""
+    return f"{visible or 'nothing'}{about}"

@@ -170,10 +170,10 @@ class Theorem:
 
     def noise_multiplier(self, rounds: int, epsilon: float, delta: float) -> float:
         """Return nu / L that suffices for so many rounds."""
-        asked = theorem_noise(
+        noise = theorem_noise(
             self.sampling, rate=self.rate, clip=self.clip, rounds=rounds, epsilon=epsilon, delta=delta
         )
-        return asked.noise_std / self.clip
+        return noise.noise_std / self.clip
 
     def epsilon(self, rounds: int, noise_multiplier: float, delta: float) -> float:
         """Return the epsilon that the theorem shows for a noise multiplier; infinite outside its domain."""

@@ -260,10 +260,10 @@ class GaussianShares(Channel):
         by_sum: Event = NoGuarantee(reason="no share of the noise is left")
         by_message = by_sum
         if unknown > 0:
-            left = share / sensitivity.pooled_sensitivity(unknown, coalition, honest)
+            multiplier = share / sensitivity.pooled_sensitivity(unknown, coalition, honest)
             by_sum, by_message = (
-                GaussianEvent(noise_multiplier=left),
-                GaussianEvent(noise_multiplier=min(left, single)),
+                GaussianEvent(noise_multiplier=multiplier),
+                GaussianEvent(noise_multiplier=min(multiplier, single)),
             )
         return (
             Claim(covered_knowledge(Reveals.SUM), self._nominal(sensitivity)),

@@ -109,8 +109,8 @@ class Guarantee:
         Raises:
             KeyError: the statement has no line for it.
         """
-        found = {view.role: view.event for view in self.views} | {Role.READER: self.event}
-        return found[role]
+        events = {view.role: view.event for view in self.views} | {Role.READER: self.event}
+        return events[role]
 
     def strength(self, number: int) -> float:
         """Return the precision (1 / z^2) of round ``number`` relative to a round of strength 1.
@@ -120,13 +120,13 @@ class Guarantee:
         Raises:
             PrivacyError: decaying noise is practically zero by then.
         """
-        repeated, left = self.strengths[(number - 1) % len(self.strengths)], self.noise_decay ** (number - 1)
-        if left < _LEAST_LEFT:
+        repeated, decay = self.strengths[(number - 1) % len(self.strengths)], self.noise_decay ** (number - 1)
+        if decay < _LEAST_LEFT:
             raise PrivacyError(
                 f"noise that falls by {self.noise_decay:g} a round is next to none in round {number}: take a larger "
                 "noise_decay, or fewer rounds"
             )
-        return repeated / left**2
+        return repeated / decay**2
 
     def event_at_round(self, event: Event, number: int, *, again: bool = False) -> Event:
         """Return the event of round ``number`` with its noise and the loss of its grid.
@@ -170,7 +170,7 @@ class Guarantee:
         precision += math.fsum(self._strongest(rounds + extra + 1) for extra in range(again))
         release, distance = split_distance(event)
         whole = GaussianEvent(noise_multiplier=_gaussian(release) / math.sqrt(precision))
-        grid = (SelfComposedEvent(event=one, count=rounds + again) for one in self._grid(event))
+        grid = (SelfComposedEvent(event=grid_event, count=rounds + again) for grid_event in self._grid(event))
         return ComposedEvent(events=(at_distance(whole, distance * (rounds + again)), *grid))
 
     def learned_event(self, role: Role, rounds: int, again: int = 0) -> Event | None:
@@ -188,7 +188,7 @@ class Guarantee:
         """Return the largest strength of a repeated round, for rounds up to ``number``; at least 1."""
         # Strengths repeat with their period and decay only raises them, so the last period has the largest.
         period = range(max(1, number + 1 - len(self.strengths)), number + 1)
-        return max(1.0, *(self.strength(one) for one in period))
+        return max(1.0, *(self.strength(round_number) for round_number in period))
 
     def _grid(self, event: Event) -> tuple[GridEvent, ...]:
         """Return the loss of a round's grid over all coordinates; empty if the event releases or guarantees nothing.

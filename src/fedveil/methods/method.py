@@ -205,7 +205,7 @@ class Method:
         if self.channel.content not in _CONTENTS:
             raise CompositionError(
                 f"{self.name}: {type(self.channel).__name__}, given as channel, declares that a message reveals "
-                f"{self.channel.content.value}; content is one of {', '.join(one.name for one in _CONTENTS)}"
+                f"{self.channel.content.value}; content is one of {', '.join(content.name for content in _CONTENTS)}"
             )
         for field in _REFUSING:
             for reason in getattr(self, field).refuses(self):
@@ -273,10 +273,10 @@ class Method:
             n_silos: |S|.
             summed: number of silos in the sum; None for all. The mean is over those.
         """
-        found = self.contribution.divisor(
+        divisor = self.contribution.divisor(
             self.sampler.rate, n_users, n_silos, n_silos if summed is None else summed
         )
-        return found * self.weights.mean
+        return divisor * self.weights.mean
 
 
 BOUND: Final = "clip."
@@ -318,8 +318,8 @@ def sum_noise_std(method: Method, n_silos: int, summed: int | None = None) -> fl
 
 def message_length(method: Method, dimension: int) -> int:
     """Return the length of a message in numbers, for a model of d parameters."""
-    found: int = method.local.message_length(dimension) + method.bound.extra
-    return found
+    length: int = method.local.message_length(dimension) + method.bound.extra
+    return length
 
 
 def training_bound(method: Method) -> Bound:
@@ -338,8 +338,8 @@ def contribution_weights(method: Method, groups: Groups, population: Population)
     Returns:
         (m,) float64 weights.
     """
-    found = method.weights.for_population(groups, population)
-    return method.contribution.limit_weights(found, groups, population.n_silos, method.weights)
+    weights = method.weights.for_population(groups, population)
+    return method.contribution.limit_weights(weights, groups, population.n_silos, method.weights)
 
 
 _CONTENTS: Final = (Reveals.MESSAGE, Reveals.EXACT, Reveals.KEYED, Reveals.UNDECLARED)
@@ -393,20 +393,26 @@ def variant_of(base: Callable[..., object], **fixed: object) -> Callable[[Builde
 
     def decorate(change: Builder) -> Builder:
         plain, *own = inspect.signature(change).parameters.values()
-        theirs = [one for one in inspect.signature(base).parameters.values() if one.name not in fixed]
-        needed = [one for one in (*theirs, *own) if one.default is one.empty]
-        others = [one for one in (*own, *theirs) if one.default is not one.empty]
+        theirs = [
+            parameter
+            for parameter in inspect.signature(base).parameters.values()
+            if parameter.name not in fixed
+        ]
+        needed = [parameter for parameter in (*theirs, *own) if parameter.default is parameter.empty]
+        optional = [parameter for parameter in (*own, *theirs) if parameter.default is not parameter.empty]
 
         @wraps(change)
         def build(**keys: object) -> Method:
-            changed = {one.name: keys.pop(one.name) for one in own if one.name in keys}
+            changed = {
+                parameter.name: keys.pop(parameter.name) for parameter in own if parameter.name in keys
+            }
             return change(base(**fixed, **keys), **changed)
 
         hints = get_type_hints(base, include_extras=True) | get_type_hints(change, include_extras=True)
         build.__annotations__ = {
             name: hint for name, hint in hints.items() if name not in (plain.name, *fixed)
         }
-        build.__signature__ = inspect.Signature(needed + others)  # type: ignore[attr-defined]
+        build.__signature__ = inspect.Signature(needed + optional)  # type: ignore[attr-defined]
         return build
 
     return decorate
@@ -464,8 +470,8 @@ def decode_sum(
     """
     if not isinstance(method.channel, StatefulNoise):
         return total, {}
-    found, kept = method.channel.decode_sum(total, reader_state(state), model, method.bound.unit)
-    return found, _named(_STREAM, kept)
+    decoded, channel_state = method.channel.decode_sum(total, reader_state(state), model, method.bound.unit)
+    return decoded, _named(_STREAM, channel_state)
 
 
 def next_state(
@@ -495,14 +501,14 @@ def next_state(
 
 def optimizer_state(state: State) -> State:
     """Return the state of the server's optimiser from the server's state."""
-    others = (_AVERAGE, BOUND, _STREAM)
-    return {name: value for name, value in state.items() if not name.startswith(others)}
+    prefixes = (_AVERAGE, BOUND, _STREAM)
+    return {name: value for name, value in state.items() if not name.startswith(prefixes)}
 
 
 def released_model(method: Method, model: Float32[Tensor, " d"], state: State) -> Float32[Tensor, " d"]:
     """Return the run's model after a round: the global model, or the average released instead."""
-    found = method.average.released_model(model, stage_state(_AVERAGE, state))
-    return check_tensor(method.average, "average", "released_model()", found, model)
+    released = method.average.released_model(model, stage_state(_AVERAGE, state))
+    return check_tensor(method.average, "average", "released_model()", released, model)
 
 
 def _begin_reader(channel: Any, model: Float32[Tensor, " d"], length: int) -> Mapping[str, Tensor]:

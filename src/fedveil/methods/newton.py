@@ -189,7 +189,7 @@ def expected_length(schema: Schema | None, inputs: int) -> float:
     """
     if schema is None:
         return math.sqrt(1 + inputs / 3)
-    categories = sum(isinstance(one, Category) for one in schema.features.values())
+    categories = sum(isinstance(feature, Category) for feature in schema.features.values())
     return math.sqrt(1 + categories + (len(schema.features) - categories) / 3)
 
 

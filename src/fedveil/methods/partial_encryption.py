@@ -393,24 +393,24 @@ class PartialEncryption(ProtectionStage):
             if method.draws and isinstance(method.channel, ClientSender)
             else {}
         )
-        found = [
+        messages = [
             *plain_round(method)[1:],
             Sent(ProtocolMessage, UP | DOWN),
             Sent(ModelStored, UP),
             Sent(Announcement, UP),
         ]
-        found += [Sent(Directory, DOWN), Sent(SealedKeys, UP | DOWN), Sent(RoundStart, DOWN, drawn)]
+        messages += [Sent(Directory, DOWN), Sent(SealedKeys, UP | DOWN), Sent(RoundStart, DOWN, drawn)]
         if self.asks:
-            found.append(Sent(Partition, DOWN))
+            messages.append(Sent(Partition, DOWN))
             if self.votes == "plain":
-                found.append(Sent(Ballot, UP))
+                messages.append(Sent(Ballot, UP))
             else:
                 # These message classes usually sum updates; here they sum ballots.
                 ballots = {Reveals.SUM: Reveals.BALLOT, Reveals.CONTENT: Reveals.BALLOT}
-                found += [Sent(kind, UP, ballots) for kind in (MaskedVector, OwnMask)] + [
+                messages += [Sent(kind, UP, ballots) for kind in (MaskedVector, OwnMask)] + [
                     Sent(RevealRequest, DOWN)
                 ]
-        return (*found, Sent(PartialUpdate, UP), Sent(PartialSum, DOWN))
+        return (*messages, Sent(PartialUpdate, UP), Sent(PartialSum, DOWN))
 
     def claims(self, claims: Iterable[Claim], sensitivity: Sensitivity) -> tuple[Claim, ...]:
         """Claim the noise of both parts and of the votes.
@@ -457,11 +457,11 @@ class PartialEncryption(ProtectionStage):
 
         The coalition knows its own noise, in both parts and on the votes. The shares of the others remain.
         """
-        n, known = moves.n_senders, moves.together
-        if n <= known:
+        n, coalition = moves.n_senders, moves.together
+        if n <= coalition:
             return NoGuarantee(reason="no share of the noise is left")
         return self._both_parts(
-            moves, max(messages, moves.pooled_sensitivity(n - known, known, n)), n - known
+            moves, max(messages, moves.pooled_sensitivity(n - coalition, coalition, n)), n - coalition
         )
 
     def _both_parts(self, moves: Sensitivity, moved: float, unknown: int) -> Event:
@@ -572,19 +572,19 @@ class PartialEncryption(ProtectionStage):
         """Return facts that uncharged votes reveal to the server, to a sender (who knows the order), and to both."""
         if not self.unpaid:
             return (), (), ()
-        seen, told = (
+        by_server, by_sender = (
             ("in how many coordinates any two ballots overlap", "which coordinates each sender votes for")
             if self.votes == "plain"
             else ("how many coordinates have how many votes", "how many votes each coordinate has")
         )
         return (
             (
-                f"{seen}, though not which coordinates these are: epsilon covers the unencrypted numbers, whatever the "
-                "partition, but not the ballots (partition = 'released' or 'noisy-votes', or strategy = 'random', "
+                f"{by_server}, though not which coordinates these are: epsilon covers the unencrypted numbers, whatever "
+                "the partition, but not the ballots (partition = 'released' or 'noisy-votes', or strategy = 'random', "
                 "avoids this)",
             ),
             ("which coordinates have most votes",),
-            (told,),
+            (by_sender,),
         )
 
     def published_figures(self, method: Any, public: Any) -> tuple[Published, ...]:

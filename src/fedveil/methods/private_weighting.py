@@ -171,7 +171,7 @@ class PrivateWeighting(ProtectionStage):
         statistical distance.
         """
         told, distance = with_side_knowledge(claims, Reveals.PRESENCE, _PRESENT), self.distance(sensitivity)
-        return (*told, *(replace(one, covers=one.covers | _SHOWN, distance=distance) for one in told))
+        return (*told, *(replace(claim, covers=claim.covers | _SHOWN, distance=distance) for claim in told))
 
     def distance(self, moves: Sensitivity) -> float:
         """Return the statistical distance between the server's view of a charge and a function of its sum.
@@ -258,8 +258,13 @@ class PrivateWeighting(ProtectionStage):
         rounded = ", rounded to a power of ten" if self.counts == "powers-of-ten" else ""
         drawn = "; users are drawn by oblivious transfer" if self.private_sampling else ""
         most, distance = self.n_max // sensitivity.n_senders, self.distance(sensitivity)
-        seen = f"statistical distance of {show_delta(distance)} for each charge, which delta counts 1 + e^epsilon times"
-        drawn += f"; what the server decrypts follows from the noisy sum up to a {seen}" if distance else ""
+        closeness = (
+            f"statistical distance of {show_delta(distance)} for each charge, which delta counts 1 + e^epsilon "
+            "times"
+        )
+        drawn += (
+            f"; what the server decrypts follows from the noisy sum up to a {closeness}" if distance else ""
+        )
         return (
             f"private weighting ({cipher}): the weights {sensitivity.weight} are computed under encryption; "
             "each silo counts "

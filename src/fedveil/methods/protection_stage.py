@@ -169,11 +169,11 @@ def masking_obstacle(method: Any) -> str:
 
 def plain_round(method: Any) -> Sends:
     """Return the messages of an unprotected round: model, task and the sample, if there is one."""
-    found = [Sent(GlobalModel, Role.SILO), Sent(RoundTask, Role.SILO)]
+    messages = [Sent(GlobalModel, Role.SILO), Sent(RoundTask, Role.SILO)]
     if method.draws:
         # A client learns its own flag only; a silo must know which of its users to train.
-        found.append(Sent(SampledFlag if method.contribution.drawn_alone else SampledUsers, Role.SILO))
-    return tuple(found)
+        messages.append(Sent(SampledFlag if method.contribution.drawn_alone else SampledUsers, Role.SILO))
+    return tuple(messages)
 
 
 # --- no protection ---
@@ -215,12 +215,12 @@ def open_sums(method: Any, *, clients: int, length: int) -> ProtocolSpec[Any, An
     def decode(content: bytes, round_number: int) -> Float64[np.ndarray, " d"]:
         try:
             channel = method.at_round(round_number).channel
-            found: np.ndarray = channel.decode(
+            vector: np.ndarray = channel.decode(
                 CodedMessage.from_bytes(content), senders=clients, length=length
             )
         except (ChannelError, CompositionError) as error:
             raise ProtocolError(f"its message was refused: {error}") from error
-        return found
+        return vector
 
     if sends_bytes(method.channel):
         return SealedSums(clients=clients, length=length, decode=decode)

@@ -199,12 +199,12 @@ class Weights(Stage):
         Returns:
             (m,) float64 weights.
         """
-        found = population.main_silos
+        main_silos = population.main_silos
         if self.law != "declared" or population.complete:
             return self.for_groups(groups, population.n_silos, population.n_users)
-        if found is None or found.digest != self.digest:
+        if main_silos is None or main_silos.digest != self.digest:
             return torch.zeros(len(groups), dtype=torch.float64)
-        return torch.from_numpy((found.silo[groups.user] == groups.silo).astype(np.float64))
+        return torch.from_numpy((main_silos.silo[groups.user] == groups.silo).astype(np.float64))
 
     def check_file(self, main_silos: MainSilos | None) -> None:
         """Check that a declared file of main silos is the given one.
@@ -258,8 +258,8 @@ class Weights(Stage):
         most = round(largest ** (1 / max(1, power)))
         # Floating-point roots may round up; this restores most^p <= largest exactly, in whole numbers.
         most -= most ** max(1, power) > largest
-        found: np.ndarray = np.where(counts > 0, np.minimum(counts, most) ** power, 0)
-        return found
+        scores: np.ndarray = np.where(counts > 0, np.minimum(counts, most) ** power, 0)
+        return scores
 
 
 NOT_WHOLE = (

@@ -48,9 +48,9 @@ def advice(rows: Sequence[RoundRow], rounds: int) -> str | None:
         rows: rows of ``metrics.jsonl``, from round 0 on.
         rounds: T, the planned number of rounds.
     """
-    said = [remark for row in rows for remark in row.remarks]
+    lines = [remark for row in rows for remark in row.remarks]
     noise = _of_noise(rows, rounds)
-    return "\n".join([*said, *([] if noise is None else [noise])]) or None
+    return "\n".join([*lines, *([] if noise is None else [noise])]) or None
 
 
 def heard_before(folder: Path, number: int) -> list[RoundRow]:
@@ -73,34 +73,34 @@ def _of_noise(rows: Sequence[RoundRow], rounds: int) -> str | None:
     last = rows[-1] if rows else None
     if last is None or last.movement is None or not last.movement.noise or not last.round:
         return None
-    found, done = last.movement, math.sqrt(last.round / rounds)
+    movement, progress = last.movement, math.sqrt(last.round / rounds)
     # Certain case: noise grows with sqrt(t) and `most` with t, so noise / most after T rounds is its value after t,
-    # times done = sqrt(t / T).
-    if found.most is not None and found.noise * done >= found.most:
-        times = f"{found.noise * done / found.most:.2g} times"
+    # times progress = sqrt(t / T).
+    if movement.most is not None and movement.noise * progress >= movement.most:
+        times = f"{movement.noise * progress / movement.most:.2g} times"
         return (
             f"After all {rounds} rounds the noise will have moved the model {times} as far as people can, even if all "
             "their updates were as long as the clip and agreed. No clip and no learning rate changes that; more "
             "people, fewer parameters or a larger epsilon would."
         )
     # S of the module's docstring: an upper limit of the users' displacement.
-    spread = 3 * found.noise**2 * math.sqrt(2 / found.parameters)
-    people = math.sqrt(max(0.0, found.model**2 - found.noise**2) + spread)
-    if found.noise * done < _LEAST * people:
+    spread = 3 * movement.noise**2 * math.sqrt(2 / movement.parameters)
+    people = math.sqrt(max(0.0, movement.model**2 - movement.noise**2) + spread)
+    if movement.noise * progress < _LEAST * people:
         return None
-    times = f"at least {found.noise / people:.2g} times"
-    said = f"In {last.round} rounds the noise has moved the model {times} as far as people's updates have"
-    if found.most is None:
-        return f"{said}. More people, fewer parameters or a larger epsilon would help."
-    share = f"at most {min(1.0, people / found.most):.0%}"
-    said += f"; these reach {share} of what the clip allows, because they are short or disagree"
+    times = f"at least {movement.noise / people:.2g} times"
+    sentence = f"In {last.round} rounds the noise has moved the model {times} as far as people's updates have"
+    if movement.most is None:
+        return f"{sentence}. More people, fewer parameters or a larger epsilon would help."
+    share = f"at most {min(1.0, people / movement.most):.0%}"
+    sentence += f"; these reach {share} of what the clip allows, because they are short or disagree"
     if len({row.clip for row in rows}) > 1:
         return (
-            f"{said}. The clip follows their length; more people, fewer parameters or a larger epsilon would "
+            f"{sentence}. The clip follows their length; more people, fewer parameters or a larger epsilon would "
             "help."
         )
     return (
-        f"{said}. If they are shorter than the clip, a smaller clip removes noise and nothing else: "
+        f"{sentence}. If they are shorter than the clip, a smaller clip removes noise and nothing else: "
         "method.clip = { start = 0.1 } makes it follow their median length within the same epsilon, and more local "
         "steps make them longer. If they disagree, more people or fewer parameters help."
     )

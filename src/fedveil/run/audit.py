@@ -135,10 +135,10 @@ def audit(
     model = torch.cat([named[name].reshape(-1) for name in prepared.task.layout.names])
     bound = None
     if canaries:
-        played = _rounds_of(folder)
-        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), played)
+        n_rounds = _rounds_of(folder)
+        coins, scores = canary_scores(prepared, canaries, experiment.privacy.randomness(), n_rounds)
         bound = canary_bound(scores, coins, delta=statement.delta)
-    found = Audit(
+    result = Audit(
         claimed=statement.epsilon,
         unit=statement.unit,
         inference=infer_membership(prepared, model),
@@ -146,8 +146,8 @@ def audit(
         accuracy_bound=attack_accuracy(statement),
         membership_bound=membership_bound(statement),
     )
-    folder.write_json("audit.json", {**asdict(found), "refuted": found.is_refuted})
-    return found
+    folder.write_json("audit.json", {**asdict(result), "refuted": result.is_refuted})
+    return result
 
 
 def _rounds_of(folder: RunFolder) -> int:
@@ -179,12 +179,16 @@ def infer_membership(prepared: Prepared, model: Float32[Tensor, " d"]) -> Member
     count = min(len(train), len(population.test_targets), _MOST_RECORDS)
     random = ExperimentRandomness(prepared.experiment.seed).numpy("audit", "records")
     members = random.choice(train, count, replace=False)
-    others = random.choice(len(population.test_targets), count, replace=False)
+    non_members = random.choice(len(population.test_targets), count, replace=False)
     records = population.train
     return membership(
         -_losses(prepared, model, population, records.features[members], records.targets[members]),
         -_losses(
-            prepared, model, population, population.test_features[others], population.test_targets[others]
+            prepared,
+            model,
+            population,
+            population.test_features[non_members],
+            population.test_targets[non_members],
         ),
     )
 
@@ -248,9 +252,9 @@ def canary_scores(
     chosen = np.sort(random.choice(present, min(canaries, len(present)), False))
     # The top bit of each uint64 is a fair coin.
     coins = (privacy.stream("audit", "coins").uint64(canaries) >> np.uint64(63)).astype(bool)
-    kept = ~np.isin(records.user, chosen[~coins[: len(chosen)]])
+    included = ~np.isin(records.user, chosen[~coins[: len(chosen)]])
     # Train without the canaries whose coin is False; the watching cohort below holds all canaries.
-    setting = setting_with(prepared, records.select(np.flatnonzero(kept)))
+    setting = setting_with(prepared, records.select(np.flatnonzero(included)))
     watcher = _canary_cohort(prepared, records, chosen)
     everyone, ones = torch.arange(len(chosen)), torch.ones(len(chosen), dtype=torch.float64)
     model, scores = prepared.task.initial(), np.zeros(len(chosen))

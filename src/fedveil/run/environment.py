@@ -27,9 +27,9 @@ ENVIRONMENT: Final = "environment.json"
 
 def third_party_members(experiment: Experiment | TableDocument) -> tuple[Member, ...]:
     """Return the members from other packages that a document names."""
-    asked = asked_for(experiment.model_dump(mode="json", exclude_none=True))
+    requested = asked_for(experiment.model_dump(mode="json", exclude_none=True))
     # Objects of a Python session are not in the registry; `unverified_parts` lists their classes.
-    named = {key: one for key, one in asked.items() if not one[1].startswith(SESSION)}
+    named = {key: member for key, member in requested.items() if not member[1].startswith(SESSION)}
     return tuple(third_party(named).values())
 
 
@@ -39,13 +39,13 @@ def unverified_plugins(experiment: Experiment) -> tuple[str, ...]:
     ``environment.json`` and the terms of a federation's run name the version of each package.
     """
     named = tuple(
-        f"the {KINDS[one.kind]} {sanitize(one.name)} comes from the package {sanitize(one.package)}"
-        for one in third_party_members(experiment)
+        f"the {KINDS[member.kind]} {sanitize(member.name)} comes from the package {sanitize(member.package)}"
+        for member in third_party_members(experiment)
     )
     unchecked = "and its privacy claims are taken on trust: that it does what it claims was not checked"
     return tuple(
-        f"{one}, {unchecked}"
-        for one in (
+        f"{sentence}, {unchecked}"
+        for sentence in (
             *named,
             *map(sanitize, experiment.method.unverified_parts),
             *map(sanitize, unverified_algorithm(experiment.local)),

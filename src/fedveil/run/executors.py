@@ -116,8 +116,8 @@ def open_workers(text: str) -> AbstractContextManager[Workers]:
     if any(member.name == name for member in members("executors")):
         if not address:
             raise ConfigError(f"--executor {text}: expected {name}:ADDRESS; see `fedveil stages executors`")
-        found: AbstractContextManager[Workers] = find("executors", name).load()(address)
-        return found
+        workers: AbstractContextManager[Workers] = find("executors", name).load()(address)
+        return workers
     if not colon:
         raise ConfigError(
             f"--executor {text}: expected NAME:ADDRESS with a name among {describe_names('executors')}, or "
@@ -128,12 +128,12 @@ def open_workers(text: str) -> AbstractContextManager[Workers]:
 
 @contextmanager
 def _own_workers(path: str) -> Iterator[Workers]:
-    made = cast(Callable[[], object], import_object(path, "--executor"))()
-    if not isinstance(made, Executor):
+    returned = cast(Callable[[], object], import_object(path, "--executor"))()
+    if not isinstance(returned, Executor):
         raise ConfigError(
-            f"--executor {path}: returned a {type(made).__name__}, not a concurrent.futures.Executor"
+            f"--executor {path}: returned a {type(returned).__name__}, not a concurrent.futures.Executor"
         )
-    with made as executor:
+    with returned as executor:
         yield Workers(executor=executor)
 
 
@@ -245,9 +245,9 @@ class _RayExecutor(Executor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         task = self._ray.remote(num_cpus=1)(fn)
-        found: Future[Any] = Future()
-        task.remote(*args, **kwargs).future().add_done_callback(lambda done: _pass_on(done, found))
-        return found
+        future: Future[Any] = Future()
+        task.remote(*args, **kwargs).future().add_done_callback(lambda finished: _pass_on(finished, future))
+        return future
 
 
 def _pass_on(ray_future: Future[Any], future: Future[Any]) -> None:
@@ -377,20 +377,20 @@ def place_on_device(
     devices = (
         ["cuda", "cpu"] if device_setting == "auto" and available else [device_setting.replace("auto", "cpu")]
     )
-    found: list[tuple[Cohort, AnyTrainer]] = []
+    candidates: list[tuple[Cohort, AnyTrainer]] = []
     for device in devices:
         cohort = cohort_on(torch.device(device))
         try:
             trainer = trainer_of(cohort)
         except ModelError:
             # Another device may still work, or already did; raise only if no device is left.
-            if device != devices[-1] or found:
+            if device != devices[-1] or candidates:
                 continue
             raise
         if trainer.side_by_side:
             return cohort, trainer
-        found.append((cohort, trainer))
-    return found[0]
+        candidates.append((cohort, trainer))
+    return candidates[0]
 
 
 def batching_caveats(
@@ -410,13 +410,13 @@ def batching_caveats(
     if machines == "several":
         if is_batch_independent(name):
             return ()
-        who, where = "a silo's ", "on a CUDA device or by compiled kernels, where it has them"
+        party, where = "a silo's ", "on a CUDA device or by compiled kernels, where it has them"
     elif not trainer.side_by_side or (device.type == "cpu" and not trainer.has_generated_kernels):
         return ()
     else:
-        who, where = "", "by compiled kernels" if trainer.has_generated_kernels else "on a CUDA device"
+        party, where = "", "by compiled kernels" if trainer.has_generated_kernels else "on a CUDA device"
     return (
-        f"rounding in {who}training in batches {where}: the last digits of one contribution may depend on the "
+        f"rounding in {party}training in batches {where}: the last digits of one contribution may depend on the "
         "contributions computed in the same batch, and training can amplify such a difference to any size; no bound "
         "covers it (trainer.name = 'loop' computes each contribution by itself)",
     )

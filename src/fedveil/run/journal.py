@@ -156,12 +156,12 @@ class Journal:
                 rounded.
         """
         pairs = [(entry.event, event_of(entry)) for entry in self.ledger.entries]
-        others = [(charged, event) for charged, event in pairs if charged != event]
-        if not others:
+        differing = [(charged, event) for charged, event in pairs if charged != event]
+        if not differing:
             return
         if all(
             event is not None and equal_up_to_rounding(charged.to_json(), event.to_json())
-            for charged, event in others
+            for charged, event in differing
         ):
             raise RunFolderError(
                 f"{self.folder.path}: the ledger was charged for this document with noise whose last digits differ "

@@ -145,12 +145,12 @@ def play_part(part: Part, parties: Parties) -> str | None:
             return reason
         attempt = step.begin()
         try:
-            played = parties.play(attempt)
+            result = parties.play(attempt)
         except SiloVanished as vanished:
             step.fail(vanished)
             parties.prepare_retry(vanished)
         else:
-            part.release(played)
+            part.release(result)
     return part.stopped
 
 

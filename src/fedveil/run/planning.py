@@ -102,11 +102,11 @@ class Plan:
         for rate in (*self.sampling_rates, *self.client_sampling_rates):
             if not 0 < rate <= 1:
                 raise ConfigError(f"rate = {rate}: users are drawn with a probability above 0 and at most 1")
-        given = (self.epsilon is not None, self.rounds is not None, bool(self.noise_multipliers))
-        if sum(given) != 2:
+        present = (self.epsilon is not None, self.rounds is not None, bool(self.noise_multipliers))
+        if sum(present) != 2:
             raise ConfigError(
                 "a plan takes two of epsilon, rounds and sigma (noise multipliers), and finds the third; "
-                f"{sum(given)} are given"
+                f"{sum(present)} are given"
             )
 
 
@@ -184,18 +184,18 @@ def plan_rows(plan: Plan) -> PlanTable:
     Raises:
         FedveilError: no row has a number.
     """
-    found = PlanTable()
+    table = PlanTable()
     for planned in _methods(plan):
-        with found.attempting(_row(plan, planned, None)):
+        with table.attempting(_row(plan, planned, None)):
             if not _supported(plan, planned):
-                found.left_out.append(planned.label)
+                table.left_out.append(planned.label)
                 continue
             for sigma in _noise_multipliers(plan, planned):
-                with found.attempting(_row(plan, planned, sigma)):
-                    first = len(found.rows)
-                    _add_ladder(found, plan, planned, sigma)
-                    _add_noise_ratios(found.rows[first:], plan, planned.method(sigma))
-    return found.checked()
+                with table.attempting(_row(plan, planned, sigma)):
+                    first = len(table.rows)
+                    _add_ladder(table, plan, planned, sigma)
+                    _add_noise_ratios(table.rows[first:], plan, planned.method(sigma))
+    return table.checked()
 
 
 def _add_noise_ratios(rows: Sequence[Row], plan: Plan, method: Method) -> None:
@@ -285,13 +285,13 @@ def noise_ratio_rows(plan: Plan, parameters: int, rounds: Sequence[int]) -> Plan
         raise ConfigError("--over rounds=...: rounds and --parameters are whole numbers of at least 1")
     public = PublicFacts(n_silos=plan.n_silos, n_users=plan.n_users, dimension=parameters)
     # sqrt(d~_sigma / d) with sigma = 1, Proposition 1 of DP-Fed-LS.
-    kept = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
+    smoothing_factor = math.sqrt(effective_dimensions(parameters, 1.0)[1] / parameters)
     table = PlanTable()
     for pairs in _pairs(plan):
         for number in rounds:
             single = replace(plan, rounds=number, noise_multipliers=())
             with table.attempting(_row(single, pairs, None)):
-                table.rows.append(_noise_ratio_row(single, pairs, public, kept))
+                table.rows.append(_noise_ratio_row(single, pairs, public, smoothing_factor))
     return table.checked()
 
 

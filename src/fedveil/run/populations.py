@@ -49,8 +49,10 @@ class PopulationCache:
         A preprocessing that was released into the schema's folder has refined them.
         """
         assert data.table is not None
-        found, before = declared_tables(data.table), read_preprocessed(data.table.schema_file.parent)
-        return found if before is None else replace(found, before=before.request.schema_, clip=before.clip)
+        declared, before = declared_tables(data.table), read_preprocessed(data.table.schema_file.parent)
+        return (
+            declared if before is None else replace(declared, before=before.request.schema_, clip=before.clip)
+        )
 
 
 class FixedPopulation(PopulationCache):

@@ -116,10 +116,10 @@ def _leave() -> None:
 
 
 def _timeout() -> float:
-    given = os.environ.get(TIMEOUT, str(_TIMEOUT_S))
-    if not given.isdecimal() or int(given) < 1:
-        raise ConfigError(f"{TIMEOUT}: a whole number of seconds, at least 1, not {given!r}")
-    return float(given)
+    text = os.environ.get(TIMEOUT, str(_TIMEOUT_S))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{TIMEOUT}: a whole number of seconds, at least 1, not {text!r}")
+    return float(text)
 
 
 def agree(prepared: Prepared) -> None:
@@ -139,10 +139,10 @@ def agree(prepared: Prepared) -> None:
         split_trainer(prepared)
     except ConfigError as error:  # raised after the exchange, so that no rank waits for this one
         mistake = error
-    found = gather_json(facts, torch.device("cpu"))
+    all_facts = gather_json(facts, torch.device("cpu"))
     if mistake is not None:
         raise mistake
-    check_same(found)
+    check_same(all_facts)
 
 
 def check_same(facts: Sequence[Mapping[str, str]]) -> None:
@@ -292,16 +292,16 @@ def keep_share(cohort: Cohort, randomness: ExperimentRandomness, rank: int, worl
     everybody, weights = torch.arange(len(groups)), torch.zeros(len(groups), dtype=torch.float64)
     job = TrainJob(torch.zeros(0), cohort, everybody, weights, Unbounded(), randomness, ())
     own = partition_by_key(job, rank, world).numpy()
-    held = np.concatenate([np.zeros(0, np.int64), *(groups.members(number) for number in own.tolist())])
+    records = np.concatenate([np.zeros(0, np.int64), *(groups.members(number) for number in own.tolist())])
     start = np.zeros_like(groups.start)
     start[own] = np.cumsum(groups.size[own]) - groups.size[own]
     # Shapes are read from the first record, so a rank without contributions keeps one record.
-    rows = torch.from_numpy(held if len(held) else np.zeros(1, np.int64)).to(cohort.features.device)
+    rows = torch.from_numpy(records if len(records) else np.zeros(1, np.int64)).to(cohort.features.device)
     return replace(
         cohort,
         features=cohort.features.index_select(0, rows),
         targets=cohort.targets.index_select(0, rows),
-        groups=replace(groups, order=np.arange(len(held)), start=start),
+        groups=replace(groups, order=np.arange(len(records)), start=start),
     )
 
 
@@ -439,7 +439,7 @@ def _workers(payload: Sequence[memoryview], count: int) -> Iterator[None]:
         # A file needs no free port, and the folder is private to this user.
         store = f"file://{folder}/store"
         started = multiprocessing.get_context("spawn")
-        others = list[tuple[BaseProcess, Connection]]()
+        workers = list[tuple[BaseProcess, Connection]]()
         try:
             for rank in range(1, count):
                 mine, theirs = started.Pipe()
@@ -449,20 +449,20 @@ def _workers(payload: Sequence[memoryview], count: int) -> Iterator[None]:
                 with _marked():
                     process.start()
                 theirs.close()  # so that a dead worker is the end of the pipe
-                others.append((process, mine))
-            for _, pipe in others:
+                workers.append((process, mine))
+            for _, pipe in workers:
                 with suppress(OSError):  # a dead worker; its answer below says so
                     send_parts(pipe, payload)
-            for process, pipe in others:
+            for process, pipe in workers:
                 _check_begun(process, pipe)
             distributed.init_process_group("gloo", init_method=store, rank=0, world_size=count)
             yield
         except BaseException:
-            for process, _ in others:
+            for process, _ in workers:
                 process.terminate()  # it may wait for work that process 0 will never send
             raise
         finally:
-            for process, pipe in others:
+            for process, pipe in workers:
                 process.join()
                 pipe.close()
             if distributed.is_initialized():

@@ -133,8 +133,8 @@ def read_released_model(folder: Path, experiment: Mapping[str, Any]) -> Released
 
 def _load(folder: Path, experiment: Mapping[str, Any]) -> tuple[nn.Module, int] | None:
     """Return the model and its number of features."""
-    asked = experiment.get("model")
-    name = asked.get("name") if isinstance(asked, dict) else None
+    section = experiment.get("model")
+    name = section.get("name") if isinstance(section, dict) else None
     path = folder / "model.safetensors"
     if not isinstance(name, str) or name not in _MEASURED or not path.is_file():
         return None
@@ -172,20 +172,20 @@ def _schema(folder: Path, experiment: Mapping[str, Any], width: int) -> Schema |
     try:
         if not is_schema_of_run(folder, path):
             return None
-        found = read_schema(path)
+        schema = read_schema(path)
     except (DataError, ConfigError, OSError):
         return None
-    return found if found.width == width else None
+    return schema if schema.width == width else None
 
 
 def _columns(schema: Schema | None, width: int) -> list[_Column]:
     if schema is None:
-        return [_Column(name=f"feature {place}", first=place, feature=None) for place in range(width)]
-    found, place = [], 0
+        return [_Column(name=f"feature {index}", first=index, feature=None) for index in range(width)]
+    columns, position = [], 0
     for name, feature in schema.features.items():
-        found.append(_Column(name=name, first=place, feature=feature))
-        place += feature.width + schema.bins_invalid
-    return found
+        columns.append(_Column(name=name, first=position, feature=feature))
+        position += feature.width + schema.bins_invalid
+    return columns
 
 
 def _unscaled(column: _Column, scaled: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
@@ -207,16 +207,16 @@ def _dependences(
     for column in columns:
         if isinstance(column.feature, Category):
             reference[column.first] = 1.0
-    found = []
+    measured = []
     for column in columns:
         values = _values(module, schema, _grid(column, reference))
-        found.append((float(np.ptp(values, axis=0).max()), column, values))
-    found.sort(key=lambda one: -one[0])
-    for _, column, values in found[:_COLUMNS]:
+        measured.append((float(np.ptp(values, axis=0).max()), column, values))
+    measured.sort(key=lambda entry: -entry[0])
+    for _, column, values in measured[:_COLUMNS]:
         feature = column.feature
         categories = feature.categories if isinstance(feature, Category) else ()
         scaled = np.linspace(-1, 1, len(values))
-        names = _names(schema) or tuple(f"output {place}" for place in range(values.shape[1]))
+        names = _names(schema) or tuple(f"output {index}" for index in range(values.shape[1]))
         yield Dependence(
             column=column.name,
             unit="scaled to [-1, 1]"
@@ -293,15 +293,18 @@ def _tree(module: BoostedTrees, columns: list[_Column]) -> ShownTree:
 
 def _question(columns: list[_Column], feature: int, cut: float) -> str:
     """Return the condition of a tree's level in words."""
-    column = max((one for one in columns if one.first <= feature), key=lambda one: one.first)
-    place = feature - column.first
+    column = max(
+        (candidate for candidate in columns if candidate.first <= feature),
+        key=lambda candidate: candidate.first,
+    )
+    offset = feature - column.first
     own = 1 if column.feature is None else column.feature.width
-    if isinstance(column.feature, Category) and place < len(column.feature.categories):
+    if isinstance(column.feature, Category) and offset < len(column.feature.categories):
         # The feature is 0 or 1: a cut outside of [0, 1) does not divide people.
-        category = column.feature.categories[place]
+        category = column.feature.categories[offset]
         return f"{column.name} = {category}?" if 0 <= cut < 1 else f"{column.name} (no cut)"
-    if place:
-        return f"{column.name} {'missing' if place < own else 'invalid'}?"
+    if offset:
+        return f"{column.name} {'missing' if offset < own else 'invalid'}?"
     value = float(_unscaled(column, np.array([cut]))[0])
     if isinstance(column.feature, Date):
         return f"{column.name} > {EPOCH + timedelta(days=value)}?"

@@ -41,12 +41,12 @@ SMALLEST: Final = 1e-3
 
 def remarks(task: Task, population: Population) -> tuple[str, ...]:
     """Return the remarks of one or two sentences each; empty if public facts give no reason for any."""
-    found = []
+    candidates = []
     if population.task == "classification" and (outputs := _outputs(task, population)):
-        found += [_bounded(task, outputs), _unnormalised(task, outputs)]
+        candidates += [_bounded(task, outputs), _unnormalised(task, outputs)]
     if population.public_test and len(population.test_features):
-        found += [_features(task, population), _targets(population)]
-    return tuple(one for one in found if one is not None)
+        candidates += [_features(task, population), _targets(population)]
+    return tuple(remark for remark in candidates if remark is not None)
 
 
 def _outputs(task: Task, population: Population) -> list[Float[Tensor, "n k"]]:
@@ -166,8 +166,8 @@ def people_warnings(prepared: Prepared) -> tuple[Warning, ...]:
     epsilon = prepared.epsilon_after(prepared.experiment.rounds)
     if not math.isfinite(epsilon):
         return ()
-    found = [_few_people(prepared, epsilon), _large_delta(prepared), _lone_records(prepared)]
-    return tuple(one for one in found if one is not None)
+    candidates = [_few_people(prepared, epsilon), _large_delta(prepared), _lone_records(prepared)]
+    return tuple(warning for warning in candidates if warning is not None)
 
 
 def explain_open_server(experiment: Experiment, epsilon: float | None, to_server: float | None) -> str | None:

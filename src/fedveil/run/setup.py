@@ -444,35 +444,35 @@ def _trainer(
             memory=records,
             together=can_vectorise_records(task, cohort, records, tried=tried),
         )
-    asked = experiment.trainer
-    options = TrainerOptions(name=asked.name, memory=memory, compile=asked.compile, tried=tried)
+    section = experiment.trainer
+    options = TrainerOptions(name=section.name, memory=memory, compile=section.compile, tried=tried)
     return choose_trainer(task, local, options, cohort=cohort, bound=method.bound, users=n_users)
 
 
 def _handed_over(experiment: Experiment) -> tuple[str, ...]:
     """Return sentences about a third-party model, loss or class weights, which count as public unverified."""
-    model, found = experiment.model, list[str]()
+    model, sentences = experiment.model, list[str]()
     if model.sha256 is not None:
-        found.append(
+        sentences.append(
             f"the initial model was handed over (sha256 {model.sha256[:16]}...) and counts as public: the data "
             "that it was trained on, and how it was chosen, are not covered"
         )
     if model.loss is not None and ":" in model.loss:
-        found.append(
+        sentences.append(
             f"the loss {model.loss} was handed over and counts as public: weights or other numbers in it that were "
             "computed from private records are not covered, and they may change everybody's update"
         )
-    if any(one is not None and ":" in one for one in (model.name, model.loss)):
-        found.append(
+    if any(path is not None and ":" in path for path in (model.name, model.loss)):
+        sentences.append(
             "code of a model or a loss from outside that fails at a record ends the run, which is seen: that it fails "
             "at none is not covered"
         )
     if model.class_weights is not None:
-        found.append(
+        sentences.append(
             "model.class_weights were declared and count as public: if they were computed from private records, that "
             "is not covered"
         )
-    return tuple(found)
+    return tuple(sentences)
 
 
 def _resolved(experiment: Experiment, trainer: Trainer) -> Experiment:

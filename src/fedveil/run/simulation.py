@@ -143,14 +143,14 @@ def play_round(
     """
     parties = SimulatedParties.in_the_open(context.setting) if parties is None else parties
     everybody = tuple(range(parties.protocol_spec.clients))
-    played = play_attempt(parties.workload(context), parties, 0, everybody, NOBODY)
-    assert played.total is not None
-    assert played.diagnostics is not None
+    result = play_attempt(parties.workload(context), parties, 0, everybody, NOBODY)
+    assert result.total is not None
+    assert result.diagnostics is not None
     n_silos = context.setting.cohort.n_silos
     after, state = next_model(
-        context, played.total, n_silos=n_silos, summed=played.summed, n_sampled=played.n_sampled
+        context, result.total, n_silos=n_silos, summed=result.summed, n_sampled=result.n_sampled
     )
-    return after, state, played.diagnostics
+    return after, state, result.diagnostics
 
 
 class TrainingParties:
@@ -187,10 +187,10 @@ class TrainingParties:
         absent = NOBODY
         if self._rule.absences is not None:
             absent = self._rule.absences.draw_dropouts(number, attempt.number, self._cohort)
-        played = play_attempt(self._work, self._parties, attempt.number, self._cohort, absent)
+        result = play_attempt(self._work, self._parties, attempt.number, self._cohort, absent)
         if self._messages is not None:
             self._folder.append(TRANSCRIPT, *(line.to_json() for line in self._messages.take()))
-        return played
+        return result
 
     def prepare_retry(self, vanished: SiloVanished) -> None:
         """Choose the silos of the next attempt by the rule of the protection.
@@ -217,8 +217,8 @@ class ReleaseParties:
     def play(self, attempt: Attempt) -> Played:
         """Return the noisy sum of all silos' records."""
         planned = self._part.planned
-        made = noisy_sum(planned, self._records, self._part.privacy)
-        return Played(total=made.vector, summed=planned.public.n_silos)
+        noisy = noisy_sum(planned, self._records, self._part.privacy)
+        return Played(total=noisy.vector, summed=planned.public.n_silos)
 
     def prepare_retry(self, vanished: SiloVanished) -> None:
         """End the run: no dropouts are simulated in a release."""

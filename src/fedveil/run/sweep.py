@@ -62,8 +62,8 @@ class Axis:
         Raises:
             ConfigError: no key, no value, or a repeated value.
         """
-        key, equals, rest = text.partition("=")
-        values = tuple(value.strip() for value in rest.split(","))
+        key, equals, value_text = text.partition("=")
+        values = tuple(value.strip() for value in value_text.split(","))
         if not equals or not key.strip() or not all(values) or len(set(values)) < len(values):
             raise ConfigError(
                 f"--over {text}: expected KEY=VALUE,VALUE,... with different values, for instance "
@@ -101,7 +101,7 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
         raise ConfigError(
             "a sweep needs at least one --over KEY=VALUE,..., each key once, and sets the runs' names itself"
         )
-    found = []
+    sweep_points = []
     for chosen in itertools.product(*(axis.assignments() for axis in axes)):
         overrides = (*selection.overrides, *(parse_assignment(text) for text in chosen))
         settings = dict(text.split("=", 1) for text in chosen)
@@ -110,16 +110,16 @@ def points(source: str, selection: Selection, axes: Sequence[Axis]) -> list[Poin
             # Two values may become the same folder name here, such as "a b" and "a_b"; `twice` refuses them.
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{experiment.name}-{label}")
             document = experiment.model_dump(mode="json", exclude_none=True) | {"name": name}
-            found.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
-    names = [point.experiment.name for point in found]
+            sweep_points.append(Point(experiment=parse(document, f"{source} ({label})"), settings=settings))
+    names = [point.experiment.name for point in sweep_points]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
             f"--over: two points would both be the run {twice}, and one of them would go on with the other's folder "
             "and be counted with it as one; give values that differ in messages, digits or . _ + -"
         )
-    check_joint_accountant(found)
-    return found
+    check_joint_accountant(sweep_points)
+    return sweep_points
 
 
 def check_joint_accountant(sweep_points: Sequence[Point]) -> None:
@@ -171,21 +171,21 @@ def sweep(
     names = {point.experiment.name for point in sweep_points}
     earlier = [row for name, row in _recorded(folder).items() if name not in names]
     rows: dict[str, Row] = {}
-    played = (
+    results = (
         _play_in_workers(sweep_points, folder, local_workers(1) if workers is None else workers)
         if prepare_point is None
         else _play_here(sweep_points, folder, prepare_point)
     )
     failed: FedveilError | None = None
-    for point, row in played:
+    for point, row in results:
         if isinstance(row, FedveilError):
             # Go on after a failure, so that finished runs are recorded; the first error is raised at the end.
             failed = row.with_place(point.experiment.name) if failed is None else failed
             continue
         rows[point.experiment.name] = row
         # Replace the whole file after every run, in the points' order: a crash leaves a complete older file.
-        ordered = [rows[one.experiment.name] for one in sweep_points if one.experiment.name in rows]
-        text = "".join(json.dumps(one) + "\n" for one in (*earlier, *ordered))
+        ordered = [rows[other.experiment.name] for other in sweep_points if other.experiment.name in rows]
+        text = "".join(json.dumps(entry) + "\n" for entry in (*earlier, *ordered))
         with writing(folder / ROWS, RunFolderError):
             replace_file(folder / ROWS, text.encode())
         yield row
@@ -221,9 +221,9 @@ def _recorded(folder: Path) -> dict[str, Row]:
         return {}
     rows = {}
     for number, line in enumerate(read_text(path, RunFolderError).splitlines(), start=1):
-        place = f"{path}, line {number}"
-        row = check_schema_version(parse_json(line, place, RunFolderError), place, _SCHEMA_VERSION)
-        with reading(place, RunFolderError):
+        location = f"{path}, line {number}"
+        row = check_schema_version(parse_json(line, location, RunFolderError), location, _SCHEMA_VERSION)
+        with reading(location, RunFolderError):
             rows[_name(row["run"])] = row
     return rows
 
@@ -244,8 +244,8 @@ def _name(run: str) -> str:
 def _others(names: Collection[str], folder: Path) -> list[Path]:
     """Return the folders of all other runs of a sweep's folder, found on disk or named in its rows."""
     marks = ("experiment.toml", "privacy.json", "ledger.jsonl")
-    there = {path.parent.name for mark in marks for path in folder.glob(f"*/{mark}")}
-    return [folder / name for name in sorted((there | set(_recorded(folder))) - set(names))]
+    existing = {path.parent.name for mark in marks for path in folder.glob(f"*/{mark}")}
+    return [folder / name for name in sorted((existing | set(_recorded(folder))) - set(names))]
 
 
 def _check_same(point: Point, folder: Path) -> None:
@@ -259,11 +259,11 @@ def _check_same(point: Point, folder: Path) -> None:
     if not path.is_file():
         drop_unbegun(path.parent)
         return
-    asked, found = point.experiment, parse(read_toml(path), str(path))
+    requested, stored = point.experiment, parse(read_toml(path), str(path))
     # A run folder stores the name of the trainer that `auto` chose, so "auto" equals any stored name.
-    if asked.trainer.name == "auto":
-        found = found.model_copy(update={"trainer": found.trainer.model_copy(update={"name": "auto"})})
-    if found != asked:
+    if requested.trainer.name == "auto":
+        stored = stored.model_copy(update={"trainer": stored.trainer.model_copy(update={"name": "auto"})})
+    if stored != requested:
         raise ConfigError(f"{path.parent}: holds another experiment; choose another --runs folder")
 
 
@@ -281,16 +281,16 @@ def play_point(point: Point, folder: Path, version: str) -> Row:
     """
     check_worker(version, folder)
     path = folder / point.experiment.name
-    there = (path / "experiment.toml").is_file()
-    return _play_prepared(point, folder, prepare(RunFolder.open(path)[1] if there else point.experiment))
+    exists = (path / "experiment.toml").is_file()
+    return _play_prepared(point, folder, prepare(RunFolder.open(path)[1] if exists else point.experiment))
 
 
 def _play_prepared(point: Point, folder: Path, prepared: Prepared) -> Row:
     """Run or resume a point, and return its row."""
     path = folder / point.experiment.name
     # Not in a numbered folder: where an engine takes a slow worker for a dead one, two may arrive here at once.
-    there = (path / "experiment.toml").is_file()
-    own = RunFolder.open(path)[0] if there else RunFolder.create(folder, prepared.experiment, numbered=False)
+    exists = (path / "experiment.toml").is_file()
+    own = RunFolder.open(path)[0] if exists else RunFolder.create(folder, prepared.experiment, numbered=False)
     return _row(point, continue_run(own, prepared, NullObserver()))
 
 
@@ -310,8 +310,8 @@ def joint_cost_of_points(sweep_points: Sequence[Point], folder: Path) -> Row:
         A row with the number of runs, epsilon (None if nothing is guaranteed), delta, and a sentence about them.
     """
     names = [point.experiment.name for point in sweep_points]
-    others = _others(names, folder)
-    folders = [*(folder / name for name in names), *others]
+    other_folders = _others(names, folder)
+    folders = [*(folder / name for name in names), *other_folders]
     delta = min(point.experiment.privacy.delta for point in sweep_points)
     accountant, epsilon = sweep_points[0].experiment.privacy.accountant, None
     try:
@@ -322,9 +322,11 @@ def joint_cost_of_points(sweep_points: Sequence[Point], folder: Path) -> Row:
         epsilon, cost = spent.epsilon, "no guarantee"
         if spent.promise is not None:
             cost = f"{spent.promise}, against whoever reads all that they released and chooses among it"
-    earlier = f" ({len(others)} of them from earlier sweeps into {folder})" if others else ""
+    earlier = f" ({len(other_folders)} of them from earlier sweeps into {folder})" if other_folders else ""
     told = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
-    if any(point.experiment.evaluation is None for point in sweep_points) or any(map(_shows_metrics, others)):
+    if any(point.experiment.evaluation is None for point in sweep_points) or any(
+        map(_shows_metrics, other_folders)
+    ):
         told += (
             ". Metrics on test records are exact and covered by no epsilon: choosing by them is covered only where the "
             "test records are public"

@@ -67,9 +67,9 @@ def write_main_silos(prepared: Prepared, folder: RunFolder) -> Prepared:
     content = read_content(folder / FILE, RunFolderError)
     if content.decode(errors="replace").partition("\n")[2] != lines:
         raise RunFolderError(f"{folder / FILE} is not of these records; put back the file of the run")
-    found = weights.with_file(hashlib.sha256(content).hexdigest())
-    method = replace(prepared.method, weights=found)
-    before, after = weights.uncovered_facts(prepared.method), found.uncovered_facts(method)
+    declared_weights = weights.with_file(hashlib.sha256(content).hexdigest())
+    method = replace(prepared.method, weights=declared_weights)
+    before, after = weights.uncovered_facts(prepared.method), declared_weights.uncovered_facts(method)
     named = dict(zip(before, after, strict=True))
     guarantee = prepared.guarantee
     return replace(

@@ -132,7 +132,7 @@ class ChoiceField:
         if isinstance(value, Choice):
             return value
         if not isinstance(value, dict):
-            example = next((one.name for one in members(self.kind)), "...")
+            example = next((member.name for member in members(self.kind)), "...")
             raise section_error(
                 f"must be a table with a name, for instance {{ name = '{example}' }}, not {sanitize(repr(value))}"
             )
@@ -147,7 +147,8 @@ class ChoiceField:
         except ValidationError as error:
             own = own_keys(_loaded(self.kind, value[_NAME]))
             problems = [
-                _with_example(self._explain(one, section), own) for one in error.errors(include_url=False)
+                _with_example(self._explain(problem, section), own)
+                for problem in error.errors(include_url=False)
             ]
             raise WrongSectionError(problems, section) from None
         choice = Choice(kind=self.kind, name=value[_NAME], keys=keys)
@@ -156,13 +157,13 @@ class ChoiceField:
 
     def known_keys(self) -> list[str]:
         """Return the keys of all members of the kind."""
-        found = {_NAME}
+        keys = {_NAME}
         for member in members(self.kind):
             try:
-                found |= {key.name for key in own_keys(member.load())}
+                keys |= {key.name for key in own_keys(member.load())}
             except ConfigError:
                 continue  # the list of members says why it cannot be loaded
-        return sorted(found)
+        return sorted(keys)
 
     def _nameless(self, table: Mapping[str, Any]) -> WrongSectionError:
         """Return the problems of a table without a name, including keys that no built-in member has.
@@ -225,13 +226,13 @@ class StageField:
         Raises:
             ConfigError: the member does not exist, or has a key that the stage has.
         """
-        own, others = own_keys(self.stage), own_keys(_loaded(self.kind, name))
-        twice = {_NAME, *(key.name for key in own)} & {key.name for key in others}
+        own, member_keys = own_keys(self.stage), own_keys(_loaded(self.kind, name))
+        twice = {_NAME, *(key.name for key in own)} & {key.name for key in member_keys}
         if twice:
             raise ConfigError(
                 f"{KINDS[self.kind]} '{name}': a key of its own is called '{min(twice)}', which is taken"
             )
-        return _section(f"{self.kind}:{name}", (*own, *others))
+        return _section(f"{self.kind}:{name}", (*own, *member_keys))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return the pydantic schema that converts a document's table to the stage, and back."""
@@ -260,8 +261,8 @@ class StageField:
 
     def known_keys(self) -> list[str]:
         """Return the keys of the stage, and of all members that its section may name."""
-        found = {key.name for key in own_keys(self.stage)}
-        return sorted({*found, *ChoiceField(self.kind).known_keys()} if self.kind else found)
+        key_names = {key.name for key in own_keys(self.stage)}
+        return sorted({*key_names, *ChoiceField(self.kind).known_keys()} if self.kind else key_names)
 
     def document(self, stage: Any) -> dict[str, Any]:
         """Return the section as a document writes it, including defaults and without keys that are None."""
@@ -338,8 +339,8 @@ def _section(title: str, keys: tuple[Key, ...]) -> type[BaseModel]:
     """Return keys as a pydantic model."""
     fields: dict[str, Any] = {}
     for key in keys:
-        wanted = key.type if not key.words else key.type | Literal[key.words]
-        fields[key.name] = (wanted, FieldInfo(default=... if key.default is REQUIRED else key.default))
+        annotation = key.type if not key.words else key.type | Literal[key.words]
+        fields[key.name] = (annotation, FieldInfo(default=... if key.default is REQUIRED else key.default))
     return create_model(title, __base__=_OfAStage, **fields)
 
 
@@ -380,15 +381,15 @@ def _loaded(kind: str, name: str) -> Callable[..., Any]:
             parameters.
     """
     member = find(kind, name)
-    found: Callable[..., Any] = member.load()
+    loaded: Callable[..., Any] = member.load()
     try:
-        keys_of(found)
+        keys_of(loaded)
     except (TypeError, NameError, ValueError) as error:
         raise ConfigError(
             f"{KINDS[kind]} '{sanitize(name)}' of the package {sanitize(member.package)} is no class or function whose "
             f"parameters can be read: {sanitize(str(error))}"
         ) from error
-    return found
+    return loaded
 
 
 def _with_example(problem: Any, keys: tuple[Key, ...]) -> dict[str, Any]:

@@ -70,20 +70,20 @@ class Composition:
             CompositionError: stages that do not fit together.
         """
         experiment, population = self.experiment, self.population
-        given = self._facts()
+        facts = self._facts()
         if population.target_names and experiment.method.needs("target_range"):
             raise CompositionError(
                 f"method '{experiment.method.name}' predicts one class or one number of a record, not "
                 f"{len(population.target_names)} targets; take uldp-avg-w"
             )
-        method: Method = experiment.method.build(given, **self._found(noise_multiplier))
+        method: Method = experiment.method.build(facts, **self._found(noise_multiplier))
         if not isinstance(method, Method):
             raise CompositionError(
                 f"method '{experiment.method.name}' builds no method: {type(method).__name__}"
             )
         if experiment.sampler is not None:
-            method = _with_sampler(method, experiment.sampler, given)
-        around = {"method": method, "shares": method.channel, **given}
+            method = _with_sampler(method, experiment.sampler, facts)
+        around = {"method": method, "shares": method.channel, **facts}
         # The order matters: a protection is applied to the whole method, with its final channel and server stages.
         method = replace(method, channel=experiment.channel.build(around))
         if isinstance(method.channel, GridShares):
@@ -166,10 +166,10 @@ class Composition:
                 "has none"
             )
         rounds, delta = experiment.rounds, experiment.privacy.delta
-        found = self.method(method.closed_form.noise_multiplier(rounds, epsilon, delta))
-        if found.noise_decay == 1:
-            return found
-        return self._calibrated(public, self._steady_epsilon(found, public))
+        composed = self.method(method.closed_form.noise_multiplier(rounds, epsilon, delta))
+        if composed.noise_decay == 1:
+            return composed
+        return self._calibrated(public, self._steady_epsilon(composed, public))
 
     def public_facts(self, method: Method, records: Records, dimension: int) -> PublicFacts:
         """Return the public facts on which the guarantee rests.
@@ -191,17 +191,17 @@ class Composition:
             ConfigError: it has no bound for an event of the method; the message names the accountants that have
                 one.
         """
-        asked = self.experiment.privacy.accountant
+        name = self.experiment.privacy.accountant
         events = ComposedEvent(events=(guarantee.event, *(view.event for view in guarantee.views)))
         fitting = [
             name for name in ("pld", "rdp") if make_accountant(name, guarantee.adjacency).supports(events)
         ]
-        if asked not in fitting:
+        if name not in fitting:
             raise ConfigError(
-                f"privacy.accountant: '{asked}' has no bound for what {self.experiment.method.name} releases here; "
+                f"privacy.accountant: '{name}' has no bound for what {self.experiment.method.name} releases here; "
                 f"{' or '.join(fitting) or 'no accountant'} has"
             )
-        return make_accountant(asked, guarantee.adjacency)
+        return make_accountant(name, guarantee.adjacency)
 
     def _facts(self) -> dict[str, Any]:
         """Return the values that composition can fill in, by name."""
@@ -222,12 +222,12 @@ class Composition:
 
     def _found(self, noise_multiplier: float | None) -> dict[str, Any]:
         """Return the numbers that replace words of the table ``[method]``, and the clip that a release found."""
-        asked, numbers = self.experiment.method, dict[str, Any]()
+        choice, numbers = self.experiment.method, dict[str, Any]()
         if self.clip is not None:
             numbers["clip"] = self.clip
-        if isinstance(asked.get("noise_multiplier"), str):
+        if isinstance(choice.get("noise_multiplier"), str):
             numbers["noise_multiplier"] = noise_multiplier or 1.0
-        rule = asked.get("group_size")
+        rule = choice.get("group_size")
         if isinstance(rule, str):
             per_user = self.population.records_per_user()
             present = per_user[per_user > 0]
@@ -247,7 +247,7 @@ class Composition:
         guarantee = derive(method, public)
         check_composable(self.side_releases, guarantee)
         refuse_shared(experiment.privacy, guarantee.event_for(_counted(method)))
-        others = other_documents(experiment.privacy, guarantee.adjacency)
+        reserved = other_documents(experiment.privacy, guarantee.adjacency)
         budget = Budget(
             epsilon=epsilon, delta=experiment.privacy.delta, accountant=self.accountant(guarantee)
         )
@@ -258,7 +258,7 @@ class Composition:
             guarantee, role = derive(method, public), _counted(method)
             rounds = guarantee.after_rounds(guarantee.event_for(role), experiment.rounds)
             event = compose_with_rounds(rounds, self.side_releases, role)
-            return epsilon_of(ComposedEvent(events=(event, *others)), budget)
+            return epsilon_of(ComposedEvent(events=(event, *reserved)), budget)
 
         return self.method(least_noise(spent, budget))
 
@@ -311,8 +311,8 @@ def _with_server(method: Method, experiment: Experiment, around: Mapping[str, An
         method = replace(method, denoiser=server.denoiser.build(around))
     rate = server.learning_rate
     if server.optimizer is not None:
-        given = around if rate is None else {**around, "learning_rate": rate}
-        method = replace(method, server=server.optimizer.build(given))
+        inputs = around if rate is None else {**around, "learning_rate": rate}
+        method = replace(method, server=server.optimizer.build(inputs))
     elif isinstance(rate, float | int):  # the rate of a word is found in `resolve_calibrated`
         method = replace(method, server=method.server.at_rate(rate))
     if server.average is not None:

@@ -175,7 +175,7 @@ class ModelSection(Section):
 
         Objects of import paths are checked when they are loaded.
         """
-        for key, what, names, known in (
+        for key, kind, names, known_names in (
             ("name", "model", (self.name,), MODELS),
             ("loss", "loss", (self.loss,), LOSSES),
             ("metrics", "metric", self.metrics or (), METRIC_NAMES),
@@ -184,7 +184,7 @@ class ModelSection(Section):
                 if name is None:
                     continue
                 try:
-                    check_name(name, what, known)
+                    check_name(name, kind, known_names)
                 except ConfigError as error:
                     raise section_error(str(error), (key,)) from None
         return self
@@ -430,17 +430,17 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _coherent(self) -> Experiment:
         """Check the keys of different tables against each other."""
-        found, missing = isinstance(self.method.get("noise_multiplier"), str), list[str]()
+        is_word, missing = isinstance(self.method.get("noise_multiplier"), str), list[str]()
         if self.local is None and self.method.needs("local"):
             missing.append(f"local: {explain_missing_local(self.method.name)}")
-        if found and self.privacy.epsilon is None:
+        if is_word and self.privacy.epsilon is None:
             missing.append(
                 "privacy.epsilon: needed where method.noise_multiplier is found for it, for instance 2.0"
             )
         if missing:
             raise ValueError("; ".join(missing))
         self._check_server_rate()
-        if not found and self.privacy.epsilon is not None:
+        if not is_word and self.privacy.epsilon is not None:
             raise ValueError(
                 "privacy.epsilon: needs method.noise_multiplier = 'calibrated', which finds the noise for it; with a "
                 "number there remove it, or give privacy.budget, at which a run stops"
@@ -478,11 +478,11 @@ class Experiment(Section):
 
     def _check_shares(self) -> None:
         """Check that side releases have a budget, and that held-out records belong to the silos' tables."""
-        asked = [name for name in ("preprocessing", "evaluation") if getattr(self, name) is not None]
-        asked += ["budget.votes"] if self.shares.votes else []
+        keys = [name for name in ("preprocessing", "evaluation") if getattr(self, name) is not None]
+        keys += ["budget.votes"] if self.shares.votes else []
         if self.privacy.share < 1:
-            asked.append("privacy.share")
-        if not asked:
+            keys.append("privacy.share")
+        if not keys:
             if self.budget is not None:
                 raise ValueError(
                     "budget: shares epsilon between training, [preprocessing], [evaluation] and votes; give one of "
@@ -491,7 +491,7 @@ class Experiment(Section):
             return
         if self.method.get("noise_multiplier") != "calibrated":
             raise ValueError(
-                f"{asked[0]}: spends a share of privacy.epsilon, and the noise of training is found for the rest: give "
+                f"{keys[0]}: spends a share of privacy.epsilon, and the noise of training is found for the rest: give "
                 "privacy.epsilon and method.noise_multiplier = 'calibrated'"
             )
         if self.preprocessing is not None and self.data.table is None and self.evaluation is None:
@@ -528,12 +528,12 @@ def _slips(document: Mapping[str, Any]) -> Iterator[str]:
 
 def flatten_keys(document: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return the values of a document by key path: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in document.items():
-        found |= (
+        values |= (
             flatten_keys(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
         )
-    return found
+    return values
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -586,11 +586,11 @@ def parse_assignment(text: str) -> dict[str, Any]:
 def _check_path(path: list[str]) -> None:
     """Refuse to remove a key that no experiment has: a misspelt key would otherwise have no effect."""
     for depth, part in enumerate(path):
-        known = _known_keys(tuple(path[:depth]))
-        if part not in known:
+        keys = _known_keys(tuple(path[:depth]))
+        if part not in keys:
             raise ConfigError(
                 f"--set {'.'.join(path)}=: no such key '{part}'; known here: "
-                f"{', '.join(known)}{did_you_mean(part, known)}"
+                f"{', '.join(keys)}{did_you_mean(part, keys)}"
             )
 
 
@@ -617,7 +617,12 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
             return mark.known_keys()
         inner = [section.annotation, *get_args(section.annotation)] if section else []
         model = next(
-            (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), Experiment
+            (
+                annotation
+                for annotation in inner
+                if isinstance(annotation, type) and issubclass(annotation, BaseModel)
+            ),
+            Experiment,
         )
     return sorted(model.model_fields)
 
@@ -638,18 +643,18 @@ def asked_for(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
     A name that is not a string is left to :func:`parse`, which refuses it.
     """
-    found = {}
+    members = {}
     for path, kind in _slots(Experiment, ()):
         table: Any = document
         for part in path:
             table = table.get(part) if isinstance(table, dict) else None
         name = table.get("name") if isinstance(table, dict) else None
         if isinstance(name, str):
-            found[".".join((*path, "name"))] = (kind, name)
+            members[".".join((*path, "name"))] = (kind, name)
     data = document.get("data")
     if isinstance(data, dict) and isinstance(data.get("name"), str):
-        found["data.name"] = ("data_sets", data["name"])
-    return found
+        members["data.name"] = ("data_sets", data["name"])
+    return members
 
 
 def _slots(table: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -95,8 +95,8 @@ class InMemoryMethod(Choice):
     def read(cls, table: Mapping[str, Any]) -> InMemoryMethod:
         """Return the choice that a document describes."""
         stages = table.get(_STAGES)
-        known = isinstance(stages, dict) and all(isinstance(text, str) for text in stages.values())
-        if not known or table.keys() != {_NAME, _STAGES}:
+        is_valid = isinstance(stages, dict) and all(isinstance(text, str) for text in stages.values())
+        if not is_valid or table.keys() != {_NAME, _STAGES}:
             raise section_error(
                 f"a method of a Python session has the keys name and stages, and '{_STAGES}' are texts"
             )
@@ -110,10 +110,10 @@ class InMemoryMethod(Choice):
             if self.value is None
             else {stage.name: getattr(self.value, stage.name) for stage in fields(self.value)}
         )
-        found = {name: type(stage) for name, stage in stages.items() if not is_own(type(stage))}
+        foreign = {name: type(stage) for name, stage in stages.items() if not is_own(type(stage))}
         return tuple(
             f"the {name} {stage.__qualname__} comes from {stage.__module__}, and was handed over in Python"
-            for name, stage in found.items()
+            for name, stage in foreign.items()
         )
 
     def needs(self, key_name: str, *, without_default: bool = False) -> bool:
@@ -235,12 +235,12 @@ def _describe_value(value: Any, path: str) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         inside = ", ".join(
-            f"{one.name}={_describe_value(getattr(value, one.name), f'{path}.{one.name}')}"
-            for one in fields(value)
+            f"{member.name}={_describe_value(getattr(value, member.name), f'{path}.{member.name}')}"
+            for member in fields(value)
         )
         return f"{'' if is_own(kind) else f'{kind.__module__}:'}{kind.__qualname__}({inside})"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_describe_value(one, f'{path}.{at}') for at, one in enumerate(value))}]"
+        return f"[{', '.join(_describe_value(item, f'{path}.{at}') for at, item in enumerate(value))}]"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     raise ConfigError(

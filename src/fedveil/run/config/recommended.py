@@ -121,8 +121,8 @@ class TableModel:
     hint: str = ""
 
     def __str__(self) -> str:
-        said = f"model {self.model}, method {self.method or 'recommended'}: {self.reason}"
-        return f"{said}. {self.hint}" if self.hint else said
+        sentence = f"model {self.model}, method {self.method or 'recommended'}: {self.reason}"
+        return f"{sentence}. {self.hint}" if self.hint else sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,16 +203,16 @@ class Recommended:
             masked = n_silos is None or 1 < n_silos <= self.most_silos
             hidden = {"protection": {"name": "secure-aggregation"}} if masked else {}
             return self.complete({"method": method} | hidden | dict(document))
-        given = ":" in str(model.get("name", "")) or "initial" in model or "start" in model
+        own_start = ":" in str(model.get("name", "")) or "initial" in model or "start" in model
         protection = str(subtable(document, "protection").get("name", ""))
-        found = self.tables(_silos(data), starts=not given, protection=protection)
+        tables = self.tables(_silos(data), starts=not own_start, protection=protection)
         for key, value in document.items():
-            inner = found.get(key)
+            inner = tables.get(key)
             if isinstance(inner, dict) and isinstance(value, Mapping) and key not in _WHOLE:
-                found[key] = inner | dict(value)
+                tables[key] = inner | dict(value)
             else:
-                found[key] = value
-        return found
+                tables[key] = value
+        return tables
 
     def table_model(self, facts: TableFacts) -> TableModel:
         """Return the model for a table by public facts; docs/which-model.md has the figures behind the rule.
@@ -315,12 +315,12 @@ def has_capability(protection: str, capability: str) -> bool:
 
 def _why_linear(facts: TableFacts) -> str | None:
     """Return why neither Newton steps nor trees are taken; None if they can be."""
-    for capability, what in (
+    for capability, reason in (
         ("weighs", "computes weights by records"),
         ("divides", "encrypts a part of an update"),
     ):
         if has_capability(facts.protection, capability):
-            return f"protection {facts.protection} {what}, and the others send sums of statistics"
+            return f"protection {facts.protection} {reason}, and the others send sums of statistics"
     if facts.task not in ("classification", "regression", "survival"):
         return f"{facts.task} has no Newton step and no tree here"
     if facts.task == "regression" and not facts.bounded:
@@ -371,5 +371,5 @@ def _silos(data: Mapping[str, Any]) -> int | None:
 
 def subtable(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a table of a document that is not validated yet; empty if there is none."""
-    found = document.get(key)
-    return found if isinstance(found, Mapping) else {}
+    table = document.get(key)
+    return table if isinstance(table, Mapping) else {}

@@ -173,8 +173,8 @@ def read_releases(path: Path, kind: type[_Document]) -> _Document:
         raise ConfigError(
             f"{path}: has no table [{kind.table}], which `fedveil {kind.command}` needs{instead}"
         )
-    found = validate_document(kind, document, path)
-    table = found.data.table
+    parsed = validate_document(kind, document, path)
+    table = parsed.data.table
     assert table is not None
-    data = found.data.model_copy(update={"table": table.resolve_paths(path.parent.absolute())})
-    return found.model_copy(update={"data": data})
+    data = parsed.data.model_copy(update={"table": table.resolve_paths(path.parent.absolute())})
+    return parsed.model_copy(update={"data": data})

@@ -115,11 +115,11 @@ def load_study(name_or_path: str, selection: Selection = Selection()) -> Study:
     path, name, document = _read(name_or_path)
     folder = Path.cwd() if name_or_path in _preset_files() else path.parent
     experiments, choices = list[Experiment](), list[str]()
-    for one in _merged(path.name, name, document, selection):
-        completed, chosen = complete_for_table(one, folder)
-        experiments.append(parse(completed, f"{path.name} ({one['name']})").resolve_paths(folder))
+    for merged in _merged(path.name, name, document, selection):
+        completed, chosen = complete_for_table(merged, folder)
+        experiments.append(parse(completed, f"{path.name} ({merged['name']})").resolve_paths(folder))
         if chosen is not None:
-            choices.append(f"{one['name']}: {chosen}")
+            choices.append(f"{merged['name']}: {chosen}")
     return Study(
         name=name,
         title=document.get("title", name),
@@ -196,9 +196,9 @@ def _select(
         return list(tables.items())
     for name in selected:
         if name not in tables:
-            known = [table for table in tables if table]
+            names = [table for table in tables if table]
             raise ConfigError(
-                f"{origin}: no {kind} '{name}'; there are: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
+                f"{origin}: no {kind} '{name}'; there are: {', '.join(names) or 'none'}{did_you_mean(name, names)}"
             )
     return [(name, tables[name]) for name in selected]
 
@@ -215,13 +215,13 @@ def _locate(name_or_path: str) -> Path:
     Raises:
         ConfigError: the name is neither.
     """
-    known = _preset_files()
-    if name_or_path in known:
-        return known[name_or_path]
+    paths = _preset_files()
+    if name_or_path in paths:
+        return paths[name_or_path]
     path = Path(name_or_path)
     if path.suffix == ".toml":
         return path
     raise ConfigError(
-        f"{name_or_path}: neither a preset nor a .toml file; presets: {', '.join(sorted(known)) or 'none'}"
-        f"{did_you_mean(name_or_path, known)}"
+        f"{name_or_path}: neither a preset nor a .toml file; presets: {', '.join(sorted(paths)) or 'none'}"
+        f"{did_you_mean(name_or_path, paths)}"
     )

@@ -82,35 +82,35 @@ def task_of(experiment: Experiment, population: Population, begin: PublicModel |
     Raises:
         FedveilError: a name that does not exist, or a loss that does not fit the targets.
     """
-    asked = experiment.model
+    section = experiment.model
     for key, named in (
-        ("name", asked.name),
-        ("loss", asked.loss),
-        *(("metrics", metric) for metric in asked.metrics or ()),
+        ("name", section.name),
+        ("loss", section.loss),
+        *(("metrics", metric) for metric in section.metrics or ()),
     ):
         refuse_session(f"model.{key}", named or "")
     default = defaults_of(experiment.data.name, population)
-    loss = load_loss(asked.loss or default.loss)
+    loss = load_loss(section.loss or default.loss)
     loss.check_task(population.task)
     outputs = 1 if loss.name == "binary_cross_entropy" else population.n_outputs
     validate_loss(loss, population.task, outputs, torch.from_numpy(population.train.targets))
     model = build_model(
-        asked.name or default.model,
+        section.name or default.model,
         input_shape=population.feature_shape,
         n_outputs=outputs,
         randomness=ExperimentRandomness(experiment.seed),
     )
-    STARTS[asked.start](model)
+    STARTS[section.start](model)
     if begin is not None:
-        take_parameters(model, begin, asked.initial_layers)
-    if asked.class_weights is not None:
-        loss = ClassWeighted(loss, asked.class_weights, population.n_classes)
+        take_parameters(model, begin, section.initial_layers)
+    if section.class_weights is not None:
+        loss = ClassWeighted(loss, section.class_weights, population.n_classes)
     loss.check_targets(torch.from_numpy(population.train.targets), outputs)
     loss.check_targets(torch.from_numpy(population.test_targets), outputs)
-    found = dict[str, Metric]()
-    for name in asked.metrics or default.metrics:
-        found |= load_metrics(name, loss, population.task, population.target_names)
-    return Task(model=model, loss=loss, metrics=found)
+    metrics = dict[str, Metric]()
+    for name in section.metrics or default.metrics:
+        metrics |= load_metrics(name, loss, population.task, population.target_names)
+    return Task(model=model, loss=loss, metrics=metrics)
 
 
 def beginning(experiment: Experiment) -> tuple[Experiment, PublicModel | None]:
@@ -126,17 +126,17 @@ def beginning(experiment: Experiment) -> tuple[Experiment, PublicModel | None]:
         ModelError: the file does not exist.
         ConfigError: the experiment names another digest.
     """
-    path, said = experiment.model.initial, experiment.model.sha256
+    path, declared = experiment.model.initial, experiment.model.sha256
     if path is None:
         return experiment, None
     begin = PublicModel.read(path)
-    found = begin.sha256
-    if said not in (None, found):
+    digest = begin.sha256
+    if declared not in (None, digest):
         raise ConfigError(
-            f"model.initial: {path} has the SHA-256 {found}, and model.sha256 is {said}: give the file that it is of, "
-            "or remove model.sha256"
+            f"model.initial: {path} has the SHA-256 {digest}, and model.sha256 is {declared}: give the file that it is "
+            "of, or remove model.sha256"
         )
-    named = experiment.model.model_copy(update={"sha256": found})
+    named = experiment.model.model_copy(update={"sha256": digest})
     return experiment.model_copy(update={"model": named}), begin
 
 
@@ -171,25 +171,25 @@ def complete_for_table(document: Mapping[str, Any], folder: Path) -> tuple[dict[
     schema = read_schema(folder / schema_file)
     facts = schema_facts(schema, training_epsilon(epsilon, document), protection_of(document))
     chosen = RECOMMENDED.table_model(facts)
-    found = dict(document) | {
+    completed = dict(document) | {
         "model": {"loss": loss_of(chosen, facts)} | dict(model) | {"name": chosen.model}
     }
     power = method.get("power", "linked")
     if chosen.method is None and method:
-        found = RECOMMENDED.complete({key: value for key, value in found.items() if key != "method"})
-        found["method"] = found["method"] | {"power": power}
+        completed = RECOMMENDED.complete({key: value for key, value in completed.items() if key != "method"})
+        completed["method"] = completed["method"] | {"power": power}
     elif chosen.method is not None:
         n_silos = len(schema.silos or (files if isinstance(files, list) else ()))
-        found = {"rounds": chosen.rounds} | found
-        found["method"] = {
+        completed = {"rounds": chosen.rounds} | completed
+        completed["method"] = {
             "name": chosen.method,
             "power": power,
             "noise_multiplier": "calibrated",
             **chosen.keys,
         }
         if 1 < n_silos <= RECOMMENDED.most_silos:
-            found.setdefault("protection", {"name": "secure-aggregation"})
-    return found, chosen
+            completed.setdefault("protection", {"name": "secure-aggregation"})
+    return completed, chosen
 
 
 def is_bounded(target: Target) -> bool:
@@ -267,11 +267,11 @@ def training_epsilon(epsilon: float, document: Mapping[str, Any]) -> float:
     1.8
     """
     budget, defaults = subtable(document, "budget"), BudgetSection()
-    rest = 1 - _number(budget.get("votes"), defaults.votes)
+    share = 1 - _number(budget.get("votes"), defaults.votes)
     for name in ("preprocessing", "evaluation"):
         if document.get(name) is not None:
-            rest -= _number(budget.get(name), getattr(defaults, name))
-    return epsilon * math.sqrt(max(0.0, rest * _number(subtable(document, "privacy").get("share"), 1.0)))
+            share -= _number(budget.get(name), getattr(defaults, name))
+    return epsilon * math.sqrt(max(0.0, share * _number(subtable(document, "privacy").get("share"), 1.0)))
 
 
 def describe_choice(experiment: Experiment, people: Population) -> str | None:
@@ -282,26 +282,28 @@ def describe_choice(experiment: Experiment, people: Population) -> str | None:
     epsilon = experiment.privacy.epsilon
     if people.schema is None or experiment.data.table is None or epsilon is None:
         return None
-    given = experiment.model_dump(mode="json", exclude_none=True)
-    asked = protection_of(given)
-    facts = population_facts(people, training_epsilon(epsilon, given), asked if asked != "none" else "")
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    protection = protection_of(document)
+    facts = population_facts(
+        people, training_epsilon(epsilon, document), protection if protection != "none" else ""
+    )
     try:
         chosen = RECOMMENDED.table_model(facts)
     except ConfigError:  # the rule has no model for survival without a horizon
         return None
-    found = (experiment.model.name, experiment.method.name, experiment.rounds)
-    if found != (chosen.model, chosen.method or "uldp-avg-w", chosen.rounds):
+    actual = (experiment.model.name, experiment.method.name, experiment.rounds)
+    if actual != (chosen.model, chosen.method or "uldp-avg-w", chosen.rounds):
         return None
     return (
-        f"model {found[0]}, method {found[1]} and {found[2]} rounds are those that a rule of public facts takes for "
+        f"model {actual[0]}, method {actual[1]} and {actual[2]} rounds are those that a rule of public facts takes for "
         f"this table: {chosen.reason}"
     )
 
 
 def _number(value: Any, default: float) -> float:
     """Return a finite number of a document that is not validated yet; else the default."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else default
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if valid else default
 
 
 # --- code that an experiment names ---
@@ -310,13 +312,13 @@ def _number(value: Any, default: float) -> float:
 def find_named_code(experiment: Experiment) -> dict[str, str]:
     """Return the import paths that an experiment names, each with its first key; nothing is imported."""
     model = experiment.model
-    asked = [("model.name", model.name), ("model.loss", model.loss)]
-    asked += [("model.metrics", metric) for metric in model.metrics or ()]
-    found: dict[str, str] = {}
-    for key, path in asked:
+    named = [("model.name", model.name), ("model.loss", model.loss)]
+    named += [("model.metrics", metric) for metric in model.metrics or ()]
+    keys_by_path: dict[str, str] = {}
+    for key, path in named:
         if path is not None and ":" in path and not path.startswith(SESSION):
-            found.setdefault(path, key)
-    return found
+            keys_by_path.setdefault(path, key)
+    return keys_by_path
 
 
 def check_code(experiment: Experiment, trusted: Collection[str], folder: Path) -> None:

@@ -47,15 +47,15 @@ def require_same_records(folder: RunFolder, prepared: Prepared) -> None:
     """
     path = folder / RECORDS
     try:
-        said = parse_json(read_content(path, RunFolderError), path, RunFolderError).get("records_sha256")
+        recorded = parse_json(read_content(path, RunFolderError), path, RunFolderError).get("records_sha256")
     except (RunFolderError, AttributeError):
-        said = None
-    if said is None:
+        recorded = None
+    if recorded is None:
         raise RunFolderError(
             f"{folder.path}: which records were trained on is unknown: {RECORDS} does not name them (a run between "
             "institutions has none); only a simulation's folder, complete, can be audited or resumed"
         )
-    if said != prepared.population.train.sha256:
+    if recorded != prepared.population.train.sha256:
         raise RunFolderError(
             f"{folder.path}: the training records are not those that this run began with, so its members are unknown: "
             "restore the data that experiment.toml names"
@@ -87,20 +87,20 @@ def baseline(prepared: Prepared) -> dict[str, float | None]:
     population, metrics = prepared.population, prepared.task.metrics
     if not len(population.test_targets):
         return dict.fromkeys(metrics)
-    given = population.test_weights
-    weights = None if given is None else torch.from_numpy(given)
+    test_weights = population.test_weights
+    weights = None if test_weights is None else torch.from_numpy(test_weights)
     targets = torch.from_numpy(population.test_targets)
     outputs = _constant(prepared).expand(len(targets), -1)
-    found = measure(metrics, outputs, targets, weights)
+    values = measure(metrics, outputs, targets, weights)
     # The R2 of a mean is 0 but for rounding.
-    return {name: 0.0 if value is not None and abs(value) < 1e-9 else value for name, value in found.items()}
+    return {name: 0.0 if value is not None and abs(value) < 1e-9 else value for name, value in values.items()}
 
 
 def _constant(prepared: Prepared) -> Float[Tensor, "1 k"]:
     """Return the (1, k) outputs that every record gets."""
     population = prepared.population
-    one = torch.zeros(1, *population.feature_shape)
-    width = prepared.task.predict(prepared.task.initial().cpu(), one).shape[1]
+    record = torch.zeros(1, *population.feature_shape)
+    width = prepared.task.predict(prepared.task.initial().cpu(), record).shape[1]
     weights = (
         np.ones(len(population.test_targets)) if population.test_weights is None else population.test_weights
     )

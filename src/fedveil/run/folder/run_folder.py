@@ -129,9 +129,9 @@ def _instead(path: Path) -> str:
     """Describe a folder without an experiment, for an error."""
     if not path.exists():
         return "not a run folder: there is no such folder"
-    made = next((kind for kind in KINDS if (path / kind.file).exists()), None)
-    if made is not None:
-        return f"a run of `fedveil {made.command}`, which trained no model: it has no experiment.toml"
+    release_kind = next((kind for kind in KINDS if (path / kind.file).exists()), None)
+    if release_kind is not None:
+        return f"a run of `fedveil {release_kind.command}`, which trained no model: it has no experiment.toml"
     return f"not a run folder: it has no experiment.toml{folders_with(path, 'experiment.toml')}"
 
 
@@ -340,9 +340,11 @@ class RunFolder:
         A crash may have left a torn line, or none for the last checkpoint. Lines of later rounds are dropped,
         because these rounds are not complete.
         """
-        kept = [line for _, line in takewhile(lambda one: one[0] < checkpoint.round, self._metrics_lines())]
-        kept.append(json.dumps(checkpoint.row, allow_nan=False).encode())
-        self.write("metrics.jsonl", b"\n".join(kept) + b"\n")
+        lines = [
+            line for _, line in takewhile(lambda entry: entry[0] < checkpoint.round, self._metrics_lines())
+        ]
+        lines.append(json.dumps(checkpoint.row, allow_nan=False).encode())
+        self.write("metrics.jsonl", b"\n".join(lines) + b"\n")
 
     def _metrics_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the round and the bytes of each line of metrics.jsonl, up to a damaged one."""
@@ -381,10 +383,10 @@ def drop_unbegun(path: Path) -> None:
     # `replace_file` writes this temporary file before it renames it to experiment.toml.
     unwritten = f".{Experiment.file}.tmp"
     try:
-        found = {entry.name for entry in path.iterdir()}
-        if found <= {"checkpoint", unwritten}:
+        names = {entry.name for entry in path.iterdir()}
+        if names <= {"checkpoint", unwritten}:
             path.joinpath(unwritten).unlink(missing_ok=True)
-            if "checkpoint" in found:
+            if "checkpoint" in names:
                 path.joinpath("checkpoint").rmdir()
         path.rmdir()
     except FileNotFoundError:

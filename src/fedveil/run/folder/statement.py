@@ -43,7 +43,7 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
         ledger.event,
         learned,
         [
-            view.with_releases(other for one in side_releases for other in one.guarantee.views)
+            view.with_releases(other for release in side_releases for other in release.guarantee.views)
             for view in guarantee.views
         ],
         mechanisms=(
@@ -51,14 +51,17 @@ def state(prepared: Prepared, rounds: int, ledger: SpentBudget) -> Statement:
             f"{rounds} rounds of the above{_besides(again)}, under adaptive composition",
             *(
                 line
-                for one in dict.fromkeys(side_releases)
-                for line in (one.statement_sentence(run, side_releases.count(one)), *one.guarantee.mechanisms)
+                for release in dict.fromkeys(side_releases)
+                for line in (
+                    release.statement_sentence(run, side_releases.count(release)),
+                    *release.guarantee.mechanisms,
+                )
             ),
         ),
         randomness=_randomness(prepared),
         uncovered=(
             *prepared.uncovered,
-            *(text for one in side_releases for text in one.guarantee.uncovered),
+            *(text for release in side_releases for text in release.guarantee.uncovered),
             *uncovered_outputs(
                 exact_metrics=prepared.evaluation is None, is_federated=not prepared.population.complete
             ),
@@ -108,20 +111,20 @@ def _refused(prepared: Prepared) -> tuple[str, ...]:
 
 def _fitted(prepared: Prepared) -> tuple[str, ...]:
     """Return the sentences on results that follow from side releases, naming each release."""
-    found, run = [], prepared.experiment.name
+    sentences, run = [], prepared.experiment.name
     if prepared.preprocessing is not None:
-        wanted, releases = prepared.preprocessing.request, prepared.preprocessing.releases
-        if columns := ", ".join(dict.fromkeys((*wanted.numbers, *wanted.pool))):
-            found.append(
+        request, releases = prepared.preprocessing.request, prepared.preprocessing.releases
+        if columns := ", ".join(dict.fromkeys((*request.numbers, *request.pool))):
+            sentences.append(
                 f"The scaling or encoding of {columns} was computed from the released numbers of "
                 f"{releases[0].of_run(run)} alone"
             )
-        if wanted.clip is not None:
-            found.append(
+        if request.clip is not None:
+            sentences.append(
                 f"The clip bound comes from the release {releases[-1].of_run(run)}: it is the {CLIP_QUANTILE:g} "
                 "quantile of the norms of the updates that start from the initial model"
             )
     if prepared.evaluation is not None:
         names = " and ".join(f"release {release.of_run(run)}" for release in prepared.evaluation.releases)
-        found.append(f"The test metrics come from {names}: they carry noise, and epsilon covers them.")
-    return tuple(found)
+        sentences.append(f"The test metrics come from {names}: they carry noise, and epsilon covers them.")
+    return tuple(sentences)

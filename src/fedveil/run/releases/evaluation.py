@@ -120,19 +120,19 @@ def plan_evaluation(experiment: Experiment, declared: DeclaredTables) -> Evaluat
         ConfigError: groups of a numerical column, a target without its bounds or horizons, or a budget that is too
             small; the message says which values suffice.
     """
-    asked = asked_evaluation(experiment, declared)
-    if asked is None:
+    request = asked_evaluation(experiment, declared)
+    if request is None:
         return None
     assert experiment.data.table is not None, "Experiment asks for it"
     _check_names(declared.schema)
     people = declared.schema.n_users * experiment.data.table.test_share
-    planner = _Planner(experiment, declared, asked)
+    planner = _Planner(experiment, declared, request)
     evaluation = planner.planned(people)
     if evaluation.error > MOST_ERROR:
         raise ConfigError(
             f"evaluation: about {people:.0f} people are held out, whose {evaluation.measure} would have noise of "
             f"standard deviation {evaluation.error:.2g}; {MOST_ERROR:g} is allowed. Each of these suffices: "
-            f"{', or '.join(_remedies(experiment, declared, asked)) or 'none of a larger epsilon or share'}"
+            f"{', or '.join(_remedies(experiment, declared, request)) or 'none of a larger epsilon or share'}"
         )
     return evaluation
 
@@ -173,15 +173,15 @@ def _remedies(experiment: Experiment, declared: DeclaredTables, request: Evaluat
             lambda value: error(people=test_share * value),
         ),
     )
-    found = [
+    remedies = [
         f"{name} = {value:.12g}"
         for name, start, most, error_at in searches
         if (value := _least_value(error_at, start, most)) is not None
     ]
     if request.by:
         original = request.model_copy(update={"by": ()})
-        found += ["evaluation.by left out"] if error() <= MOST_ERROR else []
-    return found
+        remedies += ["evaluation.by left out"] if error() <= MOST_ERROR else []
+    return remedies
 
 
 def _least_value(error_at: Callable[[float], float], start: float, most: float) -> float | None:

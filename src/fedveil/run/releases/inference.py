@@ -45,8 +45,8 @@ class PreparedInference(PreparedReleases):
 
     def release(self, before: NoisySums) -> Release:
         """Return the next release, at the coefficients that follow from the releases before it."""
-        place = len(before)
-        return replace(self.series.releases[place], step=self._with(before).equation(place))
+        index = len(before)
+        return replace(self.series.releases[index], step=self._with(before).equation(index))
 
     def read(self, folder: RunFolder) -> NoisySums:
         if not (folder / FILE).exists():
@@ -80,7 +80,7 @@ def prepare_inference(
     declared = declared_tables(document.data.table) if declared is None else declared
     schema, silos = declared.schema, declared.silos
     fitted = regression_without_noise(document, declared)
-    steps = tuple(fitted.equation(place) for place in range(len(fitted.parts)))
+    steps = tuple(fitted.equation(index) for index in range(len(fitted.parts)))
 
     designs = [
         design_release(document, request.silos, step, declared, key="inference.silos") for step in steps

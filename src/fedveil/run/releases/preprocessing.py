@@ -133,9 +133,9 @@ class ReleasedPreprocessing:
             return cls(run=str(data["name"]), request=request, sums=sums)
 
 
-def _named(place: int) -> str:
-    """Return the name within the run of the release after ``place`` others."""
-    return f"prep/{place + 1}"
+def _named(index: int) -> str:
+    """Return the name within the run of the release after ``index`` others."""
+    return f"prep/{index + 1}"
 
 
 def read_preprocessed(folder: Path) -> ReleasedPreprocessing | None:
@@ -178,18 +178,18 @@ def plan_preprocessing(experiment: Experiment, declared: DeclaredTables) -> Prep
         ConfigError: columns that cannot be refined, or a budget that is too small; the message says which values
             suffice.
     """
-    wanted = wanted_preprocessing(experiment, declared)
-    if wanted is None:
+    request = wanted_preprocessing(experiment, declared)
+    if request is None:
         return None
     # The releases share the budget in proportion to their numbers of blocks.
-    looked_at = [len(layout.blocks) for layout in wanted.layouts]
+    looked_at = [len(layout.blocks) for layout in request.layouts]
     releases = tuple(
-        _plan_release(experiment, wanted, declared, place, many / sum(looked_at))
-        for place, many in enumerate(looked_at)
+        _plan_release(experiment, request, declared, index, many / sum(looked_at))
+        for index, many in enumerate(looked_at)
     )
     noise = max(
-        cdf_noise(layout, wanted.unit, one.std())
-        for one, layout in zip(releases, wanted.layouts, strict=True)
+        cdf_noise(layout, request.unit, release.std())
+        for release, layout in zip(releases, request.layouts, strict=True)
     )
     share = noise / declared.schema.n_users
     if share > MOST_NOISE:
@@ -197,7 +197,7 @@ def plan_preprocessing(experiment: Experiment, declared: DeclaredTables) -> Prep
             f"preprocessing: the noise on a number of people below a bound would be {share:.0%} of all people, and "
             f"{MOST_NOISE:.0%} is allowed; give fewer columns, or a larger privacy.epsilon or budget.preprocessing"
         )
-    return Preprocessing(request=wanted, releases=releases, noise=share, clip=declared.clip)
+    return Preprocessing(request=request, releases=releases, noise=share, clip=declared.clip)
 
 
 def _middle(experiment: Experiment) -> float:

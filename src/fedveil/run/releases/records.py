@@ -171,23 +171,23 @@ def describe_public_test(prepared: Prepared, model: Float32[Tensor, " d"]) -> Ro
     population = prepared.population
     if not population.public_test or prepared.evaluation is not None:
         return None
-    found: Row = {"records": len(population.test_targets)}
-    if population.task != "classification" or population.n_classes is None or not found["records"]:
-        return found
+    row: Row = {"records": len(population.test_targets)}
+    if population.task != "classification" or population.n_classes is None or not row["records"]:
+        return row
     probabilities = class_probabilities(outputs_on_test(prepared, model))
     targets = np.asarray(population.test_targets, dtype=np.int64)
     weights = population.test_weights
     weight = np.ones(len(targets)) if weights is None else np.asarray(weights, dtype=np.float64)
     if not np.isfinite(probabilities).all():
-        return found
+        return row
     if population.n_classes <= _MOST_CLASSES:
         names = population.classes or tuple(range(population.n_classes))
-        found["classes"] = [str(name) for name in names]
-        found["confusion"] = confusion(probabilities, targets, weight).tolist()
+        row["classes"] = [str(name) for name in names]
+        row["confusion"] = confusion(probabilities, targets, weight).tolist()
     if population.n_classes == 2:
-        found["roc"] = roc_points(probabilities[:, 1], targets, weight).tolist()
-        found["calibration"] = calibration_bins(probabilities[:, 1], targets, weight)
-    return found
+        row["roc"] = roc_points(probabilities[:, 1], targets, weight).tolist()
+        row["calibration"] = calibration_bins(probabilities[:, 1], targets, weight)
+    return row
 
 
 def class_probabilities(outputs: Tensor) -> Float64[np.ndarray, "n classes"]:
@@ -234,15 +234,15 @@ def calibration_bins(
     score: Float64[np.ndarray, " n"], targets: Int64[np.ndarray, " n"], weight: Float64[np.ndarray, " n"]
 ) -> list[dict[str, Any]]:
     """Return mean probability, observed fraction and weight of class 1 in the bins of equal width that have records."""
-    which = np.minimum((score * _BINS).astype(int), _BINS - 1)
-    total = np.bincount(which, weights=weight, minlength=_BINS)
-    predicted = np.bincount(which, weights=weight * score, minlength=_BINS)
-    observed = np.bincount(which, weights=weight * (targets == 1), minlength=_BINS)
+    bins = np.minimum((score * _BINS).astype(int), _BINS - 1)
+    total = np.bincount(bins, weights=weight, minlength=_BINS)
+    predicted = np.bincount(bins, weights=weight * score, minlength=_BINS)
+    observed = np.bincount(bins, weights=weight * (targets == 1), minlength=_BINS)
     return [
         {
-            "predicted": predicted[one] / total[one],
-            "observed": observed[one] / total[one],
-            "weight": total[one],
+            "predicted": predicted[index] / total[index],
+            "observed": observed[index] / total[index],
+            "weight": total[index],
         }
-        for one in np.nonzero(total)[0]
+        for index in np.nonzero(total)[0]
     ]

@@ -99,9 +99,9 @@ class Release:
         Args:
             summed: number of silos in the sum; None: all.
         """
-        found = sum_noise_std(self.method, self.public.n_silos, summed)
-        assert found is not None, "the noise of statistics is public"
-        return found
+        std = sum_noise_std(self.method, self.public.n_silos, summed)
+        assert std is not None, "the noise of statistics is public"
+        return std
 
     def event_for(self, role: Role) -> Event:
         """Return the event that a role observes; a role without a view has no guarantee."""
@@ -115,11 +115,11 @@ class Release:
 
     def statement_sentence(self, run: str, times: int) -> str:
         """Return the sentence of a statement about this release, which was charged ``times`` times."""
-        name, what = self.name or str(self.number), f", {self.purpose}" if self.purpose else ""
+        name, purpose = self.name or str(self.number), f", {self.purpose}" if self.purpose else ""
         again = f"; charged {times} times, because it was made again" if times > 1 else ""
         at_most = show_at_most(sensitivity(self.method, self.public))
         return (
-            f"release {run}/{name}: {self.step.length} numbers{what}; one person changes their sum over "
+            f"release {run}/{name}: {self.step.length} numbers{purpose}; one person changes their sum over "
             f"{self.public.n_silos} silos by at most {at_most} (l2){again}"
         )
 
@@ -153,8 +153,8 @@ class ReleaseInputs(ChannelInputs):
         self._release, self._table, self._privacy, self._progress = release, table, privacy, progress
 
     def unprotected_sum(self, client: int) -> Float64[np.ndarray, " d"]:
-        found: np.ndarray = self._sums[client]
-        return found
+        total: np.ndarray = self._sums[client]
+        return total
 
     def _sender(self, client: int) -> Sender:
         release = self._release
@@ -182,14 +182,14 @@ class ReleaseInputs(ChannelInputs):
         """
         step, bound = self._release.step, self._release.bound
         condensed, _, mixed = step.pairs(self._table)
-        found = [np.zeros((0, step.length))]
+        blocks = [np.zeros((0, step.length))]
         own = mixed[np.flatnonzero(self._groups.silo == client)]
         for some, vectors in step.vectors(condensed, own):
             if self._progress is not None:
                 self._progress(some.start, own.shape[0])
             weights = torch.ones(len(vectors), dtype=torch.float64)
-            found.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
-        return np.concatenate(found)
+            blocks.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
+        return np.concatenate(blocks)
 
 
 def noisy_sum(release: Release, table: ColumnTable, privacy: PrivacyRandomness) -> NoisySum:

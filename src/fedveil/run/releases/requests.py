@@ -53,7 +53,7 @@ def statistics_scope(document: ReleaseDocument, declared: DeclaredTables) -> Req
     request = document.statistics
     step = compose(request, declared.schema, declared.silos)
     return RequestScope(
-        figures=frozenset(name for one in request.release.values() for name in one.figures),
+        figures=frozenset(name for requested in request.release.values() for name in requested.figures),
         columns=frozenset(declared.schema.read_columns(step.columns)),
         numbers=step.length,
         by_silo="silo" in request.by,
@@ -67,7 +67,7 @@ def regression_scope(document: InferenceDocument, declared: DeclaredTables) -> R
         FedveilError: a request that does not fit the schema.
     """
     fitted = regression_without_noise(document, declared)
-    steps = [fitted.equation(place) for place in range(len(fitted.parts))]
+    steps = [fitted.equation(index) for index in range(len(fitted.parts))]
     return RequestScope(
         figures=frozenset({f"{fitted.family.name}-regression"}),
         columns=frozenset(declared.schema.read_columns(name for step in steps for name in step.columns)),
@@ -87,19 +87,22 @@ def side_release_scope(experiment: Experiment, declared: DeclaredTables) -> Requ
     Raises:
         FedveilError: releases that do not fit the schema.
     """
-    found: list[RequestScope] = []
-    wanted, evaluation = wanted_preprocessing(experiment, declared), asked_evaluation(experiment, declared)
-    if wanted is not None:
-        found.append(
+    scopes: list[RequestScope] = []
+    preprocessing, evaluation = (
+        wanted_preprocessing(experiment, declared),
+        asked_evaluation(experiment, declared),
+    )
+    if preprocessing is not None:
+        scopes.append(
             RequestScope(
                 figures=frozenset({"preprocessing"}),
-                columns=frozenset((*wanted.numbers, *wanted.pool)),
-                numbers=max(layout.length for layout in wanted.layouts),
+                columns=frozenset((*preprocessing.numbers, *preprocessing.pool)),
+                numbers=max(layout.length for layout in preprocessing.layouts),
             )
         )
     if evaluation is not None:
         groups = frozenset(evaluation.by) - {"silo"}
-        found.append(
+        scopes.append(
             RequestScope(
                 figures=frozenset({"evaluation"}),
                 columns=groups | frozenset(declared.schema.read_columns(declared.schema.target_columns)),
@@ -107,7 +110,7 @@ def side_release_scope(experiment: Experiment, declared: DeclaredTables) -> Requ
                 by_silo="silo" in evaluation.by,
             )
         )
-    return _union(found)
+    return _union(scopes)
 
 
 def _union(scopes: Sequence[RequestScope]) -> RequestScope:

@@ -73,7 +73,7 @@ class Series:
 
         A release that was made again is a further release.
         """
-        repeated = (one for one, many in zip(self.releases, counts, strict=True) for _ in range(many))
+        repeated = (release for release, many in zip(self.releases, counts, strict=True) for _ in range(many))
         return replace(self, releases=tuple(repeated))
 
     def statement(self, name: str, times: Sequence[int], notes: tuple[str, ...]) -> Statement:
@@ -84,7 +84,7 @@ class Series:
             times: number of ledger charges of each release.
             notes: further sentences for the reader.
         """
-        made, guarantees = self.with_charges(times), [one.guarantee for one in self.releases]
+        repeated, guarantees = self.with_charges(times), [release.guarantee for release in self.releases]
         first = guarantees[0]
         source = "the operating system's cryptographic random number generator"
         builder = StatementBuilder(
@@ -96,20 +96,20 @@ class Series:
             secure=self.secure,
         )
         return builder.build(
-            made.event,
-            made.event_for,
+            repeated.event,
+            repeated.event_for,
             first.views,
             mechanisms=(
                 *(
-                    one.statement_sentence(name, charged)
-                    for one, charged in zip(self.releases, times, strict=True)
+                    release.statement_sentence(name, charged)
+                    for release, charged in zip(self.releases, times, strict=True)
                 ),
-                *dict.fromkeys(text for one in guarantees for text in one.mechanisms),
+                *dict.fromkeys(text for guarantee in guarantees for text in guarantee.mechanisms),
             ),
             randomness=f"noise was drawn, by exact samplers, from {source}"
             if self.secure
             else "noise was derived from a known seed, for reproduction only",
-            uncovered=(*(text for one in guarantees for text in one.uncovered), *_UNCOVERED),
+            uncovered=(*(text for guarantee in guarantees for text in guarantee.uncovered), *_UNCOVERED),
             notes=notes,
             released="statistics",
         )
@@ -135,16 +135,16 @@ def calibrate_releases(
 
     budget = Budget(epsilon=privacy.epsilon, delta=privacy.delta, accountant=accountant)
     # The share of other documents is reserved as one Gaussian release; the noise is calibrated to the rest.
-    others = other_documents(privacy)
+    reserved = other_documents(privacy)
 
     def series(multiplier: float) -> Series:
         return Series(privacy=privacy, accountant=accountant, releases=releases(multiplier))
 
     def spent(multiplier: float) -> float:
-        return epsilon_of(all_of([series(multiplier).event, *others]), budget)
+        return epsilon_of(all_of([series(multiplier).event, *reserved]), budget)
 
-    found = least_noise(spent, budget)
-    return found, series(found)
+    multiplier = least_noise(spent, budget)
+    return multiplier, series(multiplier)
 
 
 _UNCOVERED: Final = (

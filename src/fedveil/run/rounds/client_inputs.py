@@ -185,8 +185,8 @@ class CohortInputs(RoundInputs):
         If all clients' updates are added in one batch, every client index has the same sum.
         """
         assert self._sums is not None
-        place = client if len(self._sums.total) > 1 else 0
-        every = [one[place].cpu().numpy() for one in (self._sums.total, *self._past)]
+        index = client if len(self._sums.total) > 1 else 0
+        every = [sums[index].cpu().numpy() for sums in (self._sums.total, *self._past)]
         return self._channel.encode_sums(every) if isinstance(self._channel, StatefulNoise) else every[0]
 
     def contributions(self, client: int) -> Float64[np.ndarray, "m d"]:
@@ -206,8 +206,8 @@ class CohortInputs(RoundInputs):
             rows[first : first + size] = sums.total.cpu().numpy()
             self._norms[chunk] = sums.norms.cpu()
             if context.progress is not None:
-                done = round(1000 * (client + (first + len(chunk)) / len(members)))
-                context.progress(done, 1000 * cohort.n_silos)
+                completed = round(1000 * (client + (first + len(chunk)) / len(members)))
+                context.progress(completed, 1000 * cohort.n_silos)
         return rows
 
     def training_diagnostics(self) -> TrainingDiagnostics:

@@ -56,7 +56,9 @@ class SumHistory:
     def keep(self, context: RoundContext, sums: Float64[Tensor, "silos length"]) -> None:
         """Store a round's sums with its starting model, and drop the sums that no later round needs."""
         memory, number = memory_of(context.setting.method.channel), context.round_number
-        self._kept = {one: kept for one, kept in self._kept.items() if number - memory < one < number}
+        self._kept = {
+            earlier: stored for earlier, stored in self._kept.items() if number - memory < earlier < number
+        }
         if memory:
             self._kept[number] = context.model, sums
 
@@ -67,19 +69,22 @@ class SumHistory:
         same.
         """
         method, stream = context.setting.method, reader_state(context.state)
-        found = []
+        history = []
         for back in range(1, min(memory_of(method.channel), context.round_number - 1) + 1):
             number, model = context.round_number - back, stream["models"][back - 1]
-            kept = self._kept.get(number)
+            stored = self._kept.get(number)
             # A stored sum is reused only if its round began with this very model.
-            if kept is None or not torch.equal(kept[0].cpu(), model):
-                played = with_clip(method, float(stream["units"][back - 1]))
-                setting, start = replace(context.setting, method=played), model.to(context.model.device)
+            if stored is None or not torch.equal(stored[0].cpu(), model):
+                earlier_method = with_clip(method, float(stream["units"][back - 1]))
+                setting, start = (
+                    replace(context.setting, method=earlier_method),
+                    model.to(context.model.device),
+                )
                 again = replace(context, setting=setting, model=start, state={}, round_number=number)
                 job = again.sum_job(None)
-                kept = model, again.trainer.sums(job, again.progress).with_clip_marks(job).total
-            found.append(kept[1])
-        return found
+                stored = model, again.trainer.sums(job, again.progress).with_clip_marks(job).total
+            history.append(stored[1])
+        return history
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,8 +177,8 @@ class RoundContext:
         if sampled_users is not None:
             takes_part &= sampled_users[groups.user]
         if period > 1:
-            who = groups.user if groups.key is None else groups.key
-            takes_part &= is_due(who, groups.silo, period, self.round_number)
+            key = groups.user if groups.key is None else groups.key
+            takes_part &= is_due(key, groups.silo, period, self.round_number)
         return torch.from_numpy(np.flatnonzero(takes_part))
 
     def sum_job(self, sampled_users: Bool[np.ndarray, " users"] | None) -> TrainJob:
@@ -310,17 +315,17 @@ def server_step(
         mean = mean.to(torch.float64)
     mean = check_tensor(method.denoiser, "denoiser", "estimate()", mean, noisy)
     server = method.server.at_noise(noise_std)
-    made = server.step(model, mean, state)
+    result = server.step(model, mean, state)
     if not server.steps_models:
-        return made
+        return result
     where = "server optimizer"
-    if not isinstance(made, tuple) or len(made) != _MODEL_AND_STATE:
+    if not isinstance(result, tuple) or len(result) != _MODEL_AND_STATE:
         raise ModelError(
             f"{type(server).__name__}, given as {where}: step() is no pair of a model and a state"
         )
-    after = check_tensor(server, where, "the model of step()", made[0], model)
-    known = optimizer_state(made[1]) if isinstance(made[1], Mapping) else made[1]
-    return after, check_state(server, where, "the state of step()", known, optimizer_state(state))
+    after = check_tensor(server, where, "the model of step()", result[0], model)
+    own_state = optimizer_state(result[1]) if isinstance(result[1], Mapping) else result[1]
+    return after, check_state(server, where, "the state of step()", own_state, optimizer_state(state))
 
 
 _MODEL_AND_STATE: Final = 2
@@ -346,39 +351,43 @@ def try_server_stages(
     """
     stages = {"denoiser": method.denoiser, "server optimizer": method.server, "average": method.average}
     foreign = [
-        f"{type(one).__name__}, given as {role}" for role, one in stages.items() if not is_own(type(one))
+        f"{type(stage).__name__}, given as {role}"
+        for role, stage in stages.items()
+        if not is_own(type(stage))
     ]
     if not foreign or not method.server.steps_models:
         return
-    who, model = "; ".join(foreign), initial()
+    names, model = "; ".join(foreign), initial()
     made_up = torch.linspace(-1.0, 1.0, length, dtype=torch.float64)
     parts = shapes if length == len(model) else ((length,),)
 
     def two_rounds() -> list[Tensor]:
         """Return the models and states after each of two rounds."""
-        at, state, found = model.clone(), begin_state(method, model.clone()), list[Tensor]()
+        at, state, outputs = model.clone(), begin_state(method, model.clone()), list[Tensor]()
         for number in (1, 2):
-            played = method.at_round(number, state)
-            given = (made_up.clone(), at, *state.values())
-            kept = [one.clone() for one in given]
-            after, server = server_step(played, given[0], 1.0, parts, at, state)
-            marks = torch.zeros(played.bound.extra, dtype=torch.float64)
-            then = next_state(played, after, server, marks, 1.0, state)
-            released = released_model(played, after, then)
+            round_method = method.at_round(number, state)
+            arguments = (made_up.clone(), at, *state.values())
+            copies = [argument.clone() for argument in arguments]
+            after, server = server_step(round_method, arguments[0], 1.0, parts, at, state)
+            marks = torch.zeros(round_method.bound.extra, dtype=torch.float64)
+            then = next_state(round_method, after, server, marks, 1.0, state)
+            released = released_model(round_method, after, then)
             if not all(map(is_finite, (after, released, *then.values()))):
                 raise CompositionError(
-                    f"{who}: a model or a state has a NaN or an infinity after a mean in [-1, 1]"
+                    f"{names}: a model or a state has a NaN or an infinity after a mean in [-1, 1]"
                 )
-            if not all(map(torch.equal, given, kept)):
-                raise CompositionError(f"{who}: writes to the mean, the model or the state that it is given")
+            if not all(map(torch.equal, arguments, copies)):
+                raise CompositionError(
+                    f"{names}: writes to the mean, the model or the state that it is given"
+                )
             # Stateful noise is decoded before the step; its state is not tried.
             at, state = after, {**state, **then}
-            found += [one.clone() for one in (after, released, *then.values())]
-        return found
+            outputs += [tensor.clone() for tensor in (after, released, *then.values())]
+        return outputs
 
     try:
         first, again = two_rounds(), two_rounds()
     except ModelError as error:
         raise CompositionError(str(error)) from None
     if not all(map(torch.equal, first, again)):
-        raise CompositionError(f"{who}: equal means gave another model or state when they were tried again")
+        raise CompositionError(f"{names}: equal means gave another model or state when they were tried again")

@@ -80,9 +80,11 @@ class DocumentParts(RunParts[PartEnding]):
         """
         self._check_charged()
         while again or not self.is_whole:
-            made = self.prepared.read(self.folder)
-            self.journal.mend(len(made))
-            part = self._part(made[: self.prepared.count - 1], is_made=len(made) == self.prepared.count)
+            releases = self.prepared.read(self.folder)
+            self.journal.mend(len(releases))
+            part = self._part(
+                releases[: self.prepared.count - 1], is_made=len(releases) == self.prepared.count
+            )
             yield part
             if part.step is not None:  # the release was refused: making it sets the step to None
                 return
@@ -155,14 +157,14 @@ class DocumentParts(RunParts[PartEnding]):
 
     def _check_charged(self) -> None:
         """Check that the document requests every charge, and that every result in the folder is charged."""
-        made, name = self.prepared.read(self.folder), self.prepared.document.name
+        releases, name = self.prepared.read(self.folder), self.prepared.document.name
         events = {release.number: release.event for release in self.prepared.series.releases}
 
         def event_of(entry: Entry) -> Event | None:
             return events.get(entry.round) if entry.run == name else None
 
         self.journal.check_charged(event_of, self._remedy)
-        self.journal.require_charges(StepKey(name, number) for number in range(1, len(made) + 1))
+        self.journal.require_charges(StepKey(name, number) for number in range(1, len(releases) + 1))
 
     @property
     def _remedy(self) -> str:

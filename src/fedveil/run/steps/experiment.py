@@ -254,20 +254,22 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
         model = released_model(prepared.method, checkpoint.model, checkpoint.state)
         held_out = cache(lambda: score_held_out(prepared, model))  # scored once for all releases
         while again or len(self._evaluated()) < len(planned.releases):
-            made = self._evaluated()
-            whole = len(made) == len(planned.releases)
-            made = made[: len(planned.releases) - 1]  # if whole, the last release is planned as it was
-            release = planned.release(made)
+            released = self._evaluated()
+            whole = len(released) == len(planned.releases)
+            released = released[
+                : len(planned.releases) - 1
+            ]  # if whole, the last release is planned as it was
+            release = planned.release(released)
 
             def refusal(subject: str = f"{release.name} and what is due after it") -> str | None:
                 needed = self._excess(checkpoint.round, 0)
                 return None if needed is None else self._above(subject, needed)
 
-            def keep(noisy_sum: NoisySum, earlier: NoisySums = made) -> None:
+            def keep(noisy_sum: NoisySum, earlier: NoisySums = released) -> None:
                 sums = (*earlier, noisy_sum)
                 if len(sums) == len(planned.releases):
-                    found = planned.combine_releases(experiment.name, checkpoint.round, sums)
-                    self.folder.write_json(FILE, found.to_json())
+                    combined = planned.combine_releases(experiment.name, checkpoint.round, sums)
+                    self.folder.write_json(FILE, combined.to_json())
                 else:
                     self.folder.write_json(EVALUATING, {"releases": [sum_.to_json() for sum_ in sums]})
 
@@ -276,7 +278,7 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
                 journal=self.journal,
                 planned=release,
                 step=None if whole else self._release_step(release, refusal),
-                before=(*before, *made),
+                before=(*before, *released),
                 keep=keep,
                 records=held_out,
                 privacy=experiment.privacy.randomness(),
@@ -289,8 +291,8 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
 
     def _preprocessed(self) -> NoisySums:
         """Return the releases of the preprocessing that are made."""
-        found = None if self.prepared.preprocessing is None else read_preprocessed(self.folder.path)
-        return () if found is None else found.sums
+        preprocessed = None if self.prepared.preprocessing is None else read_preprocessed(self.folder.path)
+        return () if preprocessed is None else preprocessed.sums
 
     def _evaluated(self) -> NoisySums:
         """Return the releases of the evaluation that are made."""
@@ -303,9 +305,9 @@ class ExperimentParts(RunParts[Outcome | PartEnding]):
             IntegrityError: a release has no charge.
         """
         prepared, name = self.prepared, self.prepared.experiment.name
-        made = prepared.releases_before_training[: len(self._preprocessed())]
-        made += prepared.releases_after_training[: len(self._evaluated())]
-        self.journal.require_charges(StepKey(one.of_run(name), BESIDE) for one in made)
+        releases = prepared.releases_before_training[: len(self._preprocessed())]
+        releases += prepared.releases_after_training[: len(self._evaluated())]
+        self.journal.require_charges(StepKey(release.of_run(name), BESIDE) for release in releases)
 
     def _prepare_again(self) -> None:
         """Prepare the experiment on the schema that the folder's releases give."""

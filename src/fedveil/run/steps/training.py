@@ -98,19 +98,19 @@ class TrainingPart:
 
     def _open_round(self) -> None:
         """Describe the next round, if one is left."""
-        last, asked = self.checkpoint, self.prepared.experiment
+        last, experiment = self.checkpoint, self.prepared.experiment
         self.number = number = last.round + 1
         self.step: Step | None = None
         self.context: RoundContext | None = None
-        if self.stopped is None and number <= asked.rounds:
+        if self.stopped is None and number <= experiment.rounds:
             self.step = self._round_step(number)
             self.context = self.prepared.round_context(
                 number,
                 last.model,
                 last.state,
                 self.privacy,
-                progress=lambda done, total: self._observer.training(number, done, total),
-                measured=number % asked.evaluate_every == 0 or number == asked.rounds,
+                progress=lambda completed, total: self._observer.training(number, completed, total),
+                measured=number % experiment.evaluate_every == 0 or number == experiment.rounds,
             )
 
     def start(self) -> tuple[Float32[np.ndarray, " d"], float | None]:
@@ -177,9 +177,9 @@ class TrainingPart:
             raise failure
         try:
             self._observer.on_round_end(row)
-        except StopTraining as asked:
+        except StopTraining as stop:
             # Written before the evaluation, so that a resumed run states the callback as uncovered as well.
-            self.stopped, self.ended = str(asked), True
+            self.stopped, self.ended = str(stop), True
             folder.write_json(_STOPPED, {"round": number})
         self._open_round()
 
@@ -190,11 +190,9 @@ def _evaluated_already(folder: RunFolder) -> str | None:
     Raises:
         RunFolderError: a damaged evaluation.
     """
-    found = read_evaluated(folder.path)
-    if found is not None:
-        return (
-            f"the model after round {found.round} was evaluated; another evaluation would need another budget"
-        )
+    evaluated = read_evaluated(folder.path)
+    if evaluated is not None:
+        return f"the model after round {evaluated.round} was evaluated; another evaluation would need another budget"
     if read_evaluation(folder):
         return "the model was evaluated in part; an evaluation of another model would need another budget"
     return None
@@ -217,7 +215,7 @@ def _last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> C
             ledger that ends before the ledger head in the checkpoint.
         IntegrityError: the folder has the metrics of a round for which the ledger has no charge.
     """
-    found = folder.read_checkpoint()
+    checkpoint = folder.read_checkpoint()
     # The metrics of a round are written after its charge. Without a checkpoint they are the only evidence of rounds
     # that were released, and a ledger that lacks a charge for one would understate what was spent.
     charged = {entry.round for entry in ledger.entries if entry.run == prepared.experiment.name}
@@ -226,18 +224,18 @@ def _last_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> C
             f"{folder.path}: metrics.jsonl has round {lost[0]}, and ledger.jsonl has no charge for it; "
             "charges were lost or replaced, so what was spent is unknown"
         )
-    if found is None:
+    if checkpoint is None:
         return _initial_checkpoint(prepared, folder, ledger)
     # A ledger that is shorter than the checkpoint's has lost charges: the statement would be too small.
-    ledger.require_extends(found.ledger)
-    folder.check_own_checkpoint(found)
+    ledger.require_extends(checkpoint.ledger)
+    folder.check_own_checkpoint(checkpoint)
     method = prepared.method
-    if not matching(begin_state(method, found.model), found.state):
+    if not matching(begin_state(method, checkpoint.model), checkpoint.state):
         raise RunFolderError(
             f"{folder.path}: the checkpoint has no state of server.optimizer ({type(method.server).__name__}) and "
             f"server.average ({type(method.average).__name__}) for this model; it was put there by another run"
         )
-    return found
+    return checkpoint
 
 
 def _initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -> Checkpoint:
@@ -245,8 +243,8 @@ def _initial_checkpoint(prepared: Prepared, folder: RunFolder, ledger: Ledger) -
     model = prepared.task.initial()
     row = _row_of(prepared, 0, evaluate(prepared, model), ledger)
     row |= {"seconds": 0.0, "elapsed": 0.0}
-    if said := remarks(prepared.task, prepared.population):
-        row["remarks"] = said
+    if sentences := remarks(prepared.task, prepared.population):
+        row["remarks"] = sentences
     checkpoint = Checkpoint(
         round=0, model=model, state=begin_state(prepared.method, model), row=row, ledger=ledger.head
     )
