@@ -579,9 +579,9 @@ class PartialEncryption(ProtectionStage):
         )
         return (
             (
-                f"{by_server}, though not which coordinates these are: epsilon covers the unencrypted numbers, whatever "
-                "the partition, but not the ballots (partition = 'released' or 'noisy-votes', or strategy = 'random', "
-                "avoids this)",
+                f"{by_server}, though not which coordinates these are: epsilon covers the unencrypted numbers, "
+                "whatever the partition, but not the ballots (partition = 'released' or 'noisy-votes', or "
+                "strategy = 'random', avoids this)",
             ),
             ("which coordinates have most votes",),
             (by_sender,),

@@ -281,12 +281,12 @@ class Codec:
         streams.claim()
         writer = SymbolWriter()
         checksum = drawn = accepted = 0
-        for block, (start, end) in enumerate(_blocks(len(update), self.quantizer.lattice.dimension)):
+        for number, (start, end) in enumerate(_blocks(len(update), self.quantizer.lattice.dimension)):
             x = update[start:end].astype(np.float64)
             plan = _plan(x, self.quantizer) if self.adaptive else _LATTICE
-            place = Block(number=block, quantizer=self.quantizer, streams=streams)
-            checksum, rejected, kept = _encode_block(writer, x, place, plan, self.search, checksum)
-            drawn, accepted = drawn + rejected + kept, accepted + kept
+            block = Block(number=number, quantizer=self.quantizer, streams=streams)
+            checksum, rejected, n_accepted = _encode_block(writer, x, block, plan, self.search, checksum)
+            drawn, accepted = drawn + rejected + n_accepted, accepted + n_accepted
         header = Header(quantizer=self.quantizer, length=len(update), secure=streams.secure)
         message = seal(header, writer.finish(), checksum, streams)
         return Sent(message=message, drawn=drawn, accepted=accepted)
@@ -320,9 +320,9 @@ class Codec:
         envelope = self._open(message, streams, length)
         reader = SymbolReader(envelope.payload)
         checksum = 0
-        for block, (start, end) in enumerate(_blocks(length, self.quantizer.lattice.dimension)):
-            place = Block(number=block, quantizer=self.quantizer, streams=streams)
-            values, checksum = _decode_block(reader, end - start, place, checksum)
+        for number, (start, end) in enumerate(_blocks(length, self.quantizer.lattice.dimension)):
+            block = Block(number=number, quantizer=self.quantizer, streams=streams)
+            values, checksum = _decode_block(reader, end - start, block, checksum)
             yield values
         if checksum != envelope.checksum:
             raise MessageError(
@@ -425,13 +425,13 @@ def _plan(x: Float64[np.ndarray, " m"], quantizer: LayeredQuantizer) -> int:
 
 
 def _encode_block(
-    writer: SymbolWriter, x: Float64[np.ndarray, " m"], place: Block, plan: int, search: int, checksum: int
+    writer: SymbolWriter, x: Float64[np.ndarray, " m"], block: Block, plan: int, search: int, checksum: int
 ) -> tuple[int, int, int]:
     """Write a block; return the checksum so far, and the numbers of rejected and accepted draws."""
-    quantizer, scalar = place.quantizer, _scalar(place.quantizer)
+    quantizer, scalar = block.quantizer, _scalar(block.quantizer)
     code = spread_code(x, quantizer.law.scale)
     if plan >= MIN_ORDER:
-        selection = select(x, place.with_quantizer(scalar), plan, search)
+        selection = select(x, block.with_quantizer(scalar), plan, search)
         if selection.worthwhile:
             writer.field(plan, _PLAN_BITS)
             writer.field(code, 16)
@@ -443,7 +443,7 @@ def _encode_block(
     else:
         quantizer = scalar if plan == _SCALAR else quantizer
         rows = _rows(x, quantizer.lattice.dimension)
-        quantized = quantizer.quantize(rows, place.streams, place.number)
+        quantized = quantizer.quantize(rows, block.streams, block.number)
     writer.field(plan, _PLAN_BITS)
     writer.field(code, 16)
     grid = quantizer.lattice
@@ -456,9 +456,9 @@ def _encode_block(
 
 
 def _decode_block(
-    reader: SymbolReader, length: int, place: Block, checksum: int
+    reader: SymbolReader, length: int, block: Block, checksum: int
 ) -> tuple[Float64[np.ndarray, " m"], int]:
-    quantizer, streams, block = place.quantizer, place.streams, place.number
+    quantizer, streams, number = block.quantizer, block.streams, block.number
     plan = reader.field(_PLAN_BITS)
     spread = read_spread(reader.field(16))
     if plan > _LATTICE and not isinstance(quantizer.law, GaussianLaw):
@@ -468,7 +468,7 @@ def _decode_block(
         if plan > MAX_ORDER or 1 << (plan - 1) >= max(length, 2):
             raise MessageError(f"the message sends {length} parameters in rows of 2^{plan}")
         return read_selection(
-            reader, length, place.with_quantizer(_scalar(quantizer)), plan, spread, checksum
+            reader, length, block.with_quantizer(_scalar(quantizer)), plan, spread, checksum
         )
     if plan > _SCALAR:
         raise MessageError(f"the message sends a block in an unknown way ({plan})")
@@ -480,8 +480,8 @@ def _decode_block(
     if quantizer.rejects:
         limit = math.ceil((4 * rows + 64) / grid.acceptance)
         attempts = reader.attempts(rows, grid.acceptance, limit)
-    scales = quantizer.scales(streams, block, rows)
-    dithers = quantizer.replay_dithers(attempts, streams, block)
+    scales = quantizer.scales(streams, number, rows)
+    dithers = quantizer.replay_dithers(attempts, streams, number)
     points = read_points(reader, dithers, spread * quantizer.law.scale / scales, grid)
     values = quantizer.reconstruct(points, dithers, scales).reshape(-1)[:length]
     return values, _symbols_checksum(points, checksum)
@@ -513,13 +513,13 @@ def decode_integers(message: bytes, length: int) -> Int64[np.ndarray, " m"]:
     Raises:
         MessageError: bytes that no sender writes, or the code of other numbers.
     """
-    reader, found = SymbolReader(message), np.empty(length, dtype=np.int64)
+    reader, numbers = SymbolReader(message), np.empty(length, dtype=np.int64)
     for start in range(0, length, BLOCK):
-        block = found[start : start + BLOCK]
+        block = numbers[start : start + BLOCK]
         block[:] = reader.integers(_contexts(reader.field(_SPREAD_BITS), len(block)))
-    if encode_integers(found) != message:
+    if encode_integers(numbers) != message:
         raise MessageError("the message is the code of no numbers of this length")
-    return found
+    return numbers
 
 
 def _contexts(code: int, count: int) -> Contexts:

@@ -84,13 +84,13 @@ class Lattice:
 
     def integers(self, points: Float64[np.ndarray, "m n"]) -> Int64[np.ndarray, "m n"]:
         """Return the integer coordinates of lattice points; the inverse of :meth:`points`."""
-        rest = points.copy()
+        residual = points.copy()
         integers = np.empty(points.shape, dtype=np.int64)
         for i in range(self.dimension - 1, -1, -1):
-            k = np.rint(rest[:, i] / self.generator[i, i])
+            k = np.rint(residual[:, i] / self.generator[i, i])
             integers[:, i] = k
             for j in np.flatnonzero(self.generator[i, :i]):
-                rest[:, j] -= self.generator[i, j] * k
+                residual[:, j] -= self.generator[i, j] * k
         return integers
 
     def cell_points(self, uniforms: Float64[np.ndarray, "m n"]) -> Float64[np.ndarray, "m n"]:
@@ -193,9 +193,9 @@ def lattice(name: str) -> Lattice:
     >>> lattice("Z5").dimension
     5
     """
-    known = {known.name: known for known in (Z1, Z2, Z3, A2, D3, D4, E8)}
-    if name in known:
-        return known[name]
+    lattices = {candidate.name: candidate for candidate in (Z1, Z2, Z3, A2, D3, D4, E8)}
+    if name in lattices:
+        return lattices[name]
     if name[:1] == "Z" and name[1:].isascii() and name[1:].isdigit() and 1 <= int(name[1:]) <= 64:
         return integer_lattice(int(name[1:]))
     raise ChannelError(f"no lattice is called {name!r}: choose Z1 to Z64, A2, D3, D4 or E8")
@@ -238,14 +238,14 @@ def write_points(
         writer.integers(points.ravel().astype(np.int64), contexts)
         return
     integers = lattice.integers(points)
-    rest = -dithers
+    residual = -dithers
     for i in range(lattice.dimension - 1, -1, -1):
         row = lattice.generator[i]
-        mean = rest[:, i] / row[i]
+        mean = residual[:, i] / row[i]
         centre = np.rint(mean)
         contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
         writer.integers(integers[:, i] - centre.astype(np.int64), contexts)
-        rest -= integers[:, i, None] * row
+        residual -= integers[:, i, None] * row
 
 
 def read_points(
@@ -263,15 +263,15 @@ def read_points(
         contexts = Contexts.choose(dithers.ravel(), np.repeat(ratio, lattice.dimension))
         return reader.integers(contexts).astype(np.float64).reshape(dithers.shape)
     integers = np.empty(dithers.shape, dtype=np.int64)
-    rest = -dithers
+    residual = -dithers
     for i in range(lattice.dimension - 1, -1, -1):
         row = lattice.generator[i]
-        mean = rest[:, i] / row[i]
+        mean = residual[:, i] / row[i]
         centre = np.rint(mean)
         contexts = Contexts.choose(centre - mean, _deviation(lattice, ratio, i))
         integers[:, i] = centre.astype(np.int64) + reader.integers(contexts)
-        rest -= integers[:, i, None] * row
+        residual -= integers[:, i, None] * row
         # A hostile message must not overflow int64 in the next coordinate.
-        if np.abs(rest).max(initial=0) > 2.0**58:
+        if np.abs(residual).max(initial=0) > 2.0**58:
             raise MessageError("the message holds a lattice point that no sender writes")
     return lattice.points(integers)

@@ -351,9 +351,9 @@ def information_limit(update: Float[np.ndarray, " m"], law: NoiseLaw) -> float:
 
 def _shares(values: Float64[np.ndarray, " m"], low: float, step: float) -> Float64[np.ndarray, " cells"]:
     """Return the distribution of the values over grid points, each value split between its two neighbours."""
-    place = (values - low) / step
-    below = np.floor(place).astype(np.int64)
-    above_share = place - below
+    position = (values - low) / step
+    below = np.floor(position).astype(np.int64)
+    above_share = position - below
     size = int(below.max()) + 2
     shares = np.bincount(below, 1 - above_share, size) + np.bincount(below + 1, above_share, size)
     return shares / len(values)

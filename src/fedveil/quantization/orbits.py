@@ -210,17 +210,17 @@ def select(x: Float64[np.ndarray, " m"], place: Block, order: int, search: int) 
     # exact.
     sent = (uniforms(choice, count) * score.mean > ceiling) | (rows.energy > _MAX_ENERGY)
     draws, shifts = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    left = np.flatnonzero(~sent)
+    pending = np.flatnonzero(~sent)
     source = streams.source("candidate", block)
     draw = 0
-    while len(left):
-        candidates = normals(source.uint64(len(left) << order)).reshape(-1, 1 << order)
-        score = _Scores.of(rows, left, candidates)
+    while len(pending):
+        candidates = normals(source.uint64(len(pending) << order)).reshape(-1, 1 << order)
+        score = _Scores.of(rows, pending, candidates)
         # Step 2: u M < W has probability min(W, M) / M.
-        accepted = uniforms(choice, len(left)) * ceiling < score.mean
-        shifts[left] = score.pick(uniforms(choice, len(left)))
-        draws[left] = draw
-        left = left[~accepted]
+        accepted = uniforms(choice, len(pending)) * ceiling < score.mean
+        shifts[pending] = score.pick(uniforms(choice, len(pending)))
+        draws[pending] = draw
+        pending = pending[~accepted]
         draw += 1
     return Selection(order=order, search=search, draws=draws, shifts=shifts, sent=sent, trial=trial)
 
@@ -284,12 +284,12 @@ def _candidates(
     source = streams.source("candidate", block)
     # Only accepted words become normals: rejected draws are read from the stream and dropped, to stay in step.
     words = np.empty((len(draws), 1 << order), dtype=np.uint64)
-    left = np.arange(len(draws))
+    pending = np.arange(len(draws))
     for draw in range(int(draws.max(initial=-1)) + 1):
-        drawn = source.uint64(len(left) << order).reshape(-1, 1 << order)
-        accepted = draws[left] == draw
-        words[left[accepted]] = drawn[accepted]
-        left = left[~accepted]
+        drawn = source.uint64(len(pending) << order).reshape(-1, 1 << order)
+        accepted = draws[pending] == draw
+        words[pending[accepted]] = drawn[accepted]
+        pending = pending[~accepted]
     return normals(words.reshape(-1)).reshape(words.shape)
 
 

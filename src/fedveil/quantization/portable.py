@@ -130,8 +130,8 @@ def normals(words: UInt64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
         radius = np.sqrt(-2.0 * _log(unit(pairs[:, 0])))
         v = 2.0 * unit(pairs[:, 1]) - 1.0
         cosine = sine_quarter(1.0 - np.abs(v))
-        left: Bool[np.ndarray, " k"] = (pairs[:, 1] & np.uint64(1)).astype(np.bool_)
-        np.negative(cosine, out=cosine, where=left)
+        negative: Bool[np.ndarray, " k"] = (pairs[:, 1] & np.uint64(1)).astype(np.bool_)
+        np.negative(cosine, out=cosine, where=negative)
         both = out[at : at + 2 * CHUNK].reshape(-1, 2)
         np.multiply(radius, sine_quarter(v), out=both[:, 0])
         np.multiply(radius, cosine, out=both[:, 1])

@@ -96,15 +96,15 @@ class LayeredQuantizer:
         points = self.lattice.nearest(target)
         attempts = np.zeros(count, dtype=np.int64)
         if self.rejects:
-            left = np.flatnonzero(self._outside(points, target))
+            pending = np.flatnonzero(self._outside(points, target))
             attempt = 0
-            while len(left):
+            while len(pending):
                 attempt += 1
-                fresh = self._dithers(uniforms(source, len(left) * n))
-                target = scaled[left] - fresh
+                fresh = self._dithers(uniforms(source, len(pending) * n))
+                target = scaled[pending] - fresh
                 nearest = self.lattice.nearest(target)
-                points[left], dithers[left], attempts[left] = nearest, fresh, attempt
-                left = left[self._outside(nearest, target)]
+                points[pending], dithers[pending], attempts[pending] = nearest, fresh, attempt
+                pending = pending[self._outside(nearest, target)]
         return Quantized(points=points, attempts=attempts, dithers=dithers, scales=scales)
 
     def replay_dithers(
@@ -117,16 +117,16 @@ class LayeredQuantizer:
             return self._dithers(uniforms(source, len(attempts) * n))
         # First compute the row of each accepted dither in the stream, then draw once: the stream position of a dither
         # depends on how many sub-vectors were still without one at each attempt.
-        place = np.empty(len(attempts), dtype=np.int64)
-        left, waiting, drawn = np.arange(len(attempts)), attempts, 0
-        while len(left):
+        positions = np.empty(len(attempts), dtype=np.int64)
+        pending, waiting, drawn = np.arange(len(attempts)), attempts, 0
+        while len(pending):
             accepted = waiting == 0
-            taken = np.flatnonzero(accepted)
-            place[left[taken]] = drawn + taken
-            drawn += len(left)
+            accepted_at = np.flatnonzero(accepted)
+            positions[pending[accepted_at]] = drawn + accepted_at
+            drawn += len(pending)
             rejected = np.flatnonzero(~accepted)
-            left, waiting = left[rejected], waiting[rejected] - 1
-        return self._dithers(uniforms(source, drawn * n).reshape(-1, n)[place].reshape(-1))
+            pending, waiting = pending[rejected], waiting[rejected] - 1
+        return self._dithers(uniforms(source, drawn * n).reshape(-1, n)[positions].reshape(-1))
 
     def reconstruct(
         self,

@@ -217,11 +217,11 @@ def _attempt_model(acceptance: float) -> tuple[int, object]:
     accepted = round(acceptance * 2**20) / 2**20
     size = math.ceil(14 / accepted)
     probability = np.empty(size + 1)
-    left = 1.0
+    remaining = 1.0
     for attempt in range(size):
-        probability[attempt] = left * accepted
-        left *= 1 - accepted
-    probability[size] = left
+        probability[attempt] = remaining * accepted
+        remaining *= 1 - accepted
+    probability[size] = remaining
     units = np.maximum(np.rint(probability * _ATTEMPT_UNITS), 1.0)
     return size, constriction.stream.model.Categorical(units, perfect=False)
 

@@ -127,8 +127,8 @@ class OneHot(Encoder):
         return self.cells.size
 
     def rows(self, table: ColumnTable) -> sparse.csr_array:
-        place = self.cells.assign(table)
-        return _csr(np.where(place >= 0, 1.0, 0.0), np.maximum(place, 0), len(table), self.width)
+        cell = self.cells.assign(table)
+        return _csr(np.where(cell >= 0, 1.0, 0.0), np.maximum(cell, 0), len(table), self.width)
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ class Powers(Encoder):
     def rows(self, table: ColumnTable) -> sparse.csr_array:
         complete = np.ones(len(table), dtype=np.bool_)
         scaled = np.empty((len(table), len(self.ranges)))
-        for place, (name, lower, upper) in enumerate(self.ranges):
+        for index, (name, lower, upper) in enumerate(self.ranges):
             column = table.numbers(name)
             complete &= column.state == State.VALID
-            scaled[:, place] = 2 * (np.clip(column.values, lower, upper) - lower) / (upper - lower) - 1
+            scaled[:, index] = 2 * (np.clip(column.values, lower, upper) - lower) / (upper - lower) - 1
         first, second = np.triu_indices(len(self.ranges))
         parts: list[Float64[np.ndarray, "n k"]] = [
             (np.ones((len(table), 1)), scaled, scaled[:, first] * scaled[:, second])[degree]
@@ -319,11 +319,11 @@ class Layout:
     def slots(self) -> tuple[LayoutSlot, ...]:
         """Return the blocks with their places and shares, in order."""
         demand = [block.norm * math.sqrt(block.weight * block.length) for block in self.blocks]
-        total, start, found = math.fsum(demand), 0, []
-        for block, wanted in zip(self.blocks, demand, strict=True):
-            found.append(LayoutSlot(block=block, start=start, share=wanted / total))
+        total, start, slots = math.fsum(demand), 0, []
+        for block, own_demand in zip(self.blocks, demand, strict=True):
+            slots.append(LayoutSlot(block=block, start=start, share=own_demand / total))
             start += block.length
-        return tuple(found)
+        return tuple(slots)
 
     @property
     def length(self) -> int:
@@ -366,8 +366,8 @@ def isotonic_regression(
     """
     from sklearn import isotonic  # here, for it is slow to load and few commands need it
 
-    found: Any = isotonic.isotonic_regression(values, sample_weight=sample_weight, y_min=y_min, y_max=y_max)
-    return np.asarray(found, dtype=np.float64)
+    fitted: Any = isotonic.isotonic_regression(values, sample_weight=sample_weight, y_min=y_min, y_max=y_max)
+    return np.asarray(fitted, dtype=np.float64)
 
 
 # --- decoding -----------------------------------------------------------------------------------------------
@@ -398,17 +398,17 @@ def decode(
         unit: what a person's full weight adds to the sum: 1, or 1/|S| where every silo has that weight; cells are
             divided by it.
     """
-    found = {}
+    cells = {}
     for slot in layout.slots:
-        found[_key(slot)] = _linear(slot, noisy, noise_std / unit, unit)
+        cells[_key(slot)] = _linear(slot, noisy, noise_std / unit, unit)
     totals: dict[Partition, list[LayoutSlot]] = {}
     for slot in layout.slots:
         if slot.block.encoder.covers:
             totals.setdefault(slot.block.groups, []).append(slot)
     for slots in totals.values():
-        agreed = consistent([found[_key(slot)] for slot in slots])
-        found.update(zip(map(_key, slots), agreed, strict=True))
-    return found
+        agreed = consistent([cells[_key(slot)] for slot in slots])
+        cells.update(zip(map(_key, slots), agreed, strict=True))
+    return cells
 
 
 def consistent(blocks: Sequence[Cells]) -> tuple[Cells, ...]:
@@ -417,17 +417,17 @@ def consistent(blocks: Sequence[Cells]) -> tuple[Cells, ...]:
     totals = np.stack([block.values.sum(axis=1) for block in blocks])
     variance = 1 / (1 / variances).sum()
     agreed = variance * (totals / variances[:, None]).sum(axis=0)
-    found = []
+    adjusted = []
     for block, total, own in zip(blocks, totals, variances, strict=True):
         gain = block.covariance.sum(axis=1) / own
-        found.append(
+        adjusted.append(
             replace(
                 block,
                 values=block.values + np.outer(agreed - total, gain),
                 covariance=block.covariance - np.outer(gain, gain) * (own - variance),
             )
         )
-    return tuple(found)
+    return tuple(adjusted)
 
 
 def _linear(slot: LayoutSlot, noisy: Float64[np.ndarray, " d"], noise_std: float, unit: float) -> Cells:

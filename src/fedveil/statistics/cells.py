@@ -112,9 +112,9 @@ class Bins(_OfColumn):
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         column = table.numbers(self.column)
         edges = np.array(self.edges)
-        place = np.searchsorted(edges, column.values, side="right")
-        place[column.values == edges[-1]] = len(edges) - 1
-        return _or_state(place, column.state, self.ordered_cells)
+        cell = np.searchsorted(edges, column.values, side="right")
+        cell[column.values == edges[-1]] = len(edges) - 1
+        return _or_state(cell, column.state, self.ordered_cells)
 
 
 @dataclass(frozen=True)
@@ -205,16 +205,16 @@ class Product(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        found = [""]
+        labels = [""]
         for part in self.parts:
-            found = [f"{before}, {label}" if before else label for before in found for label in part.labels]
-        return tuple(found)
+            labels = [f"{before}, {label}" if before else label for before in labels for label in part.labels]
+        return tuple(labels)
 
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
-        place = np.zeros(len(table), dtype=np.int64)
+        cell = np.zeros(len(table), dtype=np.int64)
         for part in self.parts:
-            place = place * part.size + part.assign(table)
-        return place
+            cell = cell * part.size + part.assign(table)
+        return cell
 
 
 @dataclass(frozen=True)
@@ -284,6 +284,6 @@ class Events(_Followed):
         return np.where(happened, interval, NO_CELL)
 
 
-def _or_state(place: np.ndarray, state: np.ndarray, first: int) -> Int64[np.ndarray, "n"]:
+def _or_state(cell: np.ndarray, state: np.ndarray, first: int) -> Int64[np.ndarray, "n"]:
     """Return the place of a valid cell, and one of the two after ``first`` for the others."""
-    return np.where(state == State.VALID, place, first + state.astype(np.int64) - 1).astype(np.int64)
+    return np.where(state == State.VALID, cell, first + state.astype(np.int64) - 1).astype(np.int64)

@@ -75,19 +75,19 @@ class _Composer:
 
     def blocks(self) -> tuple[Block, ...]:
         """Return all blocks."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         for name, release in self._request.release.items():
             key = f"statistics.release.{name}"
             match release:
                 case ColumnRelease():
-                    found += self._column(name, release, key)
+                    blocks += self._column(name, release, key)
                 case SurvivalRelease():
-                    found += self._survival(name, release, key)
+                    blocks += self._survival(name, release, key)
                 case CrossRelease():
-                    found.append(self._cross(name, release, key))
+                    blocks.append(self._cross(name, release, key))
                 case CorrelationRelease():
-                    found += self._correlation(name, release, key)
-        return tuple(found)
+                    blocks += self._correlation(name, release, key)
+        return tuple(blocks)
 
     def groups(self, but: tuple[str, ...] = ()) -> Partition:
         """Return the groups of a release, without the columns that it crosses itself."""
@@ -252,15 +252,16 @@ def check(
 def _refusals(
     predictions: tuple[Planned, ...], noise_multiplier: float, epsilon: Callable[[float], float]
 ) -> Iterator[str]:
-    for one in predictions:
-        if one.noise > one.allowed:
-            factor = one.noise / one.allowed
-            needed, fewer = epsilon(noise_multiplier / factor), math.floor(one.cells / factor)
+    for prediction in predictions:
+        if prediction.noise > prediction.allowed:
+            factor = prediction.noise / prediction.allowed
+            needed, fewer = epsilon(noise_multiplier / factor), math.floor(prediction.cells / factor)
             cells = f"about {fewer} cells, " if fewer > 1 else ""
             yield (
-                f"statistics.release.{one.release}: epsilon is too small for its {one.cells} cells: the noise would "
-                f"have a standard deviation of {one.noise:.3g}, and {one.allowed:.3g} is allowed (max_standard_error); "
-                f"epsilon = {needed:.2g}, {cells}fewer groups or releases, or a larger weight would do"
+                f"statistics.release.{prediction.release}: epsilon is too small for its {prediction.cells} cells: the noise "
+                f"would have a standard deviation of {prediction.noise:.3g}, and {prediction.allowed:.3g} is allowed "
+                f"(max_standard_error); epsilon = {needed:.2g}, {cells}fewer groups or releases, or a larger weight "
+                "would do"
             )
 
 

@@ -81,15 +81,15 @@ def nearest_correlation(matrix: Float64[np.ndarray, "m m"]) -> Float64[np.ndarra
     Args:
         matrix: symmetric, with ones on the diagonal; noise may have made eigenvalues negative.
     """
-    found, correction = matrix, np.zeros_like(matrix)
+    projected, correction = matrix, np.zeros_like(matrix)
     for _ in range(_PROJECTIONS):
-        uncorrected = found - correction
+        uncorrected = projected - correction
         values, vectors = np.linalg.eigh(uncorrected)
         positive = (vectors * np.clip(values, 0, None)) @ vectors.T
         correction = positive - uncorrected
-        found = positive.copy()
-        np.fill_diagonal(found, 1.0)
-        if np.abs(found - positive).max() < _TOLERANCE:
+        projected = positive.copy()
+        np.fill_diagonal(projected, 1.0)
+        if np.abs(projected - positive).max() < _TOLERANCE:
             break
     scale = 1 / np.sqrt(np.diag(positive))
     nearest: np.ndarray = positive * np.outer(scale, scale)
@@ -104,10 +104,10 @@ def display_correlations(rows: list[list[Interval]]) -> list[list[Interval]]:
     """
     matrix = np.eye(len(rows))
     upper = np.triu_indices(len(rows), 1)
-    matrix[upper] = [one.estimate for row in rows for one in row]
+    matrix[upper] = [interval.estimate for row in rows for interval in row]
     nearest = nearest_correlation(matrix + np.triu(matrix, 1).T)
     return [
-        [replace(one, estimate=float(nearest[i, j])) for j, one in enumerate(row, start=i + 1)]
+        [replace(interval, estimate=float(nearest[i, j])) for j, interval in enumerate(row, start=i + 1)]
         for i, row in enumerate(rows)
     ]
 
@@ -147,8 +147,8 @@ class _Pair:
     @property
     def interval(self) -> Interval:
         """Return the correlation with its interval, within [-1, 1]."""
-        r, (_, one, other) = self._estimate, self._clear
-        weights = self._weights(np.array([r]), np.array([np.sqrt(other / one)]))
+        r, (_, first, second) = self._estimate, self._clear
+        weights = self._weights(np.array([r]), np.array([np.sqrt(second / first)]))
         noise, people = (
             float(self._noise(weights)[0, 0]),
             float(self._people(np.array([r]), self.per_person)[0]),
@@ -163,27 +163,27 @@ class _Pair:
 
     @property
     def _estimate(self) -> float:
-        joint, one, other = self._clear
-        return float(np.clip(joint / np.sqrt(one * other), -1, 1))
+        joint, first, second = self._clear
+        return float(np.clip(joint / np.sqrt(first * second), -1, 1))
 
     def _noise(self, weights: Float64[np.ndarray, "*n 3"]) -> Float64[np.ndarray, "*n"]:
         """Return the noise variance of weights @ spread, products of two noises included."""
         of_n, of_first, of_second = self.noise
-        (a, b), (joint, one, other) = self.centre, np.moveaxis(weights, -1, 0)
-        squares = joint**2 + one**2 + other**2
-        found: np.ndarray = (
+        (a, b), (joint, first, second) = self.centre, np.moveaxis(weights, -1, 0)
+        squares = joint**2 + first**2 + second**2
+        variance: np.ndarray = (
             of_second * (1 + of_n) * squares
             + of_n * (weights @ self.raw) ** 2
-            + of_first * ((joint * b + 2 * one * a) ** 2 + (joint * a + 2 * other * b) ** 2)
+            + of_first * ((joint * b + 2 * first * a) ** 2 + (joint * a + 2 * second * b) ** 2)
             + of_first**2 * (2 * squares - joint**2)
         )
-        return found
+        return variance
 
     def _people(self, r: Float64[np.ndarray, " R"], per_person: float) -> Float64[np.ndarray, " R"]:
         """Return an upper bound of the sampling variance of T."""
         reach = float(self._farthest @ np.sqrt(self._largest(per_person))[::-1])
-        found: np.ndarray = per_person * (1 - r**2) * (1 + np.abs(r)) * reach**2 / 4
-        return found
+        variance: np.ndarray = per_person * (1 - r**2) * (1 + np.abs(r)) * reach**2 / 4
+        return variance
 
     @property
     def _farthest(self) -> Float64[np.ndarray, " 2"]:
@@ -202,28 +202,28 @@ class _Pair:
 
     def _slopes(self, per_person: float) -> Float64[np.ndarray, " L"] | None:
         """Return a grid of the confidence set of slopes; None if it is unbounded."""
-        _, of_one, of_other = self._noise(np.eye(3)).tolist()
-        one, other = per_person * self._farthest**2 * self._largest(per_person)
+        _, of_first, of_second = self._noise(np.eye(3)).tolist()
+        first, second = per_person * self._farthest**2 * self._largest(per_person)
         low, high = positive_ratio(
             float(self.spread[2]),
             float(self.spread[1]),
-            (of_other + other, of_one + one, self.noise[0] * float(self.raw[1] * self.raw[2])),
+            (of_second + second, of_first + first, self.noise[0] * float(self.raw[1] * self.raw[2])),
             _Z_SLOPE,
         )
         if low <= 0 or high is None:
             return None
-        found: np.ndarray = np.sqrt(
+        slopes: np.ndarray = np.sqrt(
             np.append(np.geomspace(low, high, _SLOPES), self.spread[2] / self.spread[1])
         )
-        return found
+        return slopes
 
     @staticmethod
     def _weights(
         r: Float64[np.ndarray, " R"], slopes: Float64[np.ndarray, " L"]
     ) -> Float64[np.ndarray, "R L 3"]:
         """Return the coefficients of s_ij, s_ii and s_jj in T, for all r and slopes."""
-        one, other = -np.outer(r, slopes) / 2, -np.outer(r, 1 / slopes) / 2
-        return np.stack((np.ones_like(one), one, other), axis=-1)
+        first, second = -np.outer(r, slopes) / 2, -np.outer(r, 1 / slopes) / 2
+        return np.stack((np.ones_like(first), first, second), axis=-1)
 
     def _ends(self, per_person: float) -> tuple[float, float]:
         """Return the hull of all accepted correlations, rounded outwards by less than 10^-4.
@@ -237,8 +237,8 @@ class _Pair:
         def is_within_noise(r: Float64[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
             weights = self._weights(r, slopes)
             variance = self._noise(weights) + self._people(r, per_person)[:, None]
-            found: np.ndarray = (np.abs(weights @ self.spread) <= _Z * np.sqrt(variance)).any(axis=1)
-            return found
+            accepted: np.ndarray = (np.abs(weights @ self.spread) <= _Z * np.sqrt(variance)).any(axis=1)
+            return accepted
 
         def end(sign: float) -> float:
             grid = np.linspace(-sign, sign, _CORRELATIONS)

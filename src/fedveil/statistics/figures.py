@@ -89,11 +89,13 @@ def quantile(
         return None
     distance, noise = (part[:-1] for part in cumulative(values, covariance, level))
     people = people_per_unit * total * level * (1 - level)
-    ends, here = (_ends(distance, np.sqrt(noise + own), edges) for own in (people, 0.0))
+    ends, ends_here = (_ends(distance, np.sqrt(noise + own), edges) for own in (people, 0.0))
     shares = isotonic_regression(np.cumsum(values) / total, y_min=0.0, y_max=1.0)
-    place = int(np.argmin(np.abs(distance)))
+    nearest = int(np.argmin(np.abs(distance)))
     estimate, beyond = _interpolated(shares[:-1], edges, level)
-    return replace(interval_between(estimate, ends, here, share(float(noise[place]), people)), beyond=beyond)
+    return replace(
+        interval_between(estimate, ends, ends_here, share(float(noise[nearest]), people)), beyond=beyond
+    )
 
 
 def _ends(
@@ -111,14 +113,14 @@ def _interpolated(
     shares: Float64[np.ndarray, " E"], edges: tuple[float, ...], level: float
 ) -> tuple[float, Literal["below", "above"] | None]:
     """Return where the isotonic distribution function reaches a level, linear within bins; outside, which bound."""
-    place = int(np.searchsorted(shares, level, side="left"))
-    if place == 0:
+    index = int(np.searchsorted(shares, level, side="left"))
+    if index == 0:
         return edges[0], "below" if shares[0] > level else None
-    if place == len(edges):
+    if index == len(edges):
         return edges[-1], "above"
-    before, after = float(shares[place - 1]), float(shares[place])
+    before, after = float(shares[index - 1]), float(shares[index])
     within = 0.5 if math.isclose(before, after) else (level - before) / (after - before)
-    return edges[place - 1] + within * (edges[place] - edges[place - 1]), None
+    return edges[index - 1] + within * (edges[index] - edges[index - 1]), None
 
 
 # --- moments ------------------------------------------------------------------------------------------------
@@ -190,15 +192,15 @@ class Row:
 
     def to_json(self) -> dict[str, str | float | None]:
         """Return the row as JSON; a figure that is not shown says why."""
-        found: dict[str, str | float | None] = {
+        document: dict[str, str | float | None] = {
             "release": self.release,
             "figure": self.figure,
             "group": self.group,
             "cell": self.cell,
         }
         if self.interval is None:
-            return found | {"estimate": None, "reason": TOO_FEW}
-        return found | vars(self.interval)
+            return document | {"estimate": None, "reason": TOO_FEW}
+        return document | vars(self.interval)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -243,10 +245,10 @@ def count(group: Group, weights: Float64[np.ndarray, " width"], people_per_unit:
     people. How many of them are in a group is drawn too: a group's own size is no fixed number.
     """
     estimate, noise = group.total(weights)
-    seen, total = np.clip(group.values, 0, None), group.everybody
-    squares = people_per_unit * float(weights**2 @ seen)
-    known = float(weights @ seen) ** 2 / total if total > 0 and people_per_unit == 1 else 0.0
-    return normal(estimate, noise, max(0.0, squares - known))
+    clipped, total = np.clip(group.values, 0, None), group.everybody
+    squares = people_per_unit * float(weights**2 @ clipped)
+    mean_square = float(weights @ clipped) ** 2 / total if total > 0 and people_per_unit == 1 else 0.0
+    return normal(estimate, noise, max(0.0, squares - mean_square))
 
 
 def part_of(group: Group, weights: Float64[np.ndarray, " width"], people_per_unit: float) -> Interval | None:
@@ -262,10 +264,10 @@ def part_of(group: Group, weights: Float64[np.ndarray, " width"], people_per_uni
 
 def rows(released: ReleasedStatistics) -> tuple[Row, ...]:
     """Return every row of a release, in the order in which it was asked for."""
-    found: list[Row] = []
+    all_rows: list[Row] = []
     for name, release in released.request.release.items():
-        found += _MAKERS[release.kind](released, name, release)
-    return tuple(found)
+        all_rows += _MAKERS[release.kind](released, name, release)
+    return tuple(all_rows)
 
 
 def suppress_small_count(interval: Interval | None, floor: float) -> Interval | None:
@@ -301,14 +303,14 @@ def _one_hot(
         yield row(released.counted_unit, counted(range(width)))
         yield row("with a value", counted(range(width - 2)))
     if "missing" in release.show:
-        for place in (width - 2, width - 1):
-            yield row(labels[place], counted([place]))
+        for index in (width - 2, width - 1):
+            yield row(labels[index], counted([index]))
         enough = counted(range(width)) is not None
         absent = part_of(group, _indicator(width, (width - 2, width - 1)), per_unit)
         yield row("share without a value", absent if enough else None)
     if {"histogram", "categories"} & set(release.show):
-        for place in range(width - 2):
-            yield row("count", counted([place]), labels[place])
+        for index in range(width - 2):
+            yield row("count", counted([index]), labels[index])
     if "quantiles" in release.show:
         assert isinstance(encoder.cells, Bins)
         yield from quantile_rows(released, name, group, encoder.cells.edges, release.quantiles)
@@ -322,8 +324,8 @@ def quantile_rows(
     valued = _indicator(len(group.values), range(len(values)))
     enough = suppress_small_count(count(group, valued, per_unit), released.request.floor) is not None
     for level in levels:
-        found = quantile(values, covariance, edges, level, per_unit) if enough else None
-        yield Row(release=name, figure="quantile", group=group.name, cell=f"{level:g}", interval=found)
+        interval = quantile(values, covariance, edges, level, per_unit) if enough else None
+        yield Row(release=name, figure="quantile", group=group.name, cell=f"{level:g}", interval=interval)
 
 
 def _moments(released: ReleasedStatistics, release: ColumnRelease, block: Block, name: str) -> Iterator[Row]:
@@ -339,8 +341,8 @@ def _moments(released: ReleasedStatistics, release: ColumnRelease, block: Block,
             ("variance", variance, half**2, 0.0),
         ):
             if figure in release.show:
-                found = of(group.values, group.covariance, released.people_per_unit) if enough else None
-                interval = None if found is None else found.affine(factor, shift)
+                moment = of(group.values, group.covariance, released.people_per_unit) if enough else None
+                interval = None if moment is None else moment.affine(factor, shift)
                 yield Row(release=name, figure=figure, group=group.name, interval=interval)
 
 
@@ -349,9 +351,9 @@ def _cross(released: ReleasedStatistics, name: str, release: CrossRelease) -> It
     encoder = block.encoder
     assert isinstance(encoder, OneHot)
     for group in groups_of(block, released.cells[name, CELLS]):
-        for place, label in enumerate(encoder.cells.labels):
-            found = count(group, _indicator(encoder.width, [place]), released.people_per_unit)
-            interval = suppress_small_count(found, released.request.floor)
+        for index, label in enumerate(encoder.cells.labels):
+            counted = count(group, _indicator(encoder.width, [index]), released.people_per_unit)
+            interval = suppress_small_count(counted, released.request.floor)
             yield Row(release=name, figure="count", group=group.name, cell=label, interval=interval)
 
 
@@ -364,20 +366,20 @@ def curves(released: ReleasedStatistics, name: str) -> Mapping[str, Curve]:
     exits = groups_of(parts[EXITS], released.cells[name, EXITS])
     events = groups_of(parts[EVENTS], released.cells[name, EVENTS])
     return {
-        left.name: curve(
-            (left.values[:-1], left.covariance[:-1, :-1]),
+        exited.name: curve(
+            (exited.values[:-1], exited.covariance[:-1, :-1]),
             (happened.values, happened.covariance),
             encoder.cells.grid,
             released.people_per_unit,
         )
-        for left, happened in zip(exits, events, strict=True)
+        for exited, happened in zip(exits, events, strict=True)
     }
 
 
 def _survival(released: ReleasedStatistics, name: str, release: SurvivalRelease) -> Iterator[Row]:
-    for group, found in curves(released, name).items():
-        for place, time in enumerate(release.grid[1:]):
-            interval = found.point(place) if place < len(found.grid) else None
+    for group, group_curve in curves(released, name).items():
+        for index, time in enumerate(release.grid[1:]):
+            interval = group_curve.point(index) if index < len(group_curve.grid) else None
             yield Row(release=name, figure="survival", group=group, cell=f"{time:g}", interval=interval)
 
 
@@ -400,13 +402,13 @@ def _correlation(released: ReleasedStatistics, name: str, release: CorrelationRe
             people_per_unit=released.people_per_unit,
         )
         enough = suppress_small_count(normal(sums.n, of_n, 0.0), released.request.floor) is not None
-        found = (
-            [one for row in display_correlations(correlations(sums)) for one in row]
+        intervals = (
+            [interval for row in display_correlations(correlations(sums)) for interval in row]
             if enough
             else repeat(None)
         )
-        for (one, other), interval in zip(combinations(columns, 2), found, strict=False):
-            cell = f"{one}, {other}"
+        for (column, other), interval in zip(combinations(columns, 2), intervals, strict=False):
+            cell = f"{column}, {other}"
             yield Row(release=name, figure="correlation", group=n.name, cell=cell, interval=interval)
 
 
@@ -417,9 +419,9 @@ _MAKERS: Final[Mapping[str, Callable[..., Iterator[Row]]]] = MappingProxyType(
 
 def _indicator(width: int, chosen: Sequence[int]) -> Float64[np.ndarray, " width"]:
     """Return 1 at the chosen cells and 0 elsewhere."""
-    found = np.zeros(width)
-    found[list(chosen)] = 1.0
-    return found
+    indicator = np.zeros(width)
+    indicator[list(chosen)] = 1.0
+    return indicator
 
 
 # --- derived figures ---
@@ -434,12 +436,12 @@ def cross(released: ReleasedStatistics, columns: Sequence[str]) -> tuple[Row, ..
     tables = tuple(_tables(released))
     fitting = [(name, block) for name, block in tables if set(columns) <= set(_crossing(block))]
     if not fitting:
-        there = sorted({", ".join(_crossing(block)) for _, block in tables})
+        available = sorted({", ".join(_crossing(block)) for _, block in tables})
         raise ConfigError(
             f"--cross {','.join(columns)}: no release has these together, and what was not released cannot be had "
-            f"without a new one; there are: {'; '.join(there)}"
+            f"without a new one; there are: {'; '.join(available)}"
         )
-    name, block = min(fitting, key=lambda one: _noise(released.cells[one[0], CELLS], one[1], columns))
+    name, block = min(fitting, key=lambda table: _noise(released.cells[table[0], CELLS], table[1], columns))
     return tuple(_crossed(released, name, block, columns))
 
 
@@ -471,10 +473,10 @@ def _tables(released: ReleasedStatistics) -> Iterator[tuple[str, Block]]:
 def _axes(block: Block) -> tuple[Partition, ...]:
     """Return the partitions of a table, groups first."""
     assert isinstance(block.encoder, OneHot)
-    found: list[Partition] = []
+    axes: list[Partition] = []
     for partition in (block.groups, block.encoder.cells):
-        found += partition.parts if isinstance(partition, Product) else [partition]
-    return tuple(found)
+        axes += partition.parts if isinstance(partition, Product) else [partition]
+    return tuple(axes)
 
 
 def _crossing(block: Block) -> tuple[str, ...]:
@@ -484,8 +486,8 @@ def _crossing(block: Block) -> tuple[str, ...]:
 
 def _noise(cells: Cells, block: Block, columns: Sequence[str]) -> float:
     """Return about how much noise a cell of the cross table has: that of all cells, over its own number of cells."""
-    asked = np.prod([axis.size for axis in _axes(block) if axis.columns and axis.columns[0] in columns])
-    return float(np.trace(cells.covariance)) * block.groups.size / float(asked)
+    n_shown = np.prod([axis.size for axis in _axes(block) if axis.columns and axis.columns[0] in columns])
+    return float(np.trace(cells.covariance)) * block.groups.size / float(n_shown)
 
 
 def _crossed(released: ReleasedStatistics, name: str, block: Block, columns: Sequence[str]) -> Iterator[Row]:
@@ -494,8 +496,8 @@ def _crossed(released: ReleasedStatistics, name: str, block: Block, columns: Seq
     cells = released.cells[name, CELLS]
     n_groups, width = cells.values.shape
     sizes = [axis.size for axis in axes]
-    place = np.arange(n_groups * width).reshape(sizes)
-    kept = [next(i for i, axis in enumerate(axes) if axis.columns == (column,)) for column in columns]
+    positions = np.arange(n_groups * width).reshape(sizes)
+    kept_axes = [next(i for i, axis in enumerate(axes) if axis.columns == (column,)) for column in columns]
     # independent groups: the joint covariance has one block of the cells' a group
     whole = Group(
         name=ALL,
@@ -503,13 +505,13 @@ def _crossed(released: ReleasedStatistics, name: str, block: Block, columns: Seq
         covariance=np.kron(np.eye(n_groups), cells.covariance),
         everybody=float(np.clip(cells.values, 0, None).sum()),
     )
-    for chosen in product(*(range(sizes[axis]) for axis in kept)):
+    for chosen in product(*(range(sizes[axis]) for axis in kept_axes)):
         index: list[slice | int] = [slice(None)] * len(axes)
-        for axis, at in zip(kept, chosen, strict=True):
+        for axis, at in zip(kept_axes, chosen, strict=True):
             index[axis] = at
         weights = np.zeros(n_groups * width)
-        weights[place[tuple(index)].ravel()] = 1.0
-        label = ", ".join(axes[axis].labels[at] for axis, at in zip(kept, chosen, strict=True))
+        weights[positions[tuple(index)].ravel()] = 1.0
+        label = ", ".join(axes[axis].labels[at] for axis, at in zip(kept_axes, chosen, strict=True))
         interval = count(whole, weights, released.people_per_unit)
         yield Row(
             release=name,

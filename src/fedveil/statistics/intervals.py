@@ -82,15 +82,15 @@ class Interval:
             other: the figure that is subtracted.
             privacy: the share of the difference's variance that is noise.
         """
-        found, x, y = self.estimate - other.estimate, self, other
+        difference, x, y = self.estimate - other.estimate, self, other
 
-        def end(sign: int, own_end: float | None, others: float | None) -> float | None:
-            if own_end is None or others is None:
+        def end(sign: int, own_end: float | None, other_end: float | None) -> float | None:
+            if own_end is None or other_end is None:
                 return None
-            return found + sign * math.hypot(own_end - x.estimate, others - y.estimate)
+            return difference + sign * math.hypot(own_end - x.estimate, other_end - y.estimate)
 
         return Interval(
-            estimate=found,
+            estimate=difference,
             low=end(-1, x.low, y.high),
             high=end(1, x.high, y.low),
             low_here=end(-1, x.low_here, y.high_here),
@@ -115,8 +115,8 @@ def normal(estimate: float, noise: float, people: float) -> Interval:
         noise: variance by the noise.
         people: variance by the choice of people.
     """
-    both, here = NORMAL_95 * math.sqrt(noise + people), NORMAL_95 * math.sqrt(noise)
-    ends, ends_here = (estimate - both, estimate + both), (estimate - here, estimate + here)
+    both, noise_only = NORMAL_95 * math.sqrt(noise + people), NORMAL_95 * math.sqrt(noise)
+    ends, ends_here = (estimate - both, estimate + both), (estimate - noise_only, estimate + noise_only)
     return interval_between(estimate, ends, ends_here, share(noise, people))
 
 

@@ -89,9 +89,9 @@ class PersonVector(Source):
             table, groups = _any(table, groups)
         weights = np.ones(len(table)) if self.order is None else self._extreme(table, groups)
         owner = np.repeat(np.arange(len(groups)), groups.size)
-        taken = weights[groups.order]
-        total = np.bincount(owner, weights=taken, minlength=len(groups))
-        data = taken / total[owner] if len(owner) else taken
+        ordered = weights[groups.order]
+        total = np.bincount(owner, weights=ordered, minlength=len(groups))
+        data = ordered / total[owner] if len(owner) else ordered
         starts = np.concatenate((groups.start, [len(groups.order)])).astype(np.int64)
         return table, groups, sparse.csr_array((data, groups.order, starts), shape=(len(groups), len(table)))
 
@@ -131,10 +131,10 @@ class LocalStatistic(PersonVector):
         """Yield the vectors of all pairs in chunks: weighted means of cells, encoded in coded blocks."""
         n, rows = mixed.shape[0], max(1, _CHUNK_ELEMENTS // self.length)
         plain, coded = mixed @ self._plain(table), self._coded(table, mixed)
-        found = torch.empty((min(rows, max(n, 1)), self.length), dtype=torch.float64)
+        buffer = torch.empty((min(rows, max(n, 1)), self.length), dtype=torch.float64)
         for first in range(0, n, rows):
             some = slice(first, min(n, first + rows))
-            part = found[: some.stop - first]
+            part = buffer[: some.stop - first]
             plain[some].toarray(out=part.numpy())
             for slot, of_pairs in coded:
                 part.numpy()[:, slot.place] = slot.block.encode(of_pairs[some]) * slot.scale
@@ -146,19 +146,19 @@ class LocalStatistic(PersonVector):
         filled = sum(1 if block.encoder.one_hot else block.encoder.width for block in blocks)
         if any(block.strategy.kind != "flat" for block in blocks) or _MOST_FILLED * filled > self.length:
             return None
-        found = sparse.csr_array(mixed @ self._plain(table))
-        found.sort_indices()
-        return found
+        vectors = sparse.csr_array(mixed @ self._plain(table))
+        vectors.sort_indices()
+        return vectors
 
     def _plain(self, table: ColumnTable) -> sparse.csr_array:
         """Return the (records, d) scaled cells of uncoded blocks; coordinates of coded blocks are 0."""
-        found = []
+        blocks = []
         for slot in self.layout.slots:
             if slot.block.strategy.kind == "flat":
-                found.append(slot.block.cells(table) * slot.scale)
+                blocks.append(slot.block.cells(table) * slot.scale)
             else:
-                found.append(sparse.csr_array((len(table), slot.block.length)))
-        return sparse.csr_array(sparse.hstack(found, format="csr"))
+                blocks.append(sparse.csr_array((len(table), slot.block.length)))
+        return sparse.csr_array(sparse.hstack(blocks, format="csr"))
 
     def _coded(
         self, table: ColumnTable, mixed: sparse.csr_array
@@ -223,16 +223,16 @@ def _add_few(
         rows = max(1, _CHUNK_ELEMENTS // size)
         for first in range(0, len(own), rows):
             some = own[first : first + rows]
-            place = np.repeat(vectors.indptr[some] - np.cumsum(count[some]) + count[some], count[some])
-            place = place + np.arange(len(place))
+            positions = np.repeat(vectors.indptr[some] - np.cumsum(count[some]) + count[some], count[some])
+            positions = positions + np.arange(len(positions))
             row = np.repeat(np.arange(len(some)), count[some])
-            column = place - vectors.indptr[some][row]
+            column = positions - vectors.indptr[some][row]
             packed = torch.zeros((len(some), size), dtype=torch.float64)
-            packed.numpy()[row, column] = vectors.data[place]
+            packed.numpy()[row, column] = vectors.data[positions]
             units = bound.quantize_(packed, bound.norms(packed), weights[torch.from_numpy(some)])
-            cells = silo[some][row].astype(np.int64) * sums.shape[1] + vectors.indices[place]
-            found = np.bincount(cells, weights=units.numpy()[row, column], minlength=sums.size)
-            sums += found.reshape(sums.shape)  # integers: exact in any order
+            cells = silo[some][row].astype(np.int64) * sums.shape[1] + vectors.indices[positions]
+            binned = np.bincount(cells, weights=units.numpy()[row, column], minlength=sums.size)
+            sums += binned.reshape(sums.shape)  # integers: exact in any order
 
 
 def _any(table: ColumnTable, groups: Groups) -> tuple[ColumnTable, Groups]:

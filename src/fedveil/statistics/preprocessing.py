@@ -110,12 +110,12 @@ class PreprocessingRequest(DocumentTable):
         feature = self._feature(name)
         if name not in self.bounds:
             return tuple(np.linspace(feature.lower, feature.upper, _EQUAL_BINS + 1).tolist())
-        powers, found = [2.0**power for power in _POWERS], [feature.lower]
-        for one in (*(-power for power in reversed(powers)), 0.0, *powers):
+        powers, edges = [2.0**power for power in _POWERS], [feature.lower]
+        for edge in (*(-power for power in reversed(powers)), 0.0, *powers):
             # Any two edges may become the bounds, which must differ in float32.
-            if np.float32(found[-1]) < np.float32(one) < np.float32(feature.upper):
-                found.append(one)
-        return (*found, feature.upper)
+            if np.float32(edges[-1]) < np.float32(edge) < np.float32(feature.upper):
+                edges.append(edge)
+        return (*edges, feature.upper)
 
     def _feature(self, name: str) -> Number:
         feature = self.schema_.features.get(name)
@@ -152,16 +152,16 @@ def refine_schema(
     cells = decode(request.layout, vector, noise_std, request.unit)
     document = request.schema_.model_dump(mode="json", exclude_none=True)
     for name in request.numbers:
-        found = _Distribution.from_cells(request.edges(name), cells[name, _CELLS])
+        distribution = _Distribution.from_cells(request.edges(name), cells[name, _CELLS])
         feature = document["features"][name]
-        if found is None:
+        if distribution is None:
             continue
         if name in request.bounds:
-            feature["lower"], feature["upper"] = found.bounds()
+            feature["lower"], feature["upper"] = distribution.bounds()
             if "fill" in feature:  # like any other number that lies outside
                 feature["fill"] = float(np.clip(feature["fill"], feature["lower"], feature["upper"]))
         if name in request.impute:
-            feature["fill"] = float(np.clip(found.quantile(0.5), feature["lower"], feature["upper"]))
+            feature["fill"] = float(np.clip(distribution.quantile(0.5), feature["lower"], feature["upper"]))
     for name, least in request.pool.items():
         document["features"][name] |= _kept(document["features"][name], cells[name, _CELLS], least)
     return Schema.model_validate(document)
@@ -179,8 +179,8 @@ def quantile_of_lengths(
     """
     assert request.clip is not None
     cells = decode(Layout((_lengths(request.clip),)), vector, noise_std, request.unit)
-    found = _Distribution.from_cells(_length_edges(request.clip), cells[LENGTH, _CELLS])
-    return request.clip if found is None else found.quantile(CLIP_QUANTILE)
+    distribution = _Distribution.from_cells(_length_edges(request.clip), cells[LENGTH, _CELLS])
+    return request.clip if distribution is None else distribution.quantile(CLIP_QUANTILE)
 
 
 def _length_edges(clip: float) -> tuple[float, ...]:
@@ -249,10 +249,10 @@ def _kept(feature: Mapping[str, Any], cells: Cells, least: float) -> dict[str, A
     """Return the categories that are not pooled, the fullest one in any case; others are all zeros."""
     names = feature["categories"]
     values, sd = cells.values[0, : len(names)], np.sqrt(np.diag(cells.covariance)[: len(names)])
-    kept = values + NORMAL_95 * sd >= least
-    kept[int(np.argmax(values))] = True
-    if kept.all():
+    is_kept = values + NORMAL_95 * sd >= least
+    is_kept[int(np.argmax(values))] = True
+    if is_kept.all():
         return {}
-    left = [name for name, keep in zip(names, kept, strict=True) if keep]
-    also = {spelling: meant for spelling, meant in feature.get("also", {}).items() if meant in left}
-    return {"categories": left, "unknown": "zero"} | ({"also": also} if "also" in feature else {})
+    categories = [name for name, keep in zip(names, is_kept, strict=True) if keep]
+    also = {spelling: meant for spelling, meant in feature.get("also", {}).items() if meant in categories}
+    return {"categories": categories, "unknown": "zero"} | ({"also": also} if "also" in feature else {})

@@ -198,8 +198,8 @@ FIGURES: Final = (*SHOWN, "survival", "cross", "correlation")
 
 def _kind(value: Any) -> str:
     """Return which kind a release is: a column where it does not say."""
-    found = value.get("kind", "column") if isinstance(value, Mapping) else getattr(value, "kind", "column")
-    return str(found)
+    kind = value.get("kind", "column") if isinstance(value, Mapping) else getattr(value, "kind", "column")
+    return str(kind)
 
 
 AnyRelease = Annotated[

@@ -65,14 +65,14 @@ class NoisySum:
         Raises:
             RunFolderError: numbers that no sum has, or not as many as were asked for, or no noise.
         """
-        found = cls(np.array(data["vector"], dtype=np.float64), float(data["noise_std"]))
-        if not found.fits(length):
+        noisy_sum = cls(np.array(data["vector"], dtype=np.float64), float(data["noise_std"]))
+        if not noisy_sum.fits(length):
             raise RunFolderError(f"{origin} is damaged: its numbers do not fit the request")
-        if not 1 / _MOST <= found.std <= _MOST:
+        if not 1 / _MOST <= noisy_sum.std <= _MOST:
             raise RunFolderError(
                 f"{origin} is damaged: its noise has a standard deviation that no release has"
             )
-        return found
+        return noisy_sum
 
 
 NoisySums = tuple[NoisySum, ...]
@@ -121,11 +121,11 @@ def figures_json(
         releases: the released sums in order, as JSON.
         **further: what else the figures follow from, and figures for readers of the file.
     """
-    asked = request.model_dump(mode="json", exclude_none=True)
+    requested = request.model_dump(mode="json", exclude_none=True)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": name,
-        "request": asked,
+        "request": requested,
         "releases": list(releases),
     } | further
 
@@ -146,7 +146,7 @@ def restore_sums(data: Any, lengths: Sequence[int], origin: object, *, least: in
     if not least <= len(tables) <= len(lengths):
         raise RunFolderError(f"{origin} is damaged: {len(tables)} of {len(lengths)} releases")
     return tuple(
-        NoisySum.from_json(one, length, origin) for one, length in zip(tables, lengths, strict=False)
+        NoisySum.from_json(table, length, origin) for table, length in zip(tables, lengths, strict=False)
     )
 
 
@@ -267,18 +267,20 @@ class ReleasedStatistics:
         with restoring(data, origin):
             request, schema = Request.model_validate(data["request"]), Schema.model_validate(data["schema"])
             silos = tuple(str(name) for name in data["silos"])
-            (made,) = restore_sums(data, [compose(request, schema, silos).layout.length], origin, least=1)
-            found = cls(
+            (noisy_sum,) = restore_sums(
+                data, [compose(request, schema, silos).layout.length], origin, least=1
+            )
+            released = cls(
                 name=str(data["name"]),
                 request=request,
                 schema=schema,
                 silos=silos,
                 noise_multiplier=float(data["noise"]["multiplier"]),
-                made=made,
+                made=noisy_sum,
             )
-            if found.to_json()["layout"] != data["layout"]:
+            if released.to_json()["layout"] != data["layout"]:
                 raise RunFolderError(f"{origin} is damaged: its layout is not that of its request")
-            return found
+            return released
 
 
 def read_released(folder: Path) -> ReleasedStatistics:
@@ -287,10 +289,10 @@ def read_released(folder: Path) -> ReleasedStatistics:
     Raises:
         RunFolderError: it has no release, or a damaged one.
     """
-    found = read_figures(folder / FILE, ReleasedStatistics)
-    if found is None:
+    released = read_figures(folder / FILE, ReleasedStatistics)
+    if released is None:
         raise RunFolderError(
             f"{folder}: no released figures: it has no {FILE} of `fedveil stats`, no regression and no [evaluation]; "
             "`fedveil report` shows a training run"
         )
-    return found
+    return released

@@ -111,8 +111,8 @@ class Strategy:
             return np.eye(self.width)
         if self.kind == "prefix":
             return np.asarray(solve_triangular(matrix, np.eye(self.width), lower=True))
-        found: np.ndarray = np.linalg.solve(matrix.T @ matrix, matrix.T)
-        return found
+        inverse: np.ndarray = np.linalg.solve(matrix.T @ matrix, matrix.T)
+        return inverse
 
     @property
     def cell_noise(self) -> float:
@@ -129,8 +129,8 @@ class Strategy:
         """D D', what unit noise on every number sent becomes on the cells."""
         if self.kind == "flat":
             return np.eye(self.width)
-        found: np.ndarray = self.decoder @ self.decoder.T
-        return found
+        covariance: np.ndarray = self.decoder @ self.decoder.T
+        return covariance
 
 
 def largest_leading(covariance: Float64[np.ndarray, "n n"], ordered: int) -> float:

@@ -75,20 +75,20 @@ class Curve:
 
     def point(self, k: int) -> Interval | None:
         """Return S at the end of an interval with its pointwise interval; None where that says next to nothing."""
-        both, here, per_person = (
+        both, by_noise, per_person = (
             float(part[k]) for part in (np.diag(self.covariance), np.diag(self.noise), self.per_person)
         )
-        found, estimate = float(np.clip(self.survival[k], 0, 1)), float(self.falling[k])
+        survival, estimate = float(np.clip(self.survival[k], 0, 1)), float(self.falling[k])
         ends, ends_here = (
             (min(estimate, *lows), max(estimate, *highs))
             for lows, highs in (
-                zip(_possible(found, here, people), _far_from_one(found, variance), strict=True)
-                for people, variance in ((per_person, both), (0.0, here))
+                zip(_possible(survival, by_noise, people), _far_from_one(survival, variance), strict=True)
+                for people, variance in ((per_person, both), (0.0, by_noise))
             )
         )
         if ends[1] - ends[0] > MOST_WIDTH:
             return None
-        return interval_between(estimate, ends, ends_here, here / both if both > 0 else 1.0)
+        return interval_between(estimate, ends, ends_here, by_noise / both if both > 0 else 1.0)
 
     def band(self) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
         """Return the ends of the simultaneous 95 % band: S (1 ± c sd of log S), within [0, 1], as S falls.
@@ -146,16 +146,16 @@ def curve(
     suffix = np.tril(np.ones((size + 1, size + 1)))
     at_risk = (suffix @ exits[0])[::-1][:size]
     of_risk = (suffix @ exits[1] @ suffix.T)[::-1, ::-1][:size, :size]
-    happened, left = events[0], exits[0][::-1][:size]
-    effective = at_risk - np.clip(left - happened, 0, None) / 2
+    happened, exited = events[0], exits[0][::-1][:size]
+    effective = at_risk - np.clip(exited - happened, 0, None) / 2
     surely = effective - NORMAL_95 * np.sqrt(np.diag(of_risk))
     short = np.flatnonzero(surely < LEAST_AT_RISK)
     k = int(short[0]) if len(short) else size
     effective = effective[:k]
-    found = np.minimum(
+    raw_hazard = np.minimum(
         happened[:k] / effective, 0.999
     )  # below 0 by noise alone: cut off, it would pull S down
-    hazard = np.maximum(found, 0)
+    hazard = np.maximum(raw_hazard, 0)
     by_events = 1 / (effective * (1 - hazard))
     by_risk = hazard * by_events
     people = np.diag(people_per_unit * hazard * (1 - hazard) / effective / (1 - hazard) ** 2)
@@ -165,7 +165,7 @@ def curve(
     odds = np.expm1(-np.cumsum(np.log1p(-likely)))
     return Curve(
         grid=np.array(grid[1 : k + 1]),
-        survival=np.cumprod(1 - found),
+        survival=np.cumprod(1 - raw_hazard),
         covariance=lower @ (people + noise) @ lower.T,
         noise=lower @ noise @ lower.T,
         few=people_per_unit * NORMAL_95 / np.sqrt(2) / effective,

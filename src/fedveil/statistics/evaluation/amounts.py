@@ -107,9 +107,9 @@ class ErrorPowers(_Errors, Encoder):
         predicted, target = table.numbers(SCORE), table.numbers(TARGET)
         error = np.minimum(np.abs(predicted.values - target.values) / self.largest, 1.0)
         y = 2 * (np.clip(target.values, self.lower, self.upper) - self.lower) / (self.upper - self.lower) - 1
-        found = np.stack((error, error**2, y, y**2), axis=1)
-        found[(predicted.state != State.VALID) | (target.state != State.VALID)] = 0.0
-        return sparse.csr_array(found)
+        values = np.stack((error, error**2, y, y**2), axis=1)
+        values[(predicted.state != State.VALID) | (target.state != State.VALID)] = 0.0
+        return sparse.csr_array(values)
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,15 @@ class Amounts(Evaluator):
         )
 
     def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
-        found = _Moments(self, group)
-        return {"mae": found.mae, "rmse": found.rmse, "r2": found.r2}
+        moments = _Moments(self, group)
+        return {"mae": moments.mae, "rmse": moments.rmse, "r2": moments.r2}
 
     def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
-        found, states = _Moments(self, everybody), everybody.parts[_STATES]
+        moments, states = _Moments(self, everybody), everybody.parts[_STATES]
         yield everybody.counted_unit, "", normal(float(states.values.sum()), 3 * states.variance, 0.0)
         for name, estimate in self.estimates(everybody, placed).items():
             yield name, "", None if estimate is None else estimate.interval
-        baseline = found.spread
+        baseline = moments.spread
         yield "rmse of the mean of all targets", "", None if baseline is None else baseline.interval
         total = float(states.values.sum())
         part = float(states.values[1])
@@ -213,15 +213,15 @@ class _Moments:
             return None
         kappa, farthest = (self._of.largest / self._half) ** 2, self._farthest
         above, below = kappa * self._m2, self._s2
-        here = (kappa**2 * self._of_m2, self._of_s2, kappa * self._joint)
+        noises = (kappa**2 * self._of_m2, self._of_s2, kappa * self._joint)
         _, m2 = mean_within(self._m2, self._of_m2, 1.0, self._per_person)
         _, s2 = mean_within(self._s2, self._of_s2, farthest, self._per_person)
         people = kappa**2 * m2 * self._per_person, farthest * s2 * self._per_person
-        low, high = positive_ratio(above, below, (here[0] + people[0], here[1] + people[1], here[2]))
-        low_here, high_here = positive_ratio(above, below, here)
+        low, high = positive_ratio(above, below, (noises[0] + people[0], noises[1] + people[1], noises[2]))
+        low_here, high_here = positive_ratio(above, below, noises)
         rho = max(above, 0.0) / max(below, math.sqrt(self._of_s2))
         rho = min(max(rho, low_here), math.inf if high_here is None else high_here)
-        noise = max(0.0, here[0] + rho**2 * here[1] - 2 * rho * here[2]) / s2**2
+        noise = max(0.0, noises[0] + rho**2 * noises[1] - 2 * rho * noises[2]) / s2**2
         chosen = (people[0] + rho**2 * people[1]) / s2**2
         ends = Interval(
             estimate=1 - rho,
@@ -241,10 +241,10 @@ class _Moments:
         """Return factor x sqrt(square), the mean of numbers in [0, top]; None where there are too few people."""
         if not self._enough:
             return None
-        ends, here = (mean_within(square, noise, top, people) for people in (self._per_person, 0.0))
+        ends, ends_here = (mean_within(square, noise, top, people) for people in (self._per_person, 0.0))
         inside = min(max(square, 0.0), top)
-        value, slope = factor * math.sqrt(inside), factor / (2 * math.sqrt(max(inside, here[1] / 4)))
+        value, slope = factor * math.sqrt(inside), factor / (2 * math.sqrt(max(inside, ends_here[1] / 4)))
         people = self._per_person * (top * inside - inside**2)
-        low, high = ((factor * math.sqrt(one[0]), factor * math.sqrt(one[1])) for one in (ends, here))
-        found = interval_between(value, low, high, share(noise, people))
-        return Bounded(value=value, noise=slope**2 * noise, people=slope**2 * people, ends=found)
+        low, high = ((factor * math.sqrt(pair[0]), factor * math.sqrt(pair[1])) for pair in (ends, ends_here))
+        interval = interval_between(value, low, high, share(noise, people))
+        return Bounded(value=value, noise=slope**2 * noise, people=slope**2 * people, ends=interval)

@@ -97,14 +97,14 @@ class LabelledBins(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        found = [f"{label}, bin {place}" for label in (0, 1) for place in range(self.bins)]
-        return (*found, UNREADABLE)
+        cells = [f"{label}, bin {index}" for label in (0, 1) for index in range(self.bins)]
+        return (*cells, UNREADABLE)
 
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         scores, labels = table.numbers(SCORE), table.places(TARGET)
-        place = np.searchsorted(np.array(self.edges), scores.values, side="left")
+        bin_index = np.searchsorted(np.array(self.edges), scores.values, side="left")
         readable = (scores.state == State.VALID) & (labels.state == State.VALID)
-        return np.where(readable, labels.values * self.bins + place, 2 * self.bins).astype(np.int64)
+        return np.where(readable, labels.values * self.bins + bin_index, 2 * self.bins).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,16 +198,16 @@ class TwoClasses(Evaluator):
             observed_minus_predicted(counts, placed) if counts.enough else None,
         )
         yield "brier", "", brier(counts, placed) if counts.enough else None
-        for mean, found in calibration(counts, p):
-            yield BY_BIN, f"predicted {mean:.3f}", found
+        for mean, interval in calibration(counts, p):
+            yield BY_BIN, f"predicted {mean:.3f}", interval
 
     def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return the ROC curve and the calibration."""
         counts = _counts(everybody, placed)
-        area, found = auc(counts), []
+        area, drawings = auc(counts), []
         rates = [(f.estimate, t.estimate) for _, f, t in roc(counts) if f is not None and t is not None]
         if rates and area is not None:
-            found.append(
+            drawings.append(
                 Drawing(
                     title="ROC",
                     x="false positive rate",
@@ -220,9 +220,11 @@ class TwoClasses(Evaluator):
                 )
             )
         p, _ = probabilities(placed.cells, placed.edges)
-        shares = tuple((mean, one.estimate) for mean, one in calibration(counts, p) if one is not None)
+        shares = tuple(
+            (mean, interval.estimate) for mean, interval in calibration(counts, p) if interval is not None
+        )
         if shares:
-            found.append(
+            drawings.append(
                 Drawing(
                     title="Calibration",
                     x="predicted probability of class 1",
@@ -233,7 +235,7 @@ class TwoClasses(Evaluator):
                     caption="Noisy shares in bins of the score; a calibrated model lies on the diagonal.",
                 )
             )
-        return tuple(found)
+        return tuple(drawings)
 
     def predicted_error(self, variance: Mapping[str, float], people: float) -> float:
         """Return the standard deviation of the area by noise, for two classes of equal size."""
@@ -264,10 +266,10 @@ def auc(counts: ScoreCounts) -> Estimate | None:
     below, above = (np.cumsum(h0) - h0 / 2) / n0, 1 - (np.cumsum(h1) - h1 / 2) / n1
     area = float(h1 @ below) / float(n1)
     gradient = np.stack(((above - area) / n0, (below - area) / n1))
-    found = counts.estimate(area + tilted_ties(counts.cells), gradient)
+    estimate = counts.estimate(area + tilted_ties(counts.cells), gradient)
     lost = _BINNING / counts.cells.shape[1] ** 2 / 2
     untold = counts.people_per_unit * untold_orders(counts.cells)  # pairs of one person may all be alike
-    return replace(found, noise=found.noise + untold + lost**2)
+    return replace(estimate, noise=estimate.noise + untold + lost**2)
 
 
 def untold_orders(cells: Float64[np.ndarray, "2 B"]) -> float:
@@ -299,38 +301,38 @@ def brier(counts: ScoreCounts, placed: ScoreBins) -> Interval | None:
     p, square = probabilities(placed.cells, placed.edges)
     ones = np.ones_like(counts.cells)
     edges = np.array(placed.edges)
-    least, most = (1 / (1 + np.exp(-one)) for one in (np.append(-np.inf, edges), np.append(edges, np.inf)))
-    found = counts.quotient(np.stack((square, 1 - 2 * p + square)), ones)
+    least, most = (1 / (1 + np.exp(-ends)) for ends in (np.append(-np.inf, edges), np.append(edges, np.inf)))
+    estimate = counts.quotient(np.stack((square, 1 - 2 * p + square)), ones)
     low = counts.quotient(np.stack((least**2, (1 - most) ** 2)), ones)
     high = counts.quotient(np.stack((most**2, (1 - least) ** 2)), ones)
-    if found is None or low is None or high is None:
+    if estimate is None or low is None or high is None:
         return None
-    return replace(found, low=low.low, high=high.high, low_here=low.low_here, high_here=high.high_here)
+    return replace(estimate, low=low.low, high=high.high, low_here=low.low_here, high_here=high.high_here)
 
 
 def calibration(
     counts: ScoreCounts, predicted: Float64[np.ndarray, " B"]
 ) -> tuple[tuple[float, Interval | None], ...]:
     """Return (mean predicted probability, observed share of class 1) of every bin."""
-    found = []
-    for place, mean in enumerate(predicted.tolist()):
+    points = []
+    for index, mean in enumerate(predicted.tolist()):
         cell, positive = np.zeros_like(counts.cells), np.zeros_like(counts.cells)
-        cell[:, place], positive[1, place] = 1.0, 1.0
-        found.append((mean, counts.rate(positive, cell)))
-    return tuple(found)
+        cell[:, index], positive[1, index] = 1.0, 1.0
+        points.append((mean, counts.rate(positive, cell)))
+    return tuple(points)
 
 
 def roc(counts: ScoreCounts) -> tuple[tuple[float, Interval | None, Interval | None], ...]:
     """Return (threshold, false positive rate, true positive rate) at every edge, by falling threshold."""
     positive = np.zeros_like(counts.cells)
     positive[1] = 1.0
-    found = []
-    for place in reversed(range(len(counts.edges))):
+    points = []
+    for index in reversed(range(len(counts.edges))):
         beyond = np.zeros_like(counts.cells)
-        beyond[:, place + 1 :] = 1.0
+        beyond[:, index + 1 :] = 1.0
         false = counts.rate(beyond * (1 - positive), 1 - positive)
-        found.append((counts.edges[place], false, counts.rate(beyond * positive, positive)))
-    return tuple(found)
+        points.append((counts.edges[index], false, counts.rate(beyond * positive, positive)))
+    return tuple(points)
 
 
 def tilted_ties(cells: Float64[np.ndarray, "2 B"]) -> float:

@@ -99,8 +99,8 @@ class Counts:
 
     def rate(self, above: Float64[np.ndarray, "K B"], below: Float64[np.ndarray, "K B"]) -> Interval | None:
         """Return :meth:`quotient` of a part and its whole, with an interval within [0, 1]."""
-        found = self.quotient(above, below)
-        return None if found is None else found.within(0.0, 1.0)
+        interval = self.quotient(above, below)
+        return None if interval is None else interval.within(0.0, 1.0)
 
 
 def accuracy(counts: Counts) -> Estimate | None:
@@ -133,12 +133,12 @@ def against_majority(counts: Counts) -> Iterator[Figure]:
         ("majority baseline", np.zeros_like(ones), 1.0),
         ("accuracy minus majority baseline", counts.correct, -1.0),
     ):
-        found = []
-        for place in largest:
+        quotients = []
+        for index in largest:
             own = np.zeros_like(ones)
-            own[place] = sign
-            found.append(counts.quotient(correct + own, ones))
-        yield name, "", _hull([one for one in found if one is not None])
+            own[index] = sign
+            quotients.append(counts.quotient(correct + own, ones))
+        yield name, "", _hull([quotient for quotient in quotients if quotient is not None])
 
 
 def _largest(counts: Counts) -> list[int]:
@@ -152,7 +152,7 @@ def _largest(counts: Counts) -> list[int]:
     people = totals + totals[first] + at_the_ends(-1.0, 1.0)
     sd = np.sqrt(2 * width * counts.variance + counts.people_per_unit * people)
     near = np.flatnonzero(shown[first] - shown < LEAST_RATIO * sd)
-    return [first, *(int(place) for place in near if place != first)]
+    return [first, *(int(index) for index in near if index != first)]
 
 
 def _hull(intervals: list[Interval]) -> Interval | None:
@@ -161,7 +161,7 @@ def _hull(intervals: list[Interval]) -> Interval | None:
         return None
 
     def ends(end: str) -> list[float]:
-        return [float(getattr(one, end)) for one in intervals]
+        return [float(getattr(interval, end)) for interval in intervals]
 
     return replace(
         intervals[0],
@@ -219,15 +219,15 @@ def probabilities(
 
     Within a fine bin scores are taken for even; in a bin without mass for the middle of its edges.
     """
-    p, mass, place = _points(cells, edges)
-    total = np.bincount(place, weights=mass, minlength=len(edges) + 1)
-    first = np.bincount(place, weights=mass * p, minlength=len(edges) + 1)
-    second = np.bincount(place, weights=mass * p**2, minlength=len(edges) + 1)
+    p, mass, bins = _points(cells, edges)
+    total = np.bincount(bins, weights=mass, minlength=len(edges) + 1)
+    first = np.bincount(bins, weights=mass * p, minlength=len(edges) + 1)
+    second = np.bincount(bins, weights=mass * p**2, minlength=len(edges) + 1)
     bounds = np.concatenate((_OUTER[:1], edges, _OUTER[-1:]))
     middle = 1 / (1 + np.exp(-(bounds[:-1] + bounds[1:]) / 2))
-    there = total > 0
-    whole = np.where(there, total, 1.0)
-    return np.where(there, first / whole, middle), np.where(there, second / whole, middle**2)
+    occupied = total > 0
+    whole = np.where(occupied, total, 1.0)
+    return np.where(occupied, first / whole, middle), np.where(occupied, second / whole, middle**2)
 
 
 def variance_of_means(placed: ScoreBins, people: Float64[np.ndarray, " bins"]) -> float:
@@ -239,12 +239,12 @@ def variance_of_means(placed: ScoreBins, people: Float64[np.ndarray, " bins"]) -
     """
     if placed.covariance is None:
         return 0.0
-    p, mass, place = _points(placed.cells, placed.edges)
-    total = np.bincount(place, weights=mass, minlength=len(people))
-    means = np.bincount(place, weights=mass * p, minlength=len(people)) / np.maximum(total, 1e-300)
+    p, mass, bins = _points(placed.cells, placed.edges)
+    total = np.bincount(bins, weights=mass, minlength=len(people))
+    means = np.bincount(bins, weights=mass * p, minlength=len(people)) / np.maximum(total, 1e-300)
     fine, everybody = len(FINE) + 1, max(float(placed.cells[: len(FINE) + 1].sum()), 1.0)
     weight = np.clip(people, 0, None) / np.maximum(total, 1 / everybody) / everybody
-    gradient = (weight[place] * (p - means[place])).reshape(fine, _STEPS).mean(axis=1)
+    gradient = (weight[bins] * (p - means[bins])).reshape(fine, _STEPS).mean(axis=1)
     return float(gradient @ placed.covariance[:fine, :fine] @ gradient)
 
 
@@ -255,8 +255,8 @@ def _points(
     within = (np.arange(_STEPS) + 0.5) / _STEPS
     points = (_OUTER[:-1, None] + np.diff(_OUTER)[:, None] * within).ravel()
     mass = np.repeat(np.diff(_shares(cells), prepend=0.0) / _STEPS, _STEPS) + 1e-12
-    place: np.ndarray = np.searchsorted(np.array(edges), points, side="left")
-    return 1 / (1 + np.exp(-points)), mass, place
+    bins: np.ndarray = np.searchsorted(np.array(edges), points, side="left")
+    return 1 / (1 + np.exp(-points)), mass, bins
 
 
 def _shares(cells: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, " fine"]:
@@ -265,6 +265,6 @@ def _shares(cells: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, " fine"
     total = float(ordered.sum())
     if total <= 0:
         return np.linspace(0, 1, len(FINE) + 2)[1:]
-    found = isotonic_regression(np.cumsum(ordered) / total, y_min=0.0, y_max=1.0)
-    found[-1] = 1.0
-    return found
+    shares = isotonic_regression(np.cumsum(ordered) / total, y_min=0.0, y_max=1.0)
+    shares[-1] = 1.0
+    return shares

@@ -87,8 +87,8 @@ class Group:
         return cls(
             parts={
                 name: Sums(
-                    values=np.sum([one.parts[name].values for one in members], axis=0),
-                    variance=sum(one.parts[name].variance for one in members),
+                    values=np.sum([member.parts[name].values for member in members], axis=0),
+                    variance=sum(member.parts[name].variance for member in members),
                 )
                 for name in members[0].parts
             },
@@ -198,14 +198,14 @@ class Evaluator(ABC):
 
 def numbers(values: Float64[np.ndarray, " t"]) -> Numbers:
     """Return a column of numbers; what is no number is invalid."""
-    there = ~np.isnan(values)
-    return Numbers(values=np.where(there, values, 0.0), state=_state(there))
+    valid = ~np.isnan(values)
+    return Numbers(values=np.where(valid, values, 0.0), state=_state(valid))
 
 
 def places(values: Shaped[np.ndarray, " t"], readable: Shaped[np.ndarray, " t"] | None = None) -> Places:
     """Return a column of classes; what is not readable is invalid."""
-    there = np.ones(len(values), dtype=np.bool_) if readable is None else readable
-    return Places(values=np.where(there, values, 0).astype(np.int64), state=_state(there))
+    valid = np.ones(len(values), dtype=np.bool_) if readable is None else readable
+    return Places(values=np.where(valid, values, 0).astype(np.int64), state=_state(valid))
 
 
 def _state(is_present: Shaped[np.ndarray, " t"]) -> Shaped[np.ndarray, " t"]:

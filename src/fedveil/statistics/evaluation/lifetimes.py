@@ -80,8 +80,8 @@ class ExitCells(Partition):
     @property
     def labels(self) -> tuple[str, ...]:
         exits = [f"{kind} by {time:g}" for time in self.horizons for kind in ("censored", "event")]
-        found = [f"{one}, bin {place}" for one in (*exits, "beyond") for place in range(self.bins)]
-        return (*found, UNREADABLE)
+        cells = [f"{outcome}, bin {index}" for outcome in (*exits, "beyond") for index in range(self.bins)]
+        return (*cells, UNREADABLE)
 
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         score, event, time = table.numbers(SCORE), table.places(TARGET), table.numbers(TIME)
@@ -90,10 +90,10 @@ class ExitCells(Partition):
         by_event = np.searchsorted(horizons, time.values, side="left")
         by_censoring = np.searchsorted(horizons, time.values, side="right")
         interval = np.where(happened, by_event, by_censoring)
-        place = np.where(interval < len(horizons), 2 * interval + happened, 2 * len(horizons))
+        exit_index = np.where(interval < len(horizons), 2 * interval + happened, 2 * len(horizons))
         bin_ = np.searchsorted(np.array(self.edges), score.values, side="left")
         readable = (score.state == State.VALID) & (event.state == State.VALID) & (time.state == State.VALID)
-        return np.where(readable, place * self.bins + bin_, self.size - 1).astype(np.int64)
+        return np.where(readable, exit_index * self.bins + bin_, self.size - 1).astype(np.int64)
 
     @property
     def size(self) -> int:
@@ -151,7 +151,7 @@ class Lifetimes(Evaluator):
 
     def estimates(self, group: Group, placed: ScoreBins) -> Mapping[str, Estimate | None]:
         counts = self._counts(group)
-        return {name: counts.area(place) for place, name in enumerate(self.compared_figures)}
+        return {name: counts.area(index) for index, name in enumerate(self.compared_figures)}
 
     def figures(self, everybody: Group, placed: ScoreBins) -> Iterator[Figure]:
         counts = self._counts(everybody)
@@ -161,14 +161,16 @@ class Lifetimes(Evaluator):
         yield "c_index", "", None if index is None else index.interval
         for name, estimate in self.estimates(everybody, placed).items():
             yield name, "", None if estimate is None else estimate.interval
-        for place, time in enumerate(self.horizons):
-            yield "events", f"by {time:g}", counts.count(place).interval
+        for position, time in enumerate(self.horizons):
+            yield "events", f"by {time:g}", counts.count(position).interval
 
     def drawings(self, everybody: Group, placed: ScoreBins) -> tuple[Drawing, ...]:
         """Return the area by horizon, where there are several."""
-        found = self.estimates(everybody, placed).values()
+        estimates = self.estimates(everybody, placed).values()
         points = tuple(
-            (time, one.value) for time, one in zip(self.horizons, found, strict=True) if one is not None
+            (time, estimate.value)
+            for time, estimate in zip(self.horizons, estimates, strict=True)
+            if estimate is not None
         )
         if len(points) < 2:
             return ()
@@ -227,8 +229,8 @@ class ExitCounts:
         if not (self._enough(cases, len(cases)) and self._enough(controls, rows)) or self._tied:
             return None
         ties = tilted_ties(_controls_and_cases(self.cells, place))
-        found = self.estimate(lambda cells: _area(_controls_and_cases(cells, place)))
-        return replace(found, value=found.value + ties)
+        estimate = self.estimate(lambda cells: _area(_controls_and_cases(cells, place)))
+        return replace(estimate, value=estimate.value + ties)
 
     def concordance(self) -> Estimate | None:
         """Return C; None where events, or people beyond the first interval, are too few, or scores are tied."""
@@ -241,19 +243,19 @@ class ExitCounts:
 
     def count(self, place: int) -> Estimate:
         """Return how many events there are by a horizon, of these people."""
-        found = _events(self.cells)[: place + 1]
-        return Estimate(value=float(found.sum()), noise=self.variance * found.size, people=0.0)
+        events = _events(self.cells)[: place + 1]
+        return Estimate(value=float(events.sum()), noise=self.variance * events.size, people=0.0)
 
     def estimate(self, figure: Callable[[Cells], Float64[np.ndarray, "*n"]]) -> Estimate:
         """Return a smooth figure with the variances of its gradient, which is taken by central differences."""
         step = _STEP * max(1.0, float(np.abs(self.cells).mean()))
         moves = step * np.eye(self.cells.size).reshape(-1, *self.cells.shape)
         gradient = (figure(self.cells + moves) - figure(self.cells - moves)) / (2 * step)
-        seen = np.clip(self.cells, 0, None).ravel()
+        clipped = np.clip(self.cells, 0, None).ravel()
         return Estimate(
             value=float(figure(self.cells)),
             noise=self.variance * float((gradient**2).sum()),
-            people=self.people_per_unit * float((seen * gradient**2).sum()),
+            people=self.people_per_unit * float((clipped * gradient**2).sum()),
         )
 
     def _enough(self, people: Float64[np.ndarray, "*cells"], rows: int) -> bool:
@@ -274,22 +276,24 @@ def _events(cells: Cells) -> Cells:
 
 def _followed(cells: Cells) -> Cells:
     """Return o, (*n, J, B), the people who are followed beyond every interval."""
-    left = cells[..., 0:-1:2, :] + cells[..., 1::2, :]
-    return np.asarray(cells.sum(axis=-2, keepdims=True) - np.cumsum(left, axis=-2))
+    exits = cells[..., 0:-1:2, :] + cells[..., 1::2, :]
+    return np.asarray(cells.sum(axis=-2, keepdims=True) - np.cumsum(exits, axis=-2))
 
 
-def _controls_and_cases(cells: Cells, place: int) -> Float64[np.ndarray, "*n 2 B"]:
+def _controls_and_cases(cells: Cells, horizon: int) -> Float64[np.ndarray, "*n 2 B"]:
     """Return, by bin, the people without and with the event by a horizon, had nobody been censored before.
 
     All controls have the same weight, 1 / G(t).
     """
     censored, events = cells[..., 0:-1:2, :].sum(axis=-1), _events(cells).sum(axis=-1)
     at_risk = _followed(cells).sum(axis=-1) + censored + events
-    hazard = (censored / np.maximum(at_risk - events / 2, _LEAST))[..., : place + 1]
-    kept = np.maximum(np.cumprod(1 - hazard, axis=-1), _LEAST)
-    middle = np.concatenate((np.ones_like(kept[..., :1]), kept[..., :-1]), axis=-1) * (1 - hazard / 2)
-    cases = (_events(cells)[..., : place + 1, :] / middle[..., None]).sum(axis=-2)
-    return np.stack((_followed(cells)[..., place, :] / kept[..., -1:], cases), axis=-2)
+    hazard = (censored / np.maximum(at_risk - events / 2, _LEAST))[..., : horizon + 1]
+    uncensored = np.maximum(np.cumprod(1 - hazard, axis=-1), _LEAST)
+    middle = np.concatenate((np.ones_like(uncensored[..., :1]), uncensored[..., :-1]), axis=-1) * (
+        1 - hazard / 2
+    )
+    cases = (_events(cells)[..., : horizon + 1, :] / middle[..., None]).sum(axis=-2)
+    return np.stack((_followed(cells)[..., horizon, :] / uncensored[..., -1:], cases), axis=-2)
 
 
 def _area(pair: Float64[np.ndarray, "*n 2 B"]) -> Float64[np.ndarray, "*n"]:
@@ -312,9 +316,9 @@ def _index(cells: Cells, rise: Float64[np.ndarray, " B"]) -> Float64[np.ndarray,
 
 def _rise(cells: Cells) -> Float64[np.ndarray, " B"]:
     """Return how log(-log(1 - share with an event)) rises across every bin, by isotonic regression of the shares."""
-    seen = np.clip(cells, 0, None)
-    events = _events(seen).sum(axis=0)
-    everybody = np.maximum(events + seen[-1], 1.0)
+    clipped = np.clip(cells, 0, None)
+    events = _events(clipped).sum(axis=0)
+    everybody = np.maximum(events + clipped[-1], 1.0)
     smooth = isotonic_regression(
         events / everybody, sample_weight=everybody, y_min=EXTREME, y_max=1 - EXTREME
     )

@@ -61,7 +61,10 @@ class ConfusionCells(Partition):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return (*(f"{one} taken for {other}" for one in self.classes for other in self.classes), UNREADABLE)
+        return (
+            *(f"{actual} taken for {predicted}" for actual in self.classes for predicted in self.classes),
+            UNREADABLE,
+        )
 
     def assign(self, table: ColumnTable) -> Int64[np.ndarray, "n"]:
         predicted, actual, k = table.places(SCORE), table.places(TARGET), len(self.classes)
@@ -112,9 +115,9 @@ class Classes(Evaluator):
             yield name, "", None if estimate is None else estimate.interval
         yield from against_majority(counts)
         ones = np.ones_like(counts.cells)
-        for place, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             own = np.zeros_like(counts.cells)
-            own[place] = 1.0
+            own[index] = 1.0
             yield "recall", name, counts.rate(own * counts.correct, own)
             yield "share", name, counts.rate(own, ones)
 
@@ -245,9 +248,9 @@ class EvaluationRequest(DocumentTable):
         evaluator = self.evaluator
         if evaluator.first is None:
             return evaluator.placeholder_bins
-        (made,) = before
-        (found,) = decode(evaluator.first, made.vector, made.std, self.unit).values()
-        return replace(evaluator.score_bins(found.values[0]), covariance=found.covariance)
+        (noisy,) = before
+        (cells,) = decode(evaluator.first, noisy.vector, noisy.std, self.unit).values()
+        return replace(evaluator.score_bins(cells.values[0]), covariance=cells.covariance)
 
     def last(self, placed: ScoreBins) -> Layout:
         """Return the layout of the last release, of all people and of every group."""
@@ -278,11 +281,11 @@ class ReleasedEvaluation:
     releases: NoisySums
 
     def __repr__(self) -> str:
-        found = ", ".join(
-            f"{name}={'none' if one is None else f'{one.estimate:.4g}'}"
-            for name, one in self.headline.items()
+        figures = ", ".join(
+            f"{name}={'none' if interval is None else f'{interval.estimate:.4g}'}"
+            for name, interval in self.headline.items()
         )
-        return f"Evaluated(name='{self.name}', round={self.round}, {found})"
+        return f"Evaluated(name='{self.name}', round={self.round}, {figures})"
 
     @cached_property
     def score_bins(self) -> ScoreBins:
@@ -296,17 +299,17 @@ class ReleasedEvaluation:
         Strategies of the last release are flat: sums are its numbers themselves, and their noise is white.
         """
         last, layout = self.releases[-1], self.request.last(self.score_bins)
-        found: dict[str, dict[str, dict[str, Sums]]] = {}
+        partitions: dict[str, dict[str, dict[str, Sums]]] = {}
         for slot in layout.slots:
             scale, block = slot.scale * self.request.unit, slot.block
             sums = last.vector[slot.place].reshape(block.groups.size, -1) / scale
             for label, values in zip(block.groups.labels, sums, strict=True):
-                parts = found.setdefault(block.release, {}).setdefault(label, {})
+                parts = partitions.setdefault(block.release, {}).setdefault(label, {})
                 parts[block.part] = Sums(values=values, variance=(last.std / scale) ** 2)
         per_unit = 1 / self.request.unit
         return {
             name: {label: Group(parts=parts, people_per_unit=per_unit) for label, parts in groups.items()}
-            for name, groups in found.items()
+            for name, groups in partitions.items()
         }
 
     @property
@@ -318,7 +321,7 @@ class ReleasedEvaluation:
     def rows(self) -> tuple[Row, ...]:
         """Return every figure with its interval: of all people, and of every group, also minus all others."""
         evaluator = self.request.evaluator
-        found = [
+        rows = [
             _row(name, ALL, interval, cell)
             for name, cell, interval in evaluator.figures(self.overall, self.score_bins)
         ]
@@ -328,13 +331,13 @@ class ReleasedEvaluation:
             whole = Group.union(tuple(members.values()))
             for name, group in members.items():
                 label = f"{partition} = {name}"
-                others = evaluator.estimates(whole.complement(group), self.score_bins)
+                complement = evaluator.estimates(whole.complement(group), self.score_bins)
                 for figure, own in evaluator.estimates(group, self.score_bins).items():
-                    other = others[figure]
-                    found.append(_row(figure, label, None if own is None else own.interval))
+                    other = complement[figure]
+                    rows.append(_row(figure, label, None if own is None else own.interval))
                     apart = None if own is None or other is None else own.minus(other)
-                    found.append(_row(f"{figure} minus the others'", label, apart))
-        return tuple(found)
+                    rows.append(_row(f"{figure} minus the others'", label, apart))
+        return tuple(rows)
 
     @property
     def drawings(self) -> tuple[Drawing, ...]:
@@ -344,15 +347,15 @@ class ReleasedEvaluation:
     @property
     def headline(self) -> dict[str, Interval | None]:
         """Return the figures of all people that runs are compared by; None for a figure without an interval."""
-        wanted = self.request.evaluator.headline
-        return {row.figure: row.interval for row in self.rows if row.group == ALL and row.figure in wanted}
+        headline = self.request.evaluator.headline
+        return {row.figure: row.interval for row in self.rows if row.group == ALL and row.figure in headline}
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as JSON: what was released first, then what follows from it."""
         return figures_json(
             self.name,
             self.request,
-            (one.to_json() for one in self.releases),
+            (release.to_json() for release in self.releases),
             round=self.round,
             edges=list(self.score_bins.edges),
             figures=[row.to_json() for row in self.rows],

@@ -100,8 +100,8 @@ class Levels(Term):
     def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n k"], Bool[np.ndarray, " n"]]:
         """Return one covariate for every category but the reference."""
         column = table.places(self.column)
-        others = [place for place, name in enumerate(self.categories) if name != self.reference]
-        return (column.values[:, None] == others).astype(np.float64), column.state == State.VALID
+        compared = [index for index, name in enumerate(self.categories) if name != self.reference]
+        return (column.values[:, None] == compared).astype(np.float64), column.state == State.VALID
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,12 @@ class Design:
     @cached_property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """Places of the covariates of every column of categories."""
-        found, place = [], 0
+        levels, position = [], 0
         for term in self.terms:
             if isinstance(term, Levels):
-                found.append(tuple(range(place, place + len(term.names))))
-            place += len(term.names)
-        return tuple(found)
+                levels.append(tuple(range(position, position + len(term.names))))
+            position += len(term.names)
+        return tuple(levels)
 
     @property
     def length(self) -> float:
@@ -152,9 +152,9 @@ class Design:
     def covariates(self, table: ColumnTable) -> tuple[Float64[np.ndarray, "n p"], Bool[np.ndarray, " n"]]:
         """Return the covariates of all records, and which records have all of them."""
         complete = np.ones(len(table), dtype=np.bool_)
-        found = [np.empty((len(table), 0))]
+        columns = [np.empty((len(table), 0))]
         for term in self.terms:
-            values, known = term.covariates(table)
-            complete &= known
-            found.append(values)
-        return np.concatenate(found, axis=1), complete
+            values, present = term.covariates(table)
+            complete &= present
+            columns.append(values)
+        return np.concatenate(columns, axis=1), complete

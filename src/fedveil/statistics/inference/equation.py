@@ -152,17 +152,17 @@ class ScoreCode:
 def triangle(matrices: Float64[np.ndarray, "n d d"]) -> Float64[np.ndarray, "n k"]:
     """Return upper triangles with the off-diagonal times sqrt 2: their l2 norm is the Frobenius norm."""
     first, second = np.triu_indices(matrices.shape[1])
-    found: np.ndarray = matrices[:, first, second] * np.where(first == second, 1.0, math.sqrt(2))
-    return found
+    entries: np.ndarray = matrices[:, first, second] * np.where(first == second, 1.0, math.sqrt(2))
+    return entries
 
 
 def matrix(entries: Float64[np.ndarray, " k"], size: int) -> Float64[np.ndarray, "d d"]:
     """Return the symmetric matrix of its triangle."""
     first, second = np.triu_indices(size)
-    found = np.zeros((size, size))
-    found[first, second] = entries / np.where(first == second, 1.0, math.sqrt(2))
-    found[second, first] = found[first, second]
-    return found
+    symmetric = np.zeros((size, size))
+    symmetric[first, second] = entries / np.where(first == second, 1.0, math.sqrt(2))
+    symmetric[second, first] = symmetric[first, second]
+    return symmetric
 
 
 # --- the local step ---
@@ -253,8 +253,8 @@ class Equation(PersonVector):
     ) -> Iterator[tuple[slice, Float64[Tensor, "m d"]]]:
         """Yield the vectors of all pairs; a record without all of its values adds zeros."""
         covariates, complete = self.design.covariates(table)
-        target, known = self.family.target(table)
-        complete &= known
+        target, present = self.family.target(table)
+        complete &= present
         most = max(1, _CHUNK_ELEMENTS // self.width**2)
         for some in _runs(np.diff(mixed.indptr), most):
             part = mixed[some]
@@ -263,10 +263,10 @@ class Equation(PersonVector):
             # One turn, unless a single pair has more records: its blocks follow from its own number of records.
             for begin in range(0, len(part.indices), most):
                 places = slice(begin, begin + most)
-                taken = part.indices[places]
-                of_records = self._weighted(covariates[taken], target[taken], complete[taken])
-                starts, shape = np.clip(part.indptr - begin, 0, len(taken)), (part.shape[0], len(taken))
-                mean = sparse.csr_array((part.data[places], np.arange(len(taken)), starts), shape=shape)
+                records = part.indices[places]
+                of_records = self._weighted(covariates[records], target[records], complete[records])
+                starts, shape = np.clip(part.indptr - begin, 0, len(records)), (part.shape[0], len(records))
+                mean = sparse.csr_array((part.data[places], np.arange(len(records)), starts), shape=shape)
                 score += mean @ of_records[0]
                 curvature += mean @ of_records[1]
             yield some, torch.from_numpy(self.code.encode(score, curvature))
@@ -278,15 +278,15 @@ class Equation(PersonVector):
             vector: the noisy sum.
             noise_std: standard deviation of its noise, per number.
         """
-        found = self.code.decode(vector, noise_std)
+        decoded = self.code.decode(vector, noise_std)
         return Sums(
             theta=np.array(self.theta),
-            gradient=found.gradient,
-            curvature=found.curvature,
-            spread=found.spread,
-            gradient_sd=found.gradient_sd,
-            curvature_sd=found.curvature_sd,
-            spread_sd=found.spread_sd,
+            gradient=decoded.gradient,
+            curvature=decoded.curvature,
+            spread=decoded.spread,
+            gradient_sd=decoded.gradient_sd,
+            curvature_sd=decoded.curvature_sd,
+            spread_sd=decoded.spread_sd,
             leading=len(self.family.leading),
             stopped=self.family.stopped,
             levels=self._levels,
@@ -295,7 +295,7 @@ class Equation(PersonVector):
     @property
     def _levels(self) -> tuple[tuple[int, ...], ...]:
         leading = len(self.family.leading)
-        return tuple(tuple(leading + place for place in levels) for levels in self.design.levels)
+        return tuple(tuple(leading + index for index in levels) for levels in self.design.levels)
 
     def _weighted(
         self,

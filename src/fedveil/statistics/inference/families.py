@@ -278,10 +278,10 @@ class Poisson(_Generalised):
     @cached_property
     def largest(self) -> float:
         """Return the largest mu P(Y < c) over all means; curvatures are cut there."""
-        found = minimize_scalar(
+        optimum = minimize_scalar(
             lambda mu: -mu * pdtr(self.cap - 1, mu), bounds=(0, 3.0 * self.cap), method="bounded"
         )
-        return float(-found.fun) * (1 + 1e-6)
+        return float(-optimum.fun) * (1 + 1e-6)
 
     @property
     def guess(self) -> float:
@@ -317,10 +317,10 @@ def predictor_of(
     A product of matrices rounds a row by how many others it is computed with, so that who is there would move
     everybody's stored numbers, and no bound has that.
     """
-    found = np.zeros(len(z))
+    predictor = np.zeros(len(z))
     for column, weight in zip(z.T, theta, strict=True):
-        found += column * weight
-    return found
+        predictor += column * weight
+    return predictor
 
 
 # --- survival times -----------------------------------------------------------------------------------------
@@ -399,8 +399,8 @@ class PiecewiseExponential(Family):
         It is the mean hazard that a record is followed through, for the martingale has mean zero.
         """
         with np.errstate(over="ignore"):
-            left = np.exp(-np.minimum(self.rate * (np.array(self.grid) - self.grid[0]), self.hazard))
-        return tuple((left[:-1] - left[1:]).tolist())
+            surviving = np.exp(-np.minimum(self.rate * (np.array(self.grid) - self.grid[0]), self.hazard))
+        return tuple((surviving[:-1] - surviving[1:]).tolist())
 
     @property
     def guess(self) -> float:
@@ -412,13 +412,13 @@ class PiecewiseExponential(Family):
         A record whose entry is missing, negative, or not before its time is left out, like one without a time.
         """
         time, event = table.numbers(self.time), table.places(self.event)
-        known = (time.state == State.VALID) & (event.state == State.VALID)
-        found = [time.values, event.values.astype(np.float64)]
+        complete = (time.state == State.VALID) & (event.state == State.VALID)
+        columns = [time.values, event.values.astype(np.float64)]
         if self.entry is not None:
             entry = table.numbers(self.entry)
-            known &= (entry.state == State.VALID) & (entry.values >= 0) & (entry.values < time.values)
-            found.append(np.where(known, entry.values, 0.0))
-        return np.stack(found, axis=1), known
+            complete &= (entry.state == State.VALID) & (entry.values >= 0) & (entry.values < time.values)
+            columns.append(np.where(complete, entry.values, 0.0))
+        return np.stack(columns, axis=1), complete
 
     def follow(
         self, target: Target, log_hazards: Float64[np.ndarray, "n j"]
@@ -441,9 +441,9 @@ class PiecewiseExponential(Family):
         before = np.concatenate((np.zeros((len(time), 1)), until[:, :-1]), axis=1)
         followed = np.clip(self.hazard - before, 0, hazards)
         events = np.zeros_like(followed)
-        place = np.clip(np.searchsorted(grid, time, side="left") - 1, 0, size - 1)
+        interval = np.clip(np.searchsorted(grid, time, side="left") - 1, 0, size - 1)
         counted = (happened > 0) & (until[:, -1] <= self.hazard) & (time > begin[:, 0]) & (time <= grid[-1])
-        events[np.arange(len(time)), place] = counted
+        events[np.arange(len(time)), interval] = counted
         return events, followed
 
     def terms(self, covariates: Covariates, target: Target, theta: Theta) -> Terms:

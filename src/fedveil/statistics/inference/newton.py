@@ -74,14 +74,14 @@ def estimate(releases: Sequence[Sums]) -> Estimate:
     theta = last.theta + np.linalg.solve(slope, last.gradient)
     weights = np.array([1.0])
     for _ in range(_SWEEPS if len(releases) > 1 or last.stopped else 0):
-        weights = np.array([1 / _variance(one, last, theta - one.theta) for one in releases])
+        weights = np.array([1 / _variance(release, last, theta - release.theta) for release in releases])
         weights /= weights.sum()
-        slopes = [_slope(one, last, theta - one.theta) for one in releases]
+        slopes = [_slope(release, last, theta - release.theta) for release in releases]
         combined = sum((w * s for w, s in zip(weights, slopes, strict=True)), np.zeros_like(slope))
         slope, least = solvable(combined, last.curvature_sd)
         pulls = (
-            w * (one.gradient + s @ (one.theta - last.theta))
-            for w, s, one in zip(weights, slopes, releases, strict=True)
+            w * (release.gradient + s @ (release.theta - last.theta))
+            for w, s, release in zip(weights, slopes, releases, strict=True)
         )
         theta = last.theta + np.linalg.solve(slope, sum(pulls, np.zeros_like(theta)))
     return Estimate(theta=theta, slope=slope, noise=_noise(releases, weights, theta), least=least)
@@ -127,13 +127,13 @@ def bend(sums: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray,
     within = (vectors * np.maximum(values, 0)) @ vectors.T / weight.sum()
     along = within @ distance[size:]
     moved = distance[:size] + mean @ distance[size:]
-    found = np.zeros_like(sums.curvature)
-    found[:size, :size] = np.diag(weight * moved)
-    found[:size, size:] = weight[:, None] * (mean * moved[:, None] + along)
-    found[size:, :size] = found[:size, size:].T
+    bent = np.zeros_like(sums.curvature)
+    bent[:size, :size] = np.diag(weight * moved)
+    bent[:size, size:] = weight[:, None] * (mean * moved[:, None] + along)
+    bent[size:, :size] = bent[:size, size:].T
     pulled = np.outer(weight @ mean, along)
-    found[size:, size:] = (mean.T * (weight * moved)) @ mean + (weight @ moved) * within + pulled + pulled.T
-    return found
+    bent[size:, size:] = (mean.T * (weight * moved)) @ mean + (weight @ moved) * within + pulled + pulled.T
+    return bent
 
 
 def _slope(sums: Sums, last: Sums, distance: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, "d d"]:
@@ -169,17 +169,17 @@ def _noise(
 ) -> Float64[np.ndarray, "d d"]:
     """Return the covariance of the combined equation: the last curvature's noise may be in all slopes at once."""
     last, size = releases[-1], len(theta)
-    distances = [theta - one.theta for one in releases]
-    found = np.zeros((size, size))
+    distances = [theta - release.theta for release in releases]
+    total = np.zeros((size, size))
     of_last = weights[-1] * distances[-1]
-    for one, weight, distance in zip(releases, weights, distances, strict=True):
-        found += np.eye(size) * weight**2 * (one.gradient_sd**2 + _bent(one, last, distance))
-        if one is not last:
-            pulled = weight * distance * (1.0 if one.stopped else 0.5)
-            found += _along(pulled, one.curvature_sd)
-            of_last = of_last if one.stopped else of_last + pulled
-    found += _along(of_last, last.curvature_sd)
-    return found
+    for release, weight, distance in zip(releases, weights, distances, strict=True):
+        total += np.eye(size) * weight**2 * (release.gradient_sd**2 + _bent(release, last, distance))
+        if release is not last:
+            pulled = weight * distance * (1.0 if release.stopped else 0.5)
+            total += _along(pulled, release.curvature_sd)
+            of_last = of_last if release.stopped else of_last + pulled
+    total += _along(of_last, last.curvature_sd)
+    return total
 
 
 def _along(vector: Float64[np.ndarray, " d"], sd: float) -> Float64[np.ndarray, "d d"]:
@@ -257,8 +257,8 @@ class Covariance:
     @property
     def reach(self) -> Float64[np.ndarray, " d"]:
         """Half the widths of the 95 % intervals."""
-        found: np.ndarray = stdtrit(self.freedom, _UPPER) * np.sqrt(np.diag(self.whole))
-        return found
+        half_widths: np.ndarray = stdtrit(self.freedom, _UPPER) * np.sqrt(np.diag(self.whole))
+        return half_widths
 
 
 def covariance(estimate: Estimate, last: Sums) -> Covariance:
@@ -271,11 +271,11 @@ def covariance(estimate: Estimate, last: Sums) -> Covariance:
     assert last.spread is not None
     inverse = np.linalg.inv(estimate.slope)
     noise = inverse @ estimate.noise @ inverse
-    spread, basis, kept = shrunk_covariance(last.spread, last.spread_sd, estimate.slope, last.leading)
+    spread, basis, kept_share = shrunk_covariance(last.spread, last.spread_sd, estimate.slope, last.leading)
     whole = noise + inverse @ spread @ inverse
     squares = triangle(inverse[:, :, None] * inverse[:, None, :])
     inside, all_of_it = ((squares @ basis) ** 2).sum(axis=1), (squares**2).sum(axis=1)
-    unsure = last.spread_sd**2 * (inside + kept**2 * (all_of_it - inside))
+    unsure = last.spread_sd**2 * (inside + kept_share**2 * (all_of_it - inside))
     with np.errstate(divide="ignore"):
         return Covariance(whole=whole, noise=noise, freedom=2 * np.diag(whole) ** 2 / unsure)
 
@@ -295,11 +295,11 @@ def shrunk_covariance(
     basis, _ = np.linalg.qr(triangle(like).T)
     entries = triangle(spread[None])[0]
     inside = basis @ (basis.T @ entries)
-    rest = entries - inside
-    noise, length = max(0, len(entries) - 4) * sd**2, float(rest @ rest)
-    kept = 1 - noise / length if noise < length else float(not noise)
-    values, vectors = np.linalg.eigh(matrix(inside + kept * rest, len(spread)))
-    return (vectors * np.maximum(values, 0)) @ vectors.T, basis, kept
+    remainder = entries - inside
+    noise, length = max(0, len(entries) - 4) * sd**2, float(remainder @ remainder)
+    kept_share = 1 - noise / length if noise < length else float(not noise)
+    values, vectors = np.linalg.eigh(matrix(inside + kept_share * remainder, len(spread)))
+    return (vectors * np.maximum(values, 0)) @ vectors.T, basis, kept_share
 
 
 def effect(
@@ -422,8 +422,8 @@ def indicators(sums: Sums) -> Iterator[Indicator]:
 
 def moving(sums: Sums) -> Int64[np.ndarray, " k"]:
     """Return the coefficients that the next step may move: the noise of an empty one would use up the step."""
-    held = {found.held for found in indicators(sums) if found.weight < SOLVABLE * found.sd}
-    return _without(sums, held)
+    fixed = {indicator.held for indicator in indicators(sums) if indicator.weight < SOLVABLE * indicator.sd}
+    return _without(sums, fixed)
 
 
 def restricted(releases: Sequence[Sums], selected: Int64[np.ndarray, " k"]) -> tuple[Sums, ...]:
@@ -434,27 +434,27 @@ def restricted(releases: Sequence[Sums], selected: Int64[np.ndarray, " k"]) -> t
     last = releases[-1]
     if len(selected) == len(last.theta):
         return tuple(releases)
-    held = np.setdiff1d(np.arange(len(last.theta)), selected)
+    fixed = np.setdiff1d(np.arange(len(last.theta)), selected)
     places = {int(old): new for new, old in enumerate(selected)}
-    found = []
-    for one in releases:
-        away = last.theta[held] - one.theta[held]
+    results = []
+    for release in releases:
+        away = last.theta[fixed] - release.theta[fixed]
         square = np.ix_(selected, selected)
-        found.append(
+        results.append(
             replace(
-                one,
-                theta=one.theta[selected],
-                gradient=one.gradient[selected] - one.curvature[np.ix_(selected, held)] @ away,
-                curvature=one.curvature[square],
-                spread=None if one.spread is None else one.spread[square],
+                release,
+                theta=release.theta[selected],
+                gradient=release.gradient[selected] - release.curvature[np.ix_(selected, fixed)] @ away,
+                curvature=release.curvature[square],
+                spread=None if release.spread is None else release.spread[square],
                 gradient_sd=float(
-                    np.hypot(one.gradient_sd, one.curvature_sd * np.linalg.norm(away) / np.sqrt(2))
+                    np.hypot(release.gradient_sd, release.curvature_sd * np.linalg.norm(away) / np.sqrt(2))
                 ),
-                leading=int((selected < one.leading).sum()),
-                levels=tuple(tuple(places[j] for j in levels if j in places) for levels in one.levels),
+                leading=int((selected < release.leading).sum()),
+                levels=tuple(tuple(places[j] for j in levels if j in places) for levels in release.levels),
             )
         )
-    return tuple(found)
+    return tuple(results)
 
 
 def identify(releases: Sequence[Sums], least: float) -> Identified:
@@ -466,38 +466,38 @@ def identify(releases: Sequence[Sums], least: float) -> Identified:
     """
     last = releases[-1]
     room = MOST_LEFT_OUT * float(np.diag(last.curvature)[: last.leading].sum())
-    light = [one for one in indicators(last) if one.weight < _LIGHT * least * one.sd]
-    light.sort(key=lambda one: one.weight / one.sd)
-    left: list[Indicator] = []
+    light = [indicator for indicator in indicators(last) if indicator.weight < _LIGHT * least * indicator.sd]
+    light.sort(key=lambda indicator: indicator.weight / indicator.sd)
+    left_out: list[Indicator] = []
     while True:
-        found = _identified(releases, left, least)
-        if found.enough or not light:
-            return found
-        left.append(light.pop(0))
-        is_left = (_without(last, (one.held for one in left)) < last.leading).any()
-        if not is_left or sum(max(0.0, one.weight) for one in left) > room:
-            return found
+        identified = _identified(releases, left_out, least)
+        if identified.enough or not light:
+            return identified
+        left_out.append(light.pop(0))
+        is_left = (_without(last, (indicator.held for indicator in left_out)) < last.leading).any()
+        if not is_left or sum(max(0.0, indicator.weight) for indicator in left_out) > room:
+            return identified
 
 
-def _identified(releases: Sequence[Sums], left: Sequence[Indicator], least: float) -> Identified:
+def _identified(releases: Sequence[Sums], left_out: Sequence[Indicator], least: float) -> Identified:
     last = releases[-1]
-    kept = _without(last, (one.held for one in left))
-    own = restricted(releases, kept)
-    found = estimate(own)
+    selected = _without(last, (indicator.held for indicator in left_out))
+    own = restricted(releases, selected)
+    solution = estimate(own)
     _, smallest = solvable(own[-1].curvature, own[-1].curvature_sd)
-    held = np.setdiff1d(np.arange(len(last.theta)), kept)
-    if len(held):
-        moved = last.curvature[np.ix_(held, kept)] @ (found.theta - own[-1].theta)
-        residual = last.gradient[held] - moved
+    fixed = np.setdiff1d(np.arange(len(last.theta)), selected)
+    if len(fixed):
+        moved = last.curvature[np.ix_(fixed, selected)] @ (solution.theta - own[-1].theta)
+        residual = last.gradient[fixed] - moved
         excess = float(np.maximum(0.0, residual**2 - last.gradient_sd**2).sum())
-        weight = float(np.diag(found.slope)[: own[-1].leading].sum())
-        found = replace(found, noise=found.noise + excess * found.slope / weight)
+        weight = float(np.diag(solution.slope)[: own[-1].leading].sum())
+        solution = replace(solution, noise=solution.noise + excess * solution.slope / weight)
     return Identified(
-        kept=kept,
-        lost=frozenset(j for one in left for j in one.lost),
+        kept=selected,
+        lost=frozenset(j for indicator in left_out for j in indicator.lost),
         releases=own,
-        estimate=found,
-        enough=bool(smallest >= SOLVABLE and found.least >= least),
+        estimate=solution,
+        enough=bool(smallest >= SOLVABLE and solution.least >= least),
     )
 
 
@@ -546,15 +546,15 @@ def next_theta(family: Family, releases: Sequence[Sums]) -> Float64[np.ndarray, 
 
     A coefficient of an empty interval or category stays where it is.
     """
-    kept = moving(releases[-1])
+    movable = moving(releases[-1])
     if not (
-        kept < releases[-1].leading
+        movable < releases[-1].leading
     ).any():  # no interval stands out of its noise: there is nothing to go by
         return releases[-1].theta.copy()
-    own = restricted(releases, kept)
-    found = leap(family, own[0]) if len(own) == 1 and family.curved else None
+    own = restricted(releases, movable)
+    target = leap(family, own[0]) if len(own) == 1 and family.curved else None
     at = releases[-1].theta.copy()
-    at[kept] = step(own) if found is None else found
+    at[movable] = step(own) if target is None else target
     return at
 
 
@@ -579,10 +579,10 @@ def leap(family: Family, sums: Sums) -> Float64[np.ndarray, " d"] | None:
         return None
     effects = move[size:] * weight.sum() / (weight @ fallen)
     effects *= min(1.0, LONGEST_STEP / max(float(np.linalg.norm(effects)), 1e-300))
-    found = sums.theta.copy()
-    found[:size] += leaps - means[:, size:] @ effects
-    found[size:] += effects
-    return found
+    theta = sums.theta.copy()
+    theta[:size] += leaps - means[:, size:] @ effects
+    theta[size:] += effects
+    return theta
 
 
 def has_converged(family: Family, releases: Sequence[Sums], estimate: Estimate) -> bool:
@@ -591,29 +591,29 @@ def has_converged(family: Family, releases: Sequence[Sums], estimate: Estimate) 
     Distances are those of the estimate, less what its noise explains of their squares.
     """
     last, slope = releases[-1], estimate.slope
-    distance, known = estimate.theta - last.theta, covariance(estimate, last)
+    distance, uncertainty = estimate.theta - last.theta, covariance(estimate, last)
     weight = np.diag(slope)[: last.leading]
-    left = float(distance @ slope @ distance) - float(np.trace(slope @ known.noise))
+    remaining = float(distance @ slope @ distance) - float(np.trace(slope @ uncertainty.noise))
     together = np.abs(slope[: last.leading] @ distance) / weight
-    if left > LONGEST_LAST**2 * float(weight.sum()) or together.max() > LONGEST_TOGETHER:
+    if remaining > LONGEST_LAST**2 * float(weight.sum()) or together.max() > LONGEST_TOGETHER:
         return False
     if family.stopped or not family.curved:
         return True
-    at, (values, vectors) = replace(last, curvature=slope), np.linalg.eigh(known.noise)
+    at, (values, vectors) = replace(last, curvature=slope), np.linalg.eigh(uncertainty.noise)
     turned = bend(at, distance) @ distance
     for value, vector in zip(values, vectors.T, strict=True):
         turned = turned - value * (bend(at, vector) @ vector)
     middle = float(slope[0] @ last.theta) / float(slope[0, 0])
     curved = abs(math.log(family.mean(middle + 0.5)[1] / family.mean(middle - 0.5)[1]))
     missed = curved / 2 * np.abs(np.linalg.solve(slope, turned))
-    return bool((missed <= MOST_BENT * np.sqrt(np.diag(known.whole))).all())
+    return bool((missed <= MOST_BENT * np.sqrt(np.diag(uncertainty.whole))).all())
 
 
 def _undone(family: Family, predictor: float, newton: float, unsure: float) -> tuple[float, float]:
     """Return how far a predictor moves with the mean, and its slope there over that where it was."""
     mean, slope = family.mean(predictor)
     low, high = family.mean(predictor - _LIMIT)[0], family.mean(predictor + _LIMIT)[0]
-    left = 2 * unsure * slope
-    wanted = min(max(mean + slope * newton, min(mean, low + left)), max(mean, high - left))
-    to = float(brentq(lambda move: family.mean(predictor + move)[0] / wanted - 1, -_LIMIT, _LIMIT))
+    margin = 2 * unsure * slope
+    target = min(max(mean + slope * newton, min(mean, low + margin)), max(mean, high - margin))
+    to = float(brentq(lambda move: family.mean(predictor + move)[0] / target - 1, -_LIMIT, _LIMIT))
     return to, max(family.mean(predictor + to)[1] / slope, _LEAST_SLOPE)

@@ -78,7 +78,7 @@ def predict_errors(
     names, size = (*family.leading, *design.names), len(family.leading)
     expected = expected_curvature(family, design, of_numbers)
     sd = std / last.scales[1]
-    precisions = [(one.scales[0] / sd) ** 2 for one, sd in releases]
+    precisions = [(equation.scales[0] / sd) ** 2 for equation, sd in releases]
     values, vectors = np.linalg.eigh(expected)
     values = np.maximum(values, _NOTHING)
     sampling = (vectors**2) @ (1 / (people * values))
@@ -172,8 +172,8 @@ def least_margin(values: Float64[np.ndarray, " d"]) -> float:
     def edge(below: float) -> float:
         return below + float((0.5 / (values - smallest + below)).sum())
 
-    found = minimize_scalar(edge, bounds=(1e-3, math.sqrt(size)), method="bounded")
-    return max(_NOTHING, smallest - float(found.fun) - _AROUND)
+    optimum = minimize_scalar(edge, bounds=(1e-3, math.sqrt(size)), method="bounded")
+    return max(_NOTHING, smallest - float(optimum.fun) - _AROUND)
 
 
 def check(
@@ -195,19 +195,19 @@ def check(
     """
 
     def missing(log_factor: float) -> float:
-        worst = min(planned_at(math.exp(log_factor)), key=lambda one: one.margin)
+        worst = min(planned_at(math.exp(log_factor)), key=lambda effect: effect.margin)
         return worst.needed - worst.margin
 
-    worst = min(planned_at(1.0), key=lambda one: one.margin)
+    worst = min(planned_at(1.0), key=lambda effect: effect.margin)
     if worst.margin >= worst.needed:
         return
     instead = [family.advice, "fewer columns or categories", "more people"]
     if missing(_LEAST_NOISE) < 0:
         factor = math.exp(float(brentq(missing, _LEAST_NOISE, 0.0, xtol=1e-3)) - 0.01)
         instead.insert(0, f"epsilon = {show_epsilon(epsilon(noise_multiplier * factor))}")
-    found = "less than 0.01" if worst.margin < 0.01 else f"{worst.margin:.2g}"
+    ratio = "less than 0.01" if worst.margin < 0.01 else f"{worst.margin:.2g}"
     raise ConfigError(
-        f"inference: too few people for this budget: the information about '{worst.name}' would be {found} "
+        f"inference: too few people for this budget: the information about '{worst.name}' would be {ratio} "
         f"times its noise, and an interval needs {worst.needed:g} times. Any of these would do: "
-        f"{'; '.join(one for one in instead if one)}"
+        f"{'; '.join(remedy for remedy in instead if remedy)}"
     )

@@ -90,8 +90,8 @@ class _Asked(_Part):
             ConfigError: a column that is no feature, or is the target; a scale or a reference of what has none.
         """
         explained = self.equation(schema).columns
-        taken = self.features or tuple(name for name in schema.features if name not in explained)
-        for name in taken:
+        features = self.features or tuple(name for name in schema.features if name not in explained)
+        for name in features:
             if name not in schema.features:
                 raise ConfigError(
                     f"inference.features: '{name}' is no feature of the schema; there are: {', '.join(schema.features)}"
@@ -99,17 +99,17 @@ class _Asked(_Part):
                 )
             if name in explained:
                 raise ConfigError(f"inference.features: '{name}' is what is explained")
-        for key, given in (("scale", self.scale), ("reference", self.reference)):
-            for name in given:
-                if name not in taken:
+        for key, settings in (("scale", self.scale), ("reference", self.reference)):
+            for name in settings:
+                if name not in features:
                     raise ConfigError(f"inference.{key}.{name}: no such feature is requested")
-        found = Design(terms=tuple(self._term(schema, name) for name in taken))
-        if len(found.names) > MOST_COEFFICIENTS:
+        design = Design(terms=tuple(self._term(schema, name) for name in features))
+        if len(design.names) > MOST_COEFFICIENTS:
             raise ConfigError(
-                f"inference.features: {len(found.names)} coefficients, and at most {MOST_COEFFICIENTS} can be had; "
+                f"inference.features: {len(design.names)} coefficients, and at most {MOST_COEFFICIENTS} can be had; "
                 "take fewer columns"
             )
-        return found
+        return design
 
     def _term(self, schema: Schema, name: str) -> Term:
         feature = schema.features[name]
@@ -117,14 +117,14 @@ class _Asked(_Part):
             if name in self.reference:
                 raise ConfigError(f"inference.reference.{name}: a number has no categories")
             middle, sixth = (feature.lower + feature.upper) / 2, (feature.upper - feature.lower) * _SIXTH
-            given = self.scale.get(name) or Scale(centre=middle, scale=sixth)
-            farthest = max(abs(feature.lower - given.centre), abs(feature.upper - given.centre))
-            if not farthest / _MOST_SCALES <= given.scale <= farthest * _MOST_SCALES:
+            scale = self.scale.get(name) or Scale(centre=middle, scale=sixth)
+            farthest = max(abs(feature.lower - scale.centre), abs(feature.upper - scale.centre))
+            if not farthest / _MOST_SCALES <= scale.scale <= farthest * _MOST_SCALES:
                 raise ConfigError(
                     f"inference.scale.{name}: its bounds lie up to {farthest:g} from the centre, which is more than a "
-                    f"million times the scale {given.scale:g}, or less than a millionth of it"
+                    f"million times the scale {scale.scale:g}, or less than a millionth of it"
                 )
-            return Scaled(name, feature.lower, feature.upper, given.centre, given.scale)
+            return Scaled(name, feature.lower, feature.upper, scale.centre, scale.scale)
         categories = categories_of(schema, name, "inference.features")
         assert categories is not None, "what is no number has categories"
         if name in self.scale:

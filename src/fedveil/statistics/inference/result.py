@@ -61,14 +61,14 @@ class Part:
 
 def _parts(*releases: Shares) -> tuple[Part, ...]:
     """Return releases whose shares are of the whole."""
-    found = []
-    for one in releases:
-        share = one.gradient + one.curvature + one.spread
+    parts = []
+    for shares in releases:
+        share = shares.gradient + shares.curvature + shares.spread
         within = Shares(
-            gradient=one.gradient / share, curvature=one.curvature / share, spread=one.spread / share
+            gradient=shares.gradient / share, curvature=shares.curvature / share, spread=shares.spread / share
         )
-        found.append(Part(share=share, shares=within))
-    return tuple(found)
+        parts.append(Part(share=share, shares=within))
+    return tuple(parts)
 
 
 _STEADY: Final = _parts(
@@ -193,10 +193,10 @@ class FittedRegression:
 
         Curvatures too close to their noise, or a last release too far from the estimate.
         """
-        found = self.identified
-        if not found.enough or len(found.lost) == len(self.names):
+        identified = self.identified
+        if not identified.enough or len(identified.lost) == len(self.names):
             return TOO_FEW
-        return None if has_converged(self.family, found.releases, found.estimate) else TOO_FAR
+        return None if has_converged(self.family, identified.releases, identified.estimate) else TOO_FAR
 
     @property
     def has_intervals(self) -> bool:
@@ -207,7 +207,7 @@ class FittedRegression:
     def lost(self) -> tuple[str, ...]:
         """Names of the coefficients without an interval, where others have one."""
         return (
-            tuple(self.names[place] for place in sorted(self.identified.lost)) if self.has_intervals else ()
+            tuple(self.names[index] for index in sorted(self.identified.lost)) if self.has_intervals else ()
         )
 
     @cached_property
@@ -217,19 +217,22 @@ class FittedRegression:
             return ()
         family, design, identified = self.family, self.design, self.identified
         solved = identified.estimate
-        found = covariance(solved, identified.releases[-1])
-        figures = np.stack((solved.theta, np.diag(found.whole), np.diag(found.noise), found.freedom), axis=1)
+        uncertainty = covariance(solved, identified.releases[-1])
+        figures = np.stack(
+            (solved.theta, np.diag(uncertainty.whole), np.diag(uncertainty.noise), uncertainty.freedom),
+            axis=1,
+        )
         units = (*(1.0 for _ in family.leading), *(1 / unit for unit in design.units))
         return tuple(
             effect(
-                self.names[place],
+                self.names[index],
                 (float(value), float(variance), float(noise), float(freedom)),
-                units[place] * family.unit,
-                origin=family.origin if place < len(family.leading) else 0.0,
+                units[index] * family.unit,
+                origin=family.origin if index < len(family.leading) else 0.0,
                 multiplies=family.multiplies,
             )
-            for place, (value, variance, noise, freedom) in zip(identified.kept, figures, strict=True)
-            if place not in identified.lost
+            for index, (value, variance, noise, freedom) in zip(identified.kept, figures, strict=True)
+            if index not in identified.lost
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -255,24 +258,24 @@ class FittedRegression:
             RunFolderError: another version, or no regression, or one whose numbers do not follow from each other.
         """
         with restoring(data, origin):
-            found = cls(
+            fitted = cls(
                 name=str(data["name"]),
                 request=_REQUEST.validate_python(data["request"]),
                 schema=Schema.model_validate(data["schema"]),
                 silos=tuple(str(name) for name in data["silos"]),
             )
-            if not 0 < len(data["releases"]) <= len(found.parts):
+            if not 0 < len(data["releases"]) <= len(fitted.parts):
                 raise RunFolderError(
-                    f"{origin} is damaged: {len(data['releases'])} of {len(found.parts)} releases"
+                    f"{origin} is damaged: {len(data['releases'])} of {len(fitted.parts)} releases"
                 )
-            for one in data["releases"]:
-                own, theta = found.equation(len(found.releases)), np.array(one["theta"])
+            for table in data["releases"]:
+                own, theta = fitted.equation(len(fitted.releases)), np.array(table["theta"])
                 if theta.shape != (own.width,) or not np.allclose(theta, own.theta, rtol=1e-6, atol=1e-9):
                     raise RunFolderError(
                         f"{origin} is damaged: its coefficients do not follow from what was released"
                     )
-                found = found.with_release(NoisySum.from_json(one, own.length, origin))
-            return found
+                fitted = fitted.with_release(NoisySum.from_json(table, own.length, origin))
+            return fitted
 
 
 def read_fitted(folder: Path) -> FittedRegression:
@@ -281,13 +284,13 @@ def read_fitted(folder: Path) -> FittedRegression:
     Raises:
         RunFolderError: it has no regression, a damaged one, or one that was killed between its releases.
     """
-    found = read_begun(folder)
-    made, parts = len(found.releases), len(found.parts)
-    if made < parts:
+    fitted = read_begun(folder)
+    n_made, parts = len(fitted.releases), len(fitted.parts)
+    if n_made < parts:
         raise RunFolderError(
-            f"{folder}: {made} of {parts} releases are made; `fedveil resume {folder}` makes the others"
+            f"{folder}: {n_made} of {parts} releases are made; `fedveil resume {folder}` makes the others"
         )
-    return found
+    return fitted
 
 
 def read_begun(folder: Path) -> FittedRegression:
@@ -296,7 +299,7 @@ def read_begun(folder: Path) -> FittedRegression:
     Raises:
         RunFolderError: it has no regression, or a damaged one.
     """
-    found = read_figures(folder / FILE, FittedRegression)
-    if found is None:
+    fitted = read_figures(folder / FILE, FittedRegression)
+    if fitted is None:
         raise RunFolderError(f"{folder}: no run of `fedveil infer`: it has no {FILE}")
-    return found
+    return fitted
