@@ -258,10 +258,10 @@ def _refusals(
             needed, fewer = epsilon(noise_multiplier / factor), math.floor(prediction.cells / factor)
             cells = f"about {fewer} cells, " if fewer > 1 else ""
             yield (
-                f"statistics.release.{prediction.release}: epsilon is too small for its {prediction.cells} cells: the noise "
-                f"would have a standard deviation of {prediction.noise:.3g}, and {prediction.allowed:.3g} is allowed "
-                f"(max_standard_error); epsilon = {needed:.2g}, {cells}fewer groups or releases, or a larger weight "
-                "would do"
+                f"statistics.release.{prediction.release}: epsilon is too small for its {prediction.cells} cells: the "
+                f"noise would have a standard deviation of {prediction.noise:.3g}, and {prediction.allowed:.3g} is "
+                f"allowed (max_standard_error); epsilon = {needed:.2g}, {cells}fewer groups or releases, or a larger "
+                "weight would do"
             )
 
 
