@@ -91,16 +91,16 @@ class Bundle:
     @cached_property
     def predictor(self) -> Predictor:
         """The model with its input description."""
-        said = self.manifest.input
+        inputs = self.manifest.input
         return Predictor(
             model=self.model,
             task=self.manifest.task,
             classes=self.manifest.classes,
             targets=self.manifest.targets,
-            shape=said.shape,
-            feature_names=said.columns,
-            by_schema=said.schema_file is not None,
-            scale=Affine(factor=said.factor, shift=said.shift),
+            shape=inputs.shape,
+            feature_names=inputs.columns,
+            by_schema=inputs.schema_file is not None,
+            scale=Affine(factor=inputs.factor, shift=inputs.shift),
         )
 
     @cached_property
@@ -120,33 +120,36 @@ class Bundle:
         Raises:
             BundleError: the weights do not fit the model, or no model reads records of this shape.
         """
-        said, shape = self.manifest.model, self.manifest.input.shape
+        recorded, shape = self.manifest.model, self.manifest.input.shape
         if math.prod(shape) > _LARGEST_RECORD:
             raise BundleError(f"{self.path}: a record of shape {shape} is larger than any model reads")
-        if self._given is None and said.name in MODELS:
+        if self._given is None and recorded.name in MODELS:
             try:
                 with torch.device("meta"):
-                    planned = MODELS[said.name](shape, said.outputs)
+                    planned = MODELS[recorded.name](shape, recorded.outputs)
             except (RuntimeError, TypeError, ValueError) as error:  # TypeError: sizes of 2^63 and more
                 raise BundleError(
-                    f"{self.path}: no {said.name} has records of shape {shape} and {said.outputs} outputs "
+                    f"{self.path}: no {recorded.name} has records of shape {shape} and {recorded.outputs} outputs "
                     f"({sanitize(str(error))})"
                 ) from None
             self._compare(stored, planned)
 
     def _compare(self, stored: Mapping[str, Tensor], module: nn.Module) -> None:
-        wanted = module.state_dict()
-        for name in (*wanted, *stored):
-            if name not in stored or name not in wanted or stored[name].shape != wanted[name].shape:
-                shapes = [tuple(one[name].shape) if name in one else "missing" for one in (stored, wanted)]
+        expected = module.state_dict()
+        for name in (*expected, *stored):
+            if name not in stored or name not in expected or stored[name].shape != expected[name].shape:
+                shapes = [
+                    tuple(tensors[name].shape) if name in tensors else "missing"
+                    for tensors in (stored, expected)
+                ]
                 raise BundleError(
                     f"{self.path}: tensor '{sanitize(name)}' is {shapes[0]} in the bundle and {shapes[1]} in the "
                     "model; hand over a model that was built as the trained one was"
                 )
-            if stored[name].is_floating_point() != wanted[name].is_floating_point():
+            if stored[name].is_floating_point() != expected[name].is_floating_point():
                 raise BundleError(
                     f"{self.path}: tensor '{sanitize(name)}' holds {stored[name].dtype} in the bundle and "
-                    f"{wanted[name].dtype} in the model"
+                    f"{expected[name].dtype} in the model"
                 )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -197,13 +200,14 @@ class Bundle:
             raise ConfigError(f"predict_table: keep is a list of columns, [{keep!r}]")
         features = self._features(path)
         written = Format() if self.schema is None else self.schema.format_of(path)
-        kept = open_table(path, tuple(keep), written) if keep else pa.table({})
+        kept_columns = open_table(path, tuple(keep), written) if keep else pa.table({})
         predictor = self.predictor.by_place
         if self.manifest.task == "classification":
             chances = predictor.probabilities(features)
             best = np.array(self.manifest.classes)[chances.argmax(axis=1)]
             columns = {"prediction": pa.array(best)} | {
-                f"probability_{one}": pa.array(chances[:, at]) for at, one in enumerate(self.manifest.classes)
+                f"probability_{label}": pa.array(chances[:, at])
+                for at, label in enumerate(self.manifest.classes)
             }
         elif self.manifest.targets:
             columns = self._predictions_by_target(predictor, features)
@@ -214,11 +218,11 @@ class Bundle:
                 raise DataError(
                     f"{path}: column '{name}' cannot be kept: one of that name is written; rename it there"
                 )
-        return pa.table({name: without_days(kept.column(name)) for name in keep} | columns)
+        return pa.table({name: without_days(kept_columns.column(name)) for name in keep} | columns)
 
     def _predictions_by_target(self, predictor: Predictor, features: np.ndarray) -> dict[str, pa.Array]:
-        found = predictor.predict(features)
-        columns = {f"prediction_{name}": found[:, at] for at, name in enumerate(self.manifest.targets)}
+        predictions = predictor.predict(features)
+        columns = {f"prediction_{name}": predictions[:, at] for at, name in enumerate(self.manifest.targets)}
         if self.manifest.task == "multi-label":
             chances = predictor.probabilities(features)
             columns |= {
@@ -227,49 +231,49 @@ class Bundle:
         return {name: pa.array(values) for name, values in columns.items()}
 
     def _features(self, path: Path) -> np.ndarray:
-        schema, said = self.schema, self.manifest.input
+        schema, inputs = self.schema, self.manifest.input
         if schema is not None:
             return read_features_by_schema(schema, path)
-        if len(said.shape) != 1:
+        if len(inputs.shape) != 1:
             raise DataError(
-                f"{path}: a record of this model has shape {said.shape}, which no table has; predict from arrays in "
+                f"{path}: a record of this model has shape {inputs.shape}, which no table has; predict from arrays in "
                 "Python: fedveil.load(bundle).predict(features)"
             )
-        values = read_number_columns(path, said.columns)
-        if said.columns is None:
+        values = read_number_columns(path, inputs.columns)
+        if inputs.columns is None:
             warn_of_positions(None, open_table(path, None).column_names)
-        if values.shape[1] != said.shape[0]:
+        if values.shape[1] != inputs.shape[0]:
             raise DataError(
-                f"{path}: {values.shape[1]} columns, but the model was trained on {said.shape[0]} without names; "
+                f"{path}: {values.shape[1]} columns, but the model was trained on {inputs.shape[0]} without names; "
                 "leave out the others"
             )
         return values
 
     def _module(self) -> nn.Module:
-        said, given = self.manifest.model, self._given
-        if isinstance(given, nn.Module):
-            return given
-        if given is not None and given != said.name:
+        recorded, supplied = self.manifest.model, self._given
+        if isinstance(supplied, nn.Module):
+            return supplied
+        if supplied is not None and supplied != recorded.name:
             raise BundleError(
-                f"{self.path}: was trained as model '{sanitize(said.name)}', not '{sanitize(given)}'"
+                f"{self.path}: was trained as model '{sanitize(recorded.name)}', not '{sanitize(supplied)}'"
             )
-        if said.name.startswith(SESSION):
+        if recorded.name.startswith(SESSION):
             raise BundleError(
-                f"{self.path}: the model was handed over in a Python session ('{sanitize(said.name)}'); build it as it "
-                "was, and load the bundle with it: fedveil.load(bundle, model)"
+                f"{self.path}: the model was handed over in a Python session ('{sanitize(recorded.name)}'); build it "
+                "as it was, and load the bundle with it: fedveil.load(bundle, model)"
             )
         # An import path in a bundle names code of the reader's installation: run it only if the reader allows it.
-        if said.name not in MODELS and given is None:
+        if recorded.name not in MODELS and supplied is None:
             raise BundleError(
-                f"{self.path}: its model is built by '{sanitize(said.name)}', which is code of your installation; if "
-                f"you trust it, say so: --model {sanitize(said.name)}, or fedveil.load(bundle, "
-                f"model='{sanitize(said.name)}')"
+                f"{self.path}: its model is built by '{sanitize(recorded.name)}', which is code of your installation; "
+                f"if you trust it, say so: --model {sanitize(recorded.name)}, or fedveil.load(bundle, "
+                f"model='{sanitize(recorded.name)}')"
             )
         return build_model(
-            said.name,
+            recorded.name,
             input_shape=self.manifest.input.shape,
-            n_outputs=said.outputs,
-            randomness=ExperimentRandomness(said.seed),
+            n_outputs=recorded.outputs,
+            randomness=ExperimentRandomness(recorded.seed),
         )
 
 
@@ -334,12 +338,12 @@ def _without_formulas(table: pa.Table, keep: Collection[str]) -> pa.Table:
     Columns in ``keep`` are unchanged.
     """
     named = table.rename_columns([name if name in keep else _plain(name) for name in table.column_names])
-    for place, (name, column) in enumerate(zip(table.column_names, named.columns, strict=True)):
+    for position, (name, column) in enumerate(zip(table.column_names, named.columns, strict=True)):
         if name in keep:
             continue
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             texts = [None if text is None else _plain(text) for text in column.to_pylist()]
-            named = named.set_column(place, named.field(place), pa.array(texts, type=column.type))
+            named = named.set_column(position, named.field(position), pa.array(texts, type=column.type))
     return named
 
 

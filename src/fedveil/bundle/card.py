@@ -79,8 +79,8 @@ def _use(manifest: Manifest) -> Section:
     body = about + fields(
         [
             ("Predicts", manifest.task),
-            ("Classes", [str(one) for one in manifest.classes] or "none: a number"),
-            ("Shape of a record", " x ".join(str(one) for one in manifest.input.shape)),
+            ("Classes", [str(label) for label in manifest.classes] or "none: a number"),
+            ("Shape of a record", " x ".join(str(size) for size in manifest.input.shape)),
             ("Columns", columns),
             ("Network", manifest.model.name),
             ("Parameters", manifest.model.parameters),
@@ -101,8 +101,8 @@ def _data(manifest: Manifest) -> Section:
 def _results(manifest: Manifest) -> Section:
     released = manifest.test == "released"
     rows = [
-        [f"Test {name}", _figure(one.estimate), *([_interval(one)] if released else [])]
-        for name, one in manifest.metrics.items()
+        [f"Test {name}", _figure(metric.estimate), *([_interval(metric)] if released else [])]
+        for name, metric in manifest.metrics.items()
     ]
     header = ["", f"round {manifest.rounds}", *(["95 % interval"] if released else [])]
     body = table(header, rows, caption="After the last round") if rows else EMPTY

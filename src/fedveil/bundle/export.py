@@ -52,14 +52,14 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
     model = bundle.model
     # A subclass may compute something else.
     if type(model) in _WRITTEN and isinstance(model, BoostedTrees | WhitenedLinear):
-        found = _tree_ensemble(model) if isinstance(model, BoostedTrees) else _linear_layer(model)
-        nodes, outputs, tensors = found
+        graph = _tree_ensemble(model) if isinstance(model, BoostedTrees) else _linear_layer(model)
+        nodes, outputs, tensors = graph
         with writing(path, BundleError):
             path.write_bytes(_onnx_model(nodes, bundle.manifest.input.shape, outputs, tensors))
         return path
     # Two records: torch.export would specialise a dimension of size 1 instead of keeping it dynamic.
     made_up = torch.zeros(2, *bundle.manifest.input.shape)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "input_names": ["features"],
         "output_names": ["outputs"],
         "dynamic_shapes": ({0: torch.export.Dim("records")},),
@@ -73,7 +73,9 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter of PyTorch uses deprecated functions of PyTorch
-            torch.onnx.export(bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **given)
+            torch.onnx.export(
+                bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **options
+            )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
         why = sanitize(str(error.__cause__ or error).splitlines()[0])
         raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
@@ -98,7 +100,7 @@ def _finish(path: Path) -> None:
 
     model = onnx.load(path, load_external_data=False)
     if not all(
-        one.type.tensor_type.shape.dim[0].dim_param for one in (*model.graph.input, *model.graph.output)
+        value.type.tensor_type.shape.dim[0].dim_param for value in (*model.graph.input, *model.graph.output)
     ):
         path.unlink()
         raise BundleError(
@@ -112,10 +114,10 @@ def _finish(path: Path) -> None:
 
 def _drop_notes(message: Any) -> None:
     """Clear the notes in a message of ONNX and in all messages inside of it: they are no part of the computation."""
-    for one, value in message.ListFields():
-        if one.name in _NOTES:
-            message.ClearField(one.name)
-        elif one.message_type is not None:
+    for field, value in message.ListFields():
+        if field.name in _NOTES:
+            message.ClearField(field.name)
+        elif field.message_type is not None:
             for inner in [value] if hasattr(value, "ListFields") else value:
                 _drop_notes(inner)
 
@@ -128,7 +130,7 @@ def _linear_layer(model: WhitenedLinear) -> _Graph:
     from onnx import helper, numpy_helper
 
     with torch.no_grad():
-        weight, bias = (one.cpu().numpy() for one in model.coefficients())
+        weight, bias = (tensor.cpu().numpy() for tensor in model.coefficients())
     nodes = [
         helper.make_node("Flatten", ["features"], ["rows"]),
         helper.make_node("Gemm", ["rows", "weight", "bias"], ["linear"], transB=1),
@@ -161,9 +163,9 @@ def _onnx_model(nodes: Sequence[Any], shape: Sequence[int], outputs: int, tensor
     shown = helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["records", outputs])
     graph = helper.make_graph(nodes, "model", [read], [shown], tensors)
     sets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    found = helper.make_model(graph, opset_imports=sets, ir_version=8, producer_name="fedveil")
-    checker.check_model(found)
-    return bytes(found.SerializeToString())
+    model = helper.make_model(graph, opset_imports=sets, ir_version=8, producer_name="fedveil")
+    checker.check_model(model)
+    return bytes(model.SerializeToString())
 
 
 def _tree_ensemble(model: BoostedTrees) -> _Graph:
@@ -176,17 +178,17 @@ def _tree_ensemble(model: BoostedTrees) -> _Graph:
 
     leaves = model.leaves.detach().cpu().flatten(0, 1)
     grown = leaves.flatten(1).any(dim=1).nonzero().flatten()
-    feature, rank = (one.cpu().flatten(0, 1)[grown] for one in (model.feature, model.rank))
-    level = torch.tensor([place.bit_length() - 1 for place in range(1, LEAVES)])
+    feature, rank = (tensor.cpu().flatten(0, 1)[grown] for tensor in (model.feature, model.rank))
+    level = torch.tensor([number.bit_length() - 1 for number in range(1, LEAVES)])
     trees, outputs = len(grown), leaves.shape[-1]
     cut = model.cuts.detach().cpu()[feature, rank][:, level]
     inner, nodes = torch.arange(LEAVES - 1).repeat(trees), 2 * LEAVES - 1
     of_tree = torch.arange(trees).repeat_interleave(nodes)
-    place = torch.arange(nodes).repeat(trees)
-    is_leaf = place >= LEAVES - 1
-    zero = torch.zeros(len(place), dtype=torch.int64)
+    node = torch.arange(nodes).repeat(trees)
+    is_leaf = node >= LEAVES - 1
+    zero = torch.zeros(len(node), dtype=torch.int64)
     above, below, column = (zero.clone() for _ in range(3))
-    value = torch.zeros(len(place))
+    value = torch.zeros(len(node))
     above[~is_leaf], below[~is_leaf] = 2 * inner + 2, 2 * inner + 1
     column[~is_leaf], value[~is_leaf] = feature[:, level].flatten(), cut.flatten()
     ensemble = helper.make_node(
@@ -196,14 +198,14 @@ def _tree_ensemble(model: BoostedTrees) -> _Graph:
         domain="ai.onnx.ml",
         n_targets=outputs,
         nodes_treeids=of_tree.tolist(),
-        nodes_nodeids=place.tolist(),
-        nodes_modes=["LEAF" if one else "BRANCH_GT" for one in is_leaf.tolist()],
+        nodes_nodeids=node.tolist(),
+        nodes_modes=["LEAF" if leaf else "BRANCH_GT" for leaf in is_leaf.tolist()],
         nodes_featureids=column.tolist(),
         nodes_values=value.tolist(),
         nodes_truenodeids=above.tolist(),
         nodes_falsenodeids=below.tolist(),
         target_treeids=of_tree[is_leaf].repeat_interleave(outputs).tolist(),
-        target_nodeids=place[is_leaf].repeat_interleave(outputs).tolist(),
+        target_nodeids=node[is_leaf].repeat_interleave(outputs).tolist(),
         target_ids=torch.arange(outputs).repeat(trees * LEAVES).tolist(),
         target_weights=leaves[grown].flatten().tolist(),
     )

@@ -74,9 +74,9 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
             replace_file(path, _zipped(files))
             return
         for name, content in files.items():
-            place = path / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(place, content)
+            target = path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(target, content)
 
 
 def add_file(path: Path, name: str, content: bytes) -> None:
@@ -109,10 +109,10 @@ def read_files(path: Path) -> dict[str, bytes]:
     with reading(f"{path}: {SUMS}", BundleError):
         lines = files[SUMS].decode("ascii").splitlines()
     for number, line in enumerate(lines, start=1):
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             raise BundleError(f"{path}: {SUMS}, line {number}: not a digest and a name")
-        listed[found[2]] = found[1]
+        listed[match[2]] = match[1]
     for name in listed:
         if name not in files:
             raise BundleError(f"{path}: {sanitize(name)} is listed in {SUMS}, but missing")
@@ -353,9 +353,9 @@ def sign(path: Path, key: IdentityKey) -> Path:
         BundleError: the bundle is damaged, or this key has already signed it.
     """
     files = read_files(path)
-    made = Signature(key.public, key.sign(_PURPOSE + files[SUMS]))
+    signature = Signature(key.public, key.sign(_PURPOSE + files[SUMS]))
     name = _name(key.public)
-    add_file(path, name, made.to_bytes())
+    add_file(path, name, signature.to_bytes())
     return Path(name)
 
 
@@ -365,7 +365,7 @@ def signatures(files: Mapping[str, bytes]) -> tuple[PublicIdentity, ...]:
     Raises:
         BundleError: a signature is damaged, or is not over these files; the error names it.
     """
-    found = []
+    signers = []
     for name in sorted(files):
         if not name.startswith("signatures/"):
             continue
@@ -373,16 +373,16 @@ def signatures(files: Mapping[str, bytes]) -> tuple[PublicIdentity, ...]:
             document = parse_json(files[name], name, BundleError)
             try:
                 public = PublicIdentity(bytes.fromhex(document["public"]))
-                made = Signature(public, bytes.fromhex(document["signature"]))
-                public.verify(_PURPOSE + files[SUMS], made.raw)
+                signature = Signature(public, bytes.fromhex(document["signature"]))
+                public.verify(_PURPOSE + files[SUMS], signature.raw)
             except CryptoError as error:
                 raise BundleError(
                     f"{name}: {error}: the bundle was changed after it was signed, or the signature was"
                 ) from None
-            if made.to_bytes() != files[name] or name != _name(public):
+            if signature.to_bytes() != files[name] or name != _name(public):
                 raise BundleError(f"{name} is not as it was written")
-        found.append(public)
-    return tuple(found)
+        signers.append(public)
+    return tuple(signers)
 
 
 def _name(public: PublicIdentity) -> str:

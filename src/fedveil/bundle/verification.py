@@ -66,7 +66,7 @@ def verify_bundle(
     path = as_path(path, "verify")
     charter = None if charter is None else as_path(charter, "verify: charter")
     check_trusted(trusted)
-    found: list[Check] = []
+    checks: list[Check] = []
     try:
         files = read_files(path)
         bundle = load_bundle(path)
@@ -75,25 +75,25 @@ def verify_bundle(
             path=path,
             checks=(Check(name="files", outcome="fails", detail=str(error)), *not_checkable(NOT_CHECKABLE)),
         )
-    found.append(Check(name="files", outcome="holds", detail=f"{len(files)} files, each with its digest"))
+    checks.append(Check(name="files", outcome="holds", detail=f"{len(files)} files, each with its digest"))
     # The readers of a ledger take a path, and a zip archive has none for its files.
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.jsonl"
         ledger.write_bytes(files.get("ledger.jsonl", b""))
-        found.append(run_check("model", lambda: _model(bundle)))
-        found.append(run_check("card", lambda: _card(bundle, files)))
-        found.append(run_check("ledger", lambda: _chain(bundle, ledger)))
-        found.append(
+        checks.append(run_check("model", lambda: _model(bundle)))
+        checks.append(run_check("card", lambda: _card(bundle, files)))
+        checks.append(run_check("ledger", lambda: _chain(bundle, ledger)))
+        checks.append(
             run_check("statement", lambda: check_same_events(bundle.statement, read_entries(ledger)))
         )
     # Without this check, a bundle could state a small epsilon at a larger delta than its experiment set.
-    found.append(run_check("experiment", lambda: _asked(bundle)))
-    found.extend(check_epsilons(bundle.statement))
+    checks.append(run_check("experiment", lambda: _asked(bundle)))
+    checks.extend(check_epsilons(bundle.statement))
     run = RecordedRun(files)
     if run.is_federated or charter is not None:
-        found.extend(run.check_signatures(charter, has_all_files=False))
-    found.append(run_check("signatures", lambda: _signed(files, trusted)))
-    return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
+        checks.extend(run.check_signatures(charter, has_all_files=False))
+    checks.append(run_check("signatures", lambda: _signed(files, trusted)))
+    return Verification(path=path, checks=(*checks, *not_checkable(NOT_CHECKABLE)))
 
 
 def _model(bundle: Bundle) -> str:
@@ -116,10 +116,10 @@ def _card(bundle: Bundle, files: dict[str, bytes]) -> str:
 
 def _chain(bundle: Bundle, ledger: Path) -> str:
     """Check that the ledger ends at the head in the manifest, and charges every round of the model."""
-    said, found = bundle.manifest.ledger, read_head(ledger)
-    if found != Head(count=said.count, digest=said.digest):
+    recorded, head = bundle.manifest.ledger, read_head(ledger)
+    if head != Head(count=recorded.count, digest=recorded.digest):
         raise BundleError(
-            f"the ledger has {found.count} charges, and is not the one that ended after {said.count}"
+            f"the ledger has {head.count} charges, and is not the one that ended after {recorded.count}"
         )
     # Charges of another run pay for none of this one's rounds; side releases have names of their own.
     charged = {entry.round for entry in read_entries(ledger) if entry.run == bundle.manifest.run}
@@ -128,35 +128,39 @@ def _chain(bundle: Bundle, ledger: Path) -> str:
         raise BundleError(
             f"{bundle.manifest.rounds} rounds made the model, and round {first} was not charged"
         )
-    return f"{found.count} charges, one chain, ending where the manifest says, every round among them"
+    return f"{head.count} charges, one chain, ending where the manifest says, every round among them"
 
 
 def _asked(bundle: Bundle) -> str:
     """Check the statement's |U|, delta, accountant and noise seed against the experiment and the schema."""
-    said, schema = bundle.statement, bundle.schema
+    statement, schema = bundle.statement, bundle.schema
     with reading(f"{NAME}: experiment", BundleError):
-        asked, data = (bundle.manifest.experiment[key] for key in ("privacy", "data"))
+        privacy, data = (bundle.manifest.experiment[key] for key in ("privacy", "data"))
         users = data.get("n_users") if schema is None else schema.n_users
-        if said.units != users:
+        if statement.units != users:
             raise BundleError(
-                f"the statement counts {said.units} users, and {sanitize(str(users))} are declared"
+                f"the statement counts {statement.units} users, and {sanitize(str(users))} are declared"
             )
-        seed = asked.get("insecure_seed")
-        return check_same_privacy(said, delta=asked["delta"], accountant=asked["accountant"], seed=seed)
+        seed = privacy.get("insecure_seed")
+        return check_same_privacy(
+            statement, delta=privacy["delta"], accountant=privacy["accountant"], seed=seed
+        )
 
 
 def _signed(files: dict[str, bytes], trusted: Sequence[str]) -> str:
     """Check all signatures, and that every trusted key has signed."""
     signers = [public.raw.hex() for public in signatures(files)]
-    missing = [one for one in trusted if one not in signers]
+    missing = [key for key in trusted if key not in signers]
     if missing:
         raise BundleError(f"not signed by the trusted key {missing[0][:16]}...")
     if not signers:
         raise Unchecked(
             "the bundle has no signature: any party that could write the bundle could write another"
         )
-    unknown = [one for one in signers if one not in trusted]
-    said = f"{len(signers)} valid"
+    unknown = [key for key in signers if key not in trusted]
+    summary = f"{len(signers)} valid"
     if unknown:
-        said += f"; whose the key {unknown[0][:16]}... is was not asked: --trust names the keys that you know"
-    return said
+        summary += (
+            f"; whose the key {unknown[0][:16]}... is was not asked: --trust names the keys that you know"
+        )
+    return summary

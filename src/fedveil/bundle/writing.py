@@ -216,9 +216,10 @@ def _reached(
     """Return the reason why test metrics may be published, and the metrics (none if "private")."""
     released = read_evaluated(folder.path)
     if released is not None:
-        found = {name: one for name, one in released.headline.items() if one is not None}
+        metrics = {name: metric for name, metric in released.headline.items() if metric is not None}
         return "released", {
-            name: Reached(estimate=one.estimate, low=one.low, high=one.high) for name, one in found.items()
+            name: Reached(estimate=metric.estimate, low=metric.low, high=metric.high)
+            for name, metric in metrics.items()
         }
     if public_test:
         return "public", {name: Reached(estimate=value) for name, value in (row["test"] or {}).items()}

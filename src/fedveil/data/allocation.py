@@ -208,27 +208,27 @@ def limit_labels(
     stock = {
         int(label): generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)
     }
-    taken = dict.fromkeys(stock, 0)
+    n_taken = dict.fromkeys(stock, 0)
     open_labels = list(stock)
     user = np.zeros(len(labels), dtype=np.int32)
 
     def count_left(label: int) -> int:
-        return len(stock[label]) - taken[label]
+        return len(stock[label]) - n_taken[label]
 
-    for who in np.flatnonzero(counts):
+    for user_number in np.flatnonzero(counts):
         if not open_labels:
             break
         k = min(labels_per_user, len(open_labels))
-        wanted = round(int(counts[who]) / k)  # round(N_u / k) records of each of k labels
+        quota = round(int(counts[user_number]) / k)  # round(N_u / k) records of each of k labels
         for drawn in generator.choice(open_labels, size=k, replace=False).tolist():
             label = drawn
             # The label has at most half of the wanted records left: take the first open label with more than half.
-            if 0 < wanted >= 2 * count_left(drawn):
-                label = next((other for other in open_labels if 2 * count_left(other) > wanted), drawn)
-            share = stock[label][taken[label] : taken[label] + wanted]
-            user[share] = who
-            taken[label] += len(share)
-            if len(share) < wanted and label in open_labels:
+            if 0 < quota >= 2 * count_left(drawn):
+                label = next((other for other in open_labels if 2 * count_left(other) > quota), drawn)
+            share = stock[label][n_taken[label] : n_taken[label] + quota]
+            user[share] = user_number
+            n_taken[label] += len(share)
+            if len(share) < quota and label in open_labels:
                 open_labels.remove(label)
     return user
 

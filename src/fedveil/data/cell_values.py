@@ -116,8 +116,8 @@ def without_fraction(cell: str, marks: NumberMarks = USUAL_MARKS) -> str:
     pointed = marks.pointed(cell)
     if marks.thousands is not None and _WHOLE.fullmatch(pointed):
         pointed += ".0"
-    found = _NO_FRACTION.fullmatch(pointed)
-    return found[1] if found and len(found[1]) < 18 and abs(int(found[1])) < MOST_EXACT else cell
+    match = _NO_FRACTION.fullmatch(pointed)
+    return match[1] if match and len(match[1]) < 18 and abs(int(match[1])) < MOST_EXACT else cell
 
 
 class DeclaredValues:
@@ -140,11 +140,11 @@ class DeclaredValues:
         self._marks, self._truth = marks, True
         values = {self._value(text) for text in places}
         self._truth = {0, 1} <= values
-        found: dict[int, set[int]] = {}
-        for text, place in places.items():
+        indices: dict[int, set[int]] = {}
+        for text, index in places.items():
             if (value := self._value(text)) is not None:
-                found.setdefault(value, set()).add(place)
-        self._places = {value: same.pop() for value, same in found.items() if len(same) == 1}
+                indices.setdefault(value, set()).add(index)
+        self._places = {value: same.pop() for value, same in indices.items() if len(same) == 1}
 
     def place(self, cell: str) -> int | None:
         """Return the place of the declared text with the same value as a cell, None if no text has it."""

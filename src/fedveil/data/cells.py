@@ -51,8 +51,14 @@ def refuse_rows(is_wrong: np.ndarray, where: str, problem: str, rows: Sequence[i
     """
     if not is_wrong.any():
         return
-    row, *place = np.argwhere(is_wrong)[0].tolist()
-    at = "" if not place else f", feature {place[0]}" if len(place) == 1 else f", feature {tuple(place)}"
+    row, *position = np.argwhere(is_wrong)[0].tolist()
+    at = (
+        ""
+        if not position
+        else f", feature {position[0]}"
+        if len(position) == 1
+        else f", feature {tuple(position)}"
+    )
     raise DataError(f"{where}, row {row if rows is None else rows[row]}{at}: {problem}")
 
 
@@ -154,16 +160,16 @@ def numbers_of_cells(values: np.ndarray, where: str, rows: Sequence[int] | None 
         DataError: a cell is missing or no number, or a whole number that float32 does not hold exactly.
     """
     cells = [unwrap(cell) for cell in values.ravel().tolist()]
-    number = np.array([isinstance(one, int | float | Decimal | Fraction) for one in cells], dtype=np.bool_)
+    number = np.array([isinstance(cell, int | float | Decimal | Fraction) for cell in cells], dtype=np.bool_)
     refuse_rows(
         ~number.reshape(values.shape),
         where,
         f"the values are not numbers: this one is missing, or text, or another object; {_ENCODE}",
         rows,
     )
-    whole = np.array([isinstance(one, int) and abs(one) > LARGEST_WHOLE for one in cells], dtype=np.bool_)
+    whole = np.array([isinstance(cell, int) and abs(cell) > LARGEST_WHOLE for cell in cells], dtype=np.bool_)
     refuse_rows(whole.reshape(values.shape), where, _TOO_LARGE_WHOLE, rows)
-    return np.array([_to_float(one) for one in cells], dtype=np.float64).reshape(values.shape)
+    return np.array([_to_float(cell) for cell in cells], dtype=np.float64).reshape(values.shape)
 
 
 def _to_float(number: int | float | Decimal | Fraction) -> float:
@@ -202,16 +208,16 @@ def stack_records(items: Sequence[Any], where: str, *, keep_bytes: bool) -> Feat
     Raises:
         DataError: records have different shapes; otherwise as :func:`to_float32`. The error names the row.
     """
-    records = [to_array(one, where, row) for row, one in enumerate(items)]
+    records = [to_array(item, where, row) for row, item in enumerate(items)]
     if not records:
         return np.zeros(0, dtype=np.float32)
-    other = [one.shape != records[0].shape for one in records]
+    other = [record.shape != records[0].shape for record in records]
     refuse_rows(
         np.array(other),
         where,
         "another shape than the record of row 0; rows of different lengths are no array",
     )
-    is_bytes = np.array([one.dtype == np.uint8 for one in records])
+    is_bytes = np.array([record.dtype == np.uint8 for record in records])
     if keep_bytes:
         refuse_rows(
             is_bytes != is_bytes[0],
@@ -221,8 +227,8 @@ def stack_records(items: Sequence[Any], where: str, *, keep_bytes: bool) -> Feat
     stored = np.uint8 if keep_bytes and is_bytes[0] else np.float32
     stacked = np.empty((len(records), *records[0].shape), dtype=stored)
     rows_of: dict[np.dtype[Any], list[int]] = {}
-    for row, one in enumerate(records):
-        rows_of.setdefault(one.dtype, []).append(row)
+    for row, record in enumerate(records):
+        rows_of.setdefault(record.dtype, []).append(row)
     for (
         rows
     ) in rows_of.values():  # one `np.stack` per type, so that numpy never promotes a record to a common type
@@ -256,14 +262,14 @@ def read_entries(column: Any, where: str, entry_word: str) -> Entries:
         entry_word: word for an entry in errors.
 
     Raises:
-        DataError: ``given`` does not have exactly one axis.
+        DataError: ``column`` does not have exactly one axis.
 
     >>> found = read_entries(["b", 1, "b", True], "user", "id")
     >>> found.values, found.place.tolist()
     (['b', 1, True], [0, 1, 0, 2])
     """
     if isinstance(column, list | tuple):
-        return _distinct([unwrap(one) for one in column], np.dtype(object))
+        return _distinct([unwrap(entry) for entry in column], np.dtype(object))
     values = to_array(column, where)
     if values.ndim == 0:
         raise DataError(f"{where}: one {entry_word} a record is needed, not a single {type(column).__name__}")
@@ -273,21 +279,21 @@ def read_entries(column: Any, where: str, entry_word: str) -> Entries:
             "(n, 1), and argmax(axis=1) takes a column per class for the class"
         )
     if values.dtype.kind in "biuf":
-        once, place = np.unique(values, return_inverse=True)
-        return Entries(values=[unwrap(one) for one in once.tolist()], place=place, kind=values.dtype)
-    return _distinct([unwrap(one) for one in values.tolist()], values.dtype)
+        once, index = np.unique(values, return_inverse=True)
+        return Entries(values=[unwrap(entry) for entry in once.tolist()], place=index, kind=values.dtype)
+    return _distinct([unwrap(entry) for entry in values.tolist()], values.dtype)
 
 
 def _distinct(entries: list[Any], kind: np.dtype[Any]) -> Entries:
     types = set(map(type, entries))
     keys: Sequence[Any] = (
-        entries if types <= {str} or types <= {int} else [(type(one), one) for one in entries]
+        entries if types <= {str} or types <= {int} else [(type(entry), entry) for entry in entries]
     )
     try:
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     except TypeError:  # an entry that cannot be hashed, which the caller refuses by its type
         return Entries(values=entries, place=np.arange(len(entries)), kind=kind)
-    place = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
+    index = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
     return Entries(
-        values=list(numbers) if keys is entries else [one for _, one in numbers], place=place, kind=kind
+        values=list(numbers) if keys is entries else [entry for _, entry in numbers], place=index, kind=kind
     )

@@ -129,11 +129,11 @@ def check_not_missing(column: str, declared: Sequence[str], missing_values: Sequ
     Raises:
         ValueError: a value is both; the error names column and value, which the public schema contains.
     """
-    numbers = {whole_number(one) for one in missing_values} - {None}
-    for one in declared:
-        if one in missing_values or whole_number(one) in numbers:
+    numbers = {whole_number(value) for value in missing_values} - {None}
+    for value in declared:
+        if value in missing_values or whole_number(value) in numbers:
             raise ValueError(
-                f"column '{sanitize(column)}': '{sanitize(one)}' is declared, and is one of missing_values, "
+                f"column '{sanitize(column)}': '{sanitize(value)}' is declared, and is one of missing_values, "
                 "so that its "
                 "cells would be missing; leave it out of one of them"
             )
@@ -206,10 +206,10 @@ def check_task(where: str, targets: np.ndarray, task: str, n_classes: int | None
             )
     elif task in SEVERAL_TARGETS:
         if targets.dtype != np.float32 or targets.ndim != 2 or targets.shape[1] < 2:
-            one = "classification" if task == "multi-label" else "regression"
+            single_task = "classification" if task == "multi-label" else "regression"
             raise DataError(
                 f"{where}: {task} needs (records, k) float32 targets, k >= 2, not {describe_values(targets)}; a single "
-                f"target is a {one}"
+                f"target is a {single_task}"
             )
         problem = "every label must be 0 or 1"
     else:

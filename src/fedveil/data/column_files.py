@@ -29,14 +29,14 @@ def column_folder() -> Path | None:
     Raises:
         ConfigError: the folder does not exist.
     """
-    given = os.environ.get(FOLDER_VARIABLE)
-    if not given:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
         return None
-    if not Path(given).is_dir():
+    if not Path(folder).is_dir():
         raise ConfigError(
-            f"{FOLDER_VARIABLE}: {given} is no folder; name one with room for the encoded tables"
+            f"{FOLDER_VARIABLE}: {folder} is no folder; name one with room for the encoded tables"
         )
-    return Path(given)
+    return Path(folder)
 
 
 def folder_beside(column: np.ndarray) -> Path | None:
@@ -100,9 +100,9 @@ class GrowingColumn:
             return np.sort(np.concatenate(self._pieces))
         with writing(f"{FOLDER_VARIABLE}: {self._folder}", ConfigError):
             self._file.flush()
-        found = self._map("r+")
-        found.sort()
-        return found
+        values = self._map("r+")
+        values.sort()
+        return values
 
     def _map(self, mode: Literal["c", "r+"]) -> Shaped[np.ndarray, "n *width"]:
         (kind,) = self._pieces
@@ -117,10 +117,10 @@ def select_records(
         return np.asarray(column[is_kept])
     if is_kept.all() and isinstance(column, np.memmap):
         return column
-    with GrowingColumn(folder) as found:
+    with GrowingColumn(folder) as selected:
         for begin in range(0, max(1, len(column)), _BLOCK):
-            found.append(column[begin : begin + _BLOCK][is_kept[begin : begin + _BLOCK]])
-        return found.array()
+            selected.append(column[begin : begin + _BLOCK][is_kept[begin : begin + _BLOCK]])
+        return selected.array()
 
 
 def take_values(
@@ -129,10 +129,10 @@ def take_values(
     """Return the values at these places, in a file if the folder of files is given."""
     if folder is None:
         return np.asarray(values[places])
-    with GrowingColumn(folder) as found:
+    with GrowingColumn(folder) as selected:
         for begin in range(0, max(1, len(places)), _BLOCK):
-            found.append(values[places[begin : begin + _BLOCK]])
-        return found.array()
+            selected.append(values[places[begin : begin + _BLOCK]])
+        return selected.array()
 
 
 def empty_column(records: int, folder: Path) -> Int64[np.ndarray, " n"]:
@@ -179,27 +179,27 @@ class Owners:
         for _, block in self._blocks():
             present, count = np.unique(block, return_counts=True)
             at = np.searchsorted(self.owners, present)
-            known = np.zeros(len(present), dtype=np.bool_)
+            is_known = np.zeros(len(present), dtype=np.bool_)
             inside = at < len(self.owners)
-            known[inside] = self.owners[at[inside]] == present[inside]
-            self.size[at[known]] += count[known]
-            self.owners = np.insert(self.owners, at[~known], present[~known])
-            self.size = np.insert(self.size, at[~known], count[~known])
+            is_known[inside] = self.owners[at[inside]] == present[inside]
+            self.size[at[is_known]] += count[is_known]
+            self.owners = np.insert(self.owners, at[~is_known], present[~is_known])
+            self.size = np.insert(self.size, at[~is_known], count[~is_known])
 
     def places(self) -> Iterator[tuple[slice, Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]]:
         """Yield some rows, the position of each one's owner in ``owners``, and the number of its records before."""
-        seen = np.zeros_like(self.size)
+        previous = np.zeros_like(self.size)
         for rows, block in self._blocks():
             order = np.argsort(block, kind="stable")
             ordered = block[order]
             first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
             count = np.diff(first, append=len(ordered))
-            known = np.searchsorted(self.owners, ordered[first])
-            owner, place = np.empty_like(order), np.empty_like(order)
-            owner[order] = np.repeat(known, count)
-            place[order] = np.arange(len(order)) - np.repeat(first - seen[known], count)
-            seen[known] += count
-            yield rows, owner, place
+            index = np.searchsorted(self.owners, ordered[first])
+            owner, position = np.empty_like(order), np.empty_like(order)
+            owner[order] = np.repeat(index, count)
+            position[order] = np.arange(len(order)) - np.repeat(first - previous[index], count)
+            previous[index] += count
+            yield rows, owner, position
 
     def _blocks(self) -> Iterator[tuple[slice, Int64[np.ndarray, " b"]]]:
         for begin in range(0, len(self._user), _OWNER_BLOCK):

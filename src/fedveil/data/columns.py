@@ -101,10 +101,10 @@ class ColumnTable:
         Raises:
             DataError: the column has categories, or was not read.
         """
-        found = self.columns.get(name)
-        if not isinstance(found, Numbers):
+        column = self.columns.get(name)
+        if not isinstance(column, Numbers):
             raise DataError(f"column '{name}' is none of the numeric columns that were read")
-        return found
+        return column
 
     def places(self, name: str) -> Places:
         """Return a column of categories.
@@ -112,10 +112,10 @@ class ColumnTable:
         Raises:
             DataError: the column is numeric, or was not read.
         """
-        found = self.columns.get(name)
-        if not isinstance(found, Places):
+        column = self.columns.get(name)
+        if not isinstance(column, Places):
             raise DataError(f"column '{name}' is none of the columns of categories that were read")
-        return found
+        return column
 
     def take(self, rows: Int64[np.ndarray, "k"]) -> ColumnTable:
         """Return the table of the records at these rows."""
@@ -138,7 +138,7 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
     Raises:
         DataError: the schema has no such column, or the column holds dates.
     """
-    asked = f"{key}: " if key else ""
+    prefix = f"{key}: " if key else ""
     feature = schema.features.get(name)
     if isinstance(feature, Category):
         return feature.categories
@@ -146,7 +146,7 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
         return None
     if isinstance(feature, Date):
         raise DataError(
-            f"{asked}column '{name}' is of dates, which are not counted; declare an age or a year as a number"
+            f"{prefix}column '{name}' is of dates, which are not counted; declare an age or a year as a number"
         )
     target = schema.target
     if isinstance(target, Label) and target.column == name:
@@ -157,10 +157,10 @@ def categories_of(schema: Schema, name: str, key: str = "") -> tuple[str, ...] |
         return EVENTS
     if name in schema.amounts or (isinstance(target, Survival) and name in (target.time, target.entry)):
         return None
-    known = (*schema.features, *schema.target_columns)
+    columns = (*schema.features, *schema.target_columns)
     raise DataError(
-        f"{asked}the schema declares no column '{name}' that could be counted; it has: {', '.join(known)}"
-        f"{did_you_mean(name, known)}"
+        f"{prefix}the schema declares no column '{name}' that could be counted; it has: {', '.join(columns)}"
+        f"{did_you_mean(name, columns)}"
     )
 
 
@@ -258,19 +258,19 @@ def concatenate_columns(parts: Sequence[Column]) -> Column:
 
 def numbers_of(reader: TableReader, name: str) -> Numbers:
     """Read a numeric column: a cell that is no number is invalid; an infinity is valid and out of range."""
-    found, missing = reader.cells(name)
+    cells, missing = reader.cells(name)
     if pa.types.is_string(
-        found.type
+        cells.type
     ):  # CSV and Excel cells; -99.0 also matches a declared missing value of -99
-        found = reader.parse_numbers(pc.if_else(pa.array(missing), None, found))
-        missing = missing | reader.is_missing_number(found)
-    values = pc.fill_null(found, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
+        cells = reader.parse_numbers(pc.if_else(pa.array(missing), None, cells))
+        missing = missing | reader.is_missing_number(cells)
+    values = pc.fill_null(cells, np.nan).to_numpy(zero_copy_only=False).astype(np.float64)
     state = np.where(missing, State.MISSING, np.where(np.isnan(values), State.INVALID, State.VALID))
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state.astype(np.int8))
 
 
 def places_of(reader: TableReader, name: str, declared: Sequence[str]) -> Places:
     """Read a column of categories: an undeclared value is invalid."""
-    place, missing = reader.places(name, declared)
-    state = np.where(missing, State.MISSING, np.where(place < 0, State.INVALID, State.VALID))
-    return Places(values=np.maximum(place, 0), state=state.astype(np.int8))
+    index, missing = reader.places(name, declared)
+    state = np.where(missing, State.MISSING, np.where(index < 0, State.INVALID, State.VALID))
+    return Places(values=np.maximum(index, 0), state=state.astype(np.int8))

@@ -85,20 +85,21 @@ def read_whole(schema: Schema, files: Sequence[TableFile]) -> WholeTable:
             texts[name].append(pc.if_else(pa.array(missing), None, text))
         user += reader.ids(schema.user)
         silo += [path.stem] * reader.n_records if schema.silo is None else reader.ids(schema.silo)
-        for name, found in parts.items():
+        for name, pieces in parts.items():
             column = _column(schema, reader, name)
             if declared := _declared(schema, name):
                 otherwise[name] += _other_case(column, texts[name][-1], declared)
-            found.append(column)
+            pieces.append(column)
     hashes = {
-        name: _hashed(pa.concat_arrays(cells), place) for place, (name, cells) in enumerate(texts.items(), 1)
+        name: _hashed(pa.concat_arrays(cells), position)
+        for position, (name, cells) in enumerate(texts.items(), 1)
     }
     contents = [hashes[name] for name in schema.read_columns(parts)]
     return WholeTable(
         schema=schema,
         user=user,
         silo=silo,
-        columns={name: concatenate_columns(found) for name, found in parts.items()},
+        columns={name: concatenate_columns(pieces) for name, pieces in parts.items()},
         rows=_summed(list(hashes.values())),
         contents=_summed(contents),
         otherwise=otherwise,
@@ -117,13 +118,13 @@ def _column(schema: Schema, reader: TableReader, name: str) -> Column:
     return Numbers(values=np.where(state == State.VALID, days, 0.0), state=state.astype(np.int8))
 
 
-def _as_runs_read(schema: Schema, name: str, found: Numbers) -> Numbers:
+def _as_runs_read(schema: Schema, name: str, numbers: Numbers) -> Numbers:
     """Mark as invalid the numbers that a run refuses: infinities, and times and entries below 0."""
-    values, target = found.values, schema.target
+    values, target = numbers.values, schema.target
     wrong = ~np.isfinite(values)
     if isinstance(target, Survival) and name in (target.time, target.entry):
         wrong |= values < 0
-    state = np.where((found.state == State.VALID) & wrong, State.INVALID, found.state).astype(np.int8)
+    state = np.where((numbers.state == State.VALID) & wrong, State.INVALID, numbers.state).astype(np.int8)
     return Numbers(values=np.where(state == State.VALID, values, 0.0), state=state)
 
 
@@ -141,21 +142,21 @@ def _declared(schema: Schema, name: str) -> tuple[str, ...]:
 
 def _other_case(column: Column, cells: pa.Array, declared: Sequence[str]) -> int:
     """Return the number of invalid cells that equal a declared value except for case."""
-    lowered = pa.array([one.lower() for one in declared], pa.string())
+    lowered = pa.array([value.lower() for value in declared], pa.string())
     same = np.asarray(pc.fill_null(pc.is_in(pc.utf8_lower(cells), lowered), False), dtype=np.bool_)
     return int((same & (column.state == State.INVALID)).sum())
 
 
-def _hashed(cells: pa.Array, place: int) -> UInt64[np.ndarray, "n"]:
+def _hashed(cells: pa.Array, position: int) -> UInt64[np.ndarray, "n"]:
     """Return a 64-bit hash of each cell: a uniform random word per distinct text of the column.
 
     The hash of a row is the sum of its cells' hashes modulo 2^64 (:func:`_summed`). Two unequal rows have equal sums
     with probability 2^-64.
     """
-    # `place` seeds each column separately. With one seed for all columns, two rows that exchange the values of two
+    # `position` seeds each column separately. With one seed for all columns, two rows that exchange the values of two
     # columns could have equal sums.
     coded = cells.dictionary_encode(null_encoding="encode")
-    random = np.random.default_rng((7, place)).integers(
+    random = np.random.default_rng((7, position)).integers(
         0, 1 << 64, max(1, len(coded.dictionary)), dtype=np.uint64
     )
     chosen: UInt64[np.ndarray, "n"] = random[coded.indices.to_numpy(zero_copy_only=False)]
@@ -234,7 +235,7 @@ class ColumnFacts:
 def user_findings(tables: WholeTable, people: set[str]) -> Iterator[DataFinding]:
     """Yield findings about ids and silos, on which the guarantee for one person rests."""
     user = tables.schema.user
-    nameless = sum(who is None for who in tables.user)
+    nameless = sum(user_id is None for user_id in tables.user)
     if nameless:
         yield DataFinding(
             bears_on="run",
@@ -242,7 +243,7 @@ def user_findings(tables: WholeTable, people: set[str]) -> Iterator[DataFinding]
             found=f"records without an id: {nameless}",
             effect="a run refuses them, because it bounds all records of a person together; leave them out",
         )
-    nowhere = sum(where is None for where in tables.silo)
+    nowhere = sum(silo is None for silo in tables.silo)
     if nowhere:
         yield DataFinding(
             bears_on="run",
@@ -275,7 +276,7 @@ def user_findings(tables: WholeTable, people: set[str]) -> Iterator[DataFinding]
             found=f"{len(people)} people have records, and {tables.schema.n_users} are declared",
             effect="a run refuses this: declare the public number of all people, with or without records",
         )
-    counts = np.unique([who for who in tables.user if who is not None], return_counts=True)[1]
+    counts = np.unique([user_id for user_id in tables.user if user_id is not None], return_counts=True)[1]
     if len(counts) > 1 and counts.max() > LARGE_SHARE * len(tables):
         yield DataFinding(
             bears_on="model",
@@ -298,7 +299,7 @@ def record_findings(tables: WholeTable) -> Iterator[DataFinding]:
             "still holds. Remove the copies unless each is a measurement of its own",
         )
     # Distinct (contents, user) pairs minus distinct contents: the records that also occur under another id.
-    _, user = index_names([who or "" for who in tables.user])
+    _, user = index_names([user_id or "" for user_id in tables.user])
     distinct = np.unique(np.stack((tables.contents, user.astype(np.uint64)), axis=1), axis=0)
     shared = len(distinct) - len(np.unique(distinct[:, 0]))
     if shared and len(tables.columns) >= FEWEST_COLUMNS:
@@ -313,26 +314,26 @@ def record_findings(tables: WholeTable) -> Iterator[DataFinding]:
 
 def column_findings(tables: WholeTable, facts: Sequence[ColumnFacts]) -> Iterator[DataFinding]:
     """Yield findings about the cells of each column: missing, invalid, outside, constant, leaking."""
-    names, person = index_names([who or "" for who in tables.user])
-    for one in facts:
-        yield from _missing(tables.schema, one)
-        yield from _invalid(tables, one)
-        yield from _outside(tables.schema, one)
-        is_feature = one.name in tables.schema.features
-        if len(tables) > 1 and one.distinct == 1 and not one.missing and not one.invalid:
+    names, person = index_names([user_id or "" for user_id in tables.user])
+    for column in facts:
+        yield from _missing(tables.schema, column)
+        yield from _invalid(tables, column)
+        yield from _outside(tables.schema, column)
+        is_feature = column.name in tables.schema.features
+        if len(tables) > 1 and column.distinct == 1 and not column.missing and not column.invalid:
             yield DataFinding(
                 bears_on="model",
-                where=one.name,
+                where=column.name,
                 found="the same value in every record",
                 effect="nothing can be learned from it here"
                 + ("" if is_feature else ": a model that always gives this answer is always right"),
             )
         if is_feature:
-            yield from _outcome(tables, one.name)
-        if is_feature and identifies_user(_values(tables.columns[one.name]), person, names):
+            yield from _outcome(tables, column.name)
+        if is_feature and identifies_user(_values(tables.columns[column.name]), person, names):
             yield DataFinding(
                 bears_on="model",
-                where=one.name,
+                where=column.name,
                 found="one value in all records of a person, and another one for everybody else",
                 effect="if it is an id, the model learns who somebody is, which helps with nobody new: remove it; "
                 "the guarantee still holds",
@@ -365,10 +366,10 @@ def _invalid(tables: WholeTable, facts: ColumnFacts) -> Iterator[DataFinding]:
     if not facts.invalid or (isinstance(feature, Category) and feature.unknown == "zero"):
         return
     again = tables.otherwise[facts.name]
-    found = f"{facts.invalid:.1%} of the cells do not fit the declaration ({facts.kind})"
-    found += f"; {again} differ from a declared value only in case" if again else ""
+    problem = f"{facts.invalid:.1%} of the cells do not fit the declaration ({facts.kind})"
+    problem += f"; {again} differ from a declared value only in case" if again else ""
     yield _stops(
-        tables.schema, facts.name, found, f"correct the cells or the declaration: {_MENDED[facts.kind]}"
+        tables.schema, facts.name, problem, f"correct the cells or the declaration: {_MENDED[facts.kind]}"
     )
 
 
@@ -410,11 +411,11 @@ def _outcome(tables: WholeTable, name: str) -> Iterator[DataFinding]:
     column = tables.columns[name]
     values, category = _values(column), isinstance(column, Places)
     reasons = [
-        leakage_reason(values[known], positive[known], category=category)
-        for positive, known in _binary_targets(tables)
+        leakage_reason(values[valid], positive[valid], category=category)
+        for positive, valid in _binary_targets(tables)
     ]
-    if found := next(filter(None, (*reasons, _told_of_more(tables, values))), None):
-        yield DataFinding(bears_on="model", where=name, found=found, effect=effect)
+    if reason := next(filter(None, (*reasons, _told_of_more(tables, values))), None):
+        yield DataFinding(bears_on="model", where=name, found=reason, effect=effect)
 
 
 def _values(column: Column) -> Float64[np.ndarray, "n"]:
@@ -425,12 +426,12 @@ def _values(column: Column) -> Float64[np.ndarray, "n"]:
 def _told_of_more(tables: WholeTable, values: Float64[np.ndarray, "n"]) -> str:
     """Return the reason for which a feature reveals a numeric or multi-class target; empty if it does not."""
     target = tables.schema.target
-    if any(is_linear_copy(values, _values(tables.columns[one])) for one in tables.schema.amounts):
+    if any(is_linear_copy(values, _values(tables.columns[name])) for name in tables.schema.amounts):
         return "it is a linear function of what is predicted"
     if isinstance(target, Label) and len(target.classes) > 2:
         column = tables.columns[target.column]
-        known = column.state == State.VALID
-        if determines_class(values[known], column.values[known].astype(np.int64)):
+        valid = column.state == State.VALID
+        if determines_class(values[valid], column.values[valid].astype(np.int64)):
             return "each of its values is found with one class alone"
     return ""
 
@@ -465,15 +466,15 @@ def target_findings(tables: WholeTable) -> Iterator[DataFinding]:
             effect="other silos may have them; a class that nobody has is never predicted",
         )
     column = tables.columns[target.column]
-    known = column.state == State.VALID
-    names, silo = np.unique(np.array([name or "" for name in tables.silo])[known], return_inverse=True)
-    held = np.bincount(silo)
+    valid = column.state == State.VALID
+    names, silo = np.unique(np.array([name or "" for name in tables.silo])[valid], return_inverse=True)
+    silo_records = np.bincount(silo)
     partial = set[str]()
-    for place, count in enumerate(classes.values()):
+    for class_number, count in enumerate(classes.values()):
         # A silo with h records has no record of a class of share p with probability (1 - p)^h, if the class is as
         # frequent in this silo as in all.
-        lacks = np.bincount(silo, weights=column.values[known] == place) == 0
-        partial |= set(names[lacks & ((1 - count / total) ** held < BY_CHANCE)].tolist())
+        lacks = np.bincount(silo, weights=column.values[valid] == class_number) == 0
+        partial |= set(names[lacks & ((1 - count / total) ** silo_records < BY_CHANCE)].tolist())
     if partial:
         yield DataFinding(
             bears_on="model",
@@ -585,7 +586,7 @@ def data_report(schema: Schema, files: Sequence[TableFile]) -> DataReport:
     """
     tables = read_whole(schema, files)
     facts = tuple(facts_of(schema, name, column) for name, column in tables.columns.items())
-    people = {who for who in tables.user if who is not None}
+    people = {user_id for user_id in tables.user if user_id is not None}
     order: dict[Bears, int] = {"guarantee": 0, "run": 1, "model": 2}
     findings = [
         *user_findings(tables, people),
@@ -597,26 +598,26 @@ def data_report(schema: Schema, files: Sequence[TableFile]) -> DataReport:
         records=len(tables),
         people=len(people),
         n_users=schema.n_users,
-        in_several_silos=sum(len(where) > 1 for where in _silos_of_people(tables).values()),
+        in_several_silos=sum(len(silos) > 1 for silos in _silos_of_people(tables).values()),
         silos=tuple(_silos(tables, files)),
         columns=facts,
         classes=classes_of(tables),
-        findings=tuple(sorted(findings, key=lambda one: order[one.bears_on])),
+        findings=tuple(sorted(findings, key=lambda finding: order[finding.bears_on])),
     )
 
 
 def _silos_of_people(tables: WholeTable) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for who, where in zip(tables.user, tables.silo, strict=True):
-        if who is not None and where is not None:
-            found.setdefault(who, set()).add(where)
-    return found
+    silos: dict[str, set[str]] = {}
+    for user_id, silo in zip(tables.user, tables.silo, strict=True):
+        if user_id is not None and silo is not None:
+            silos.setdefault(user_id, set()).add(silo)
+    return silos
 
 
 def _silos(tables: WholeTable, files: Sequence[TableFile]) -> Iterator[SiloFacts]:
     schema = tables.schema
-    known = {*(schema.silos or ()), *(path.stem for path in files if schema.silo is None)}
-    records = Counter(where for where in tables.silo if where is not None)
-    people = Counter(where for silos in _silos_of_people(tables).values() for where in silos)
-    for name in sorted(known | records.keys()):
+    names = {*(schema.silos or ()), *(path.stem for path in files if schema.silo is None)}
+    records = Counter(silo for silo in tables.silo if silo is not None)
+    people = Counter(silo for silos in _silos_of_people(tables).values() for silo in silos)
+    for name in sorted(names | records.keys()):
         yield SiloFacts(name=name, records=records[name], people=people[name])

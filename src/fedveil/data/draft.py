@@ -108,11 +108,13 @@ def draft_schema(
         DataError: a sample cannot be read, is empty, lacks a named column, or no column looks like a user column.
     """
     paths = [samples] if isinstance(samples, Path) else list(samples)
-    formats = {one: guess_format(one) for one in paths}
-    tables = {one: _cells(one, written) for one, written in formats.items()}
+    formats = {sample: guess_format(sample) for sample in paths}
+    tables = {sample: _cells(sample, written) for sample, written in formats.items()}
     path, names = paths[0], list(dict.fromkeys(name for table in tables.values() for name in table))
     cells, lacked = _joined(names, list(tables.values()))
-    user = _choose_column(path, names, user, tuple(f"{one}{end}" for one in USER_NAMES for end in _NUMBERED))
+    user = _choose_column(
+        path, names, user, tuple(f"{name}{end}" for name in USER_NAMES for end in _NUMBERED)
+    )
     if user is None:
         raise DataError(
             f"{path}: no column looks like a user's; name it (--user COLUMN). The columns are: "
@@ -125,17 +127,17 @@ def draft_schema(
         raise DataError(
             f"{path}: a sample lacks column '{sanitize(min(lacked & {user, silo, label}, key=str))}'"
         )
-    others = {name: cells[name] for name in names if name not in (user, silo)}
-    survival = None if label else guess_survival(others, _DATES)
+    candidates = {name: cells[name] for name in names if name not in (user, silo)}
+    survival = None if label else guess_survival(candidates, _DATES)
     usable = survival if survival is not None and survival.usable else None
-    label = label or guess_label(others) if usable is None else usable.event
+    label = label or guess_label(candidates) if usable is None else usable.event
     if label is None or label in (user, silo):
         raise DataError(
             f"{path}: no column is left for the label; name it (--label COLUMN). The columns are: "
             f"{sanitize(', '.join(names))}"
         )
     declared, left_out = _sorted_out(
-        [one for one in names if one not in {user, silo, label, *(usable.columns if usable else ())}],
+        [name for name in names if name not in {user, silo, label, *(usable.columns if usable else ())}],
         cells,
         label,
     )
@@ -152,7 +154,9 @@ def draft_schema(
     if silo is not None:
         document.add("silo", tomlkit.item(silo))
     if patterns:
-        document.add("listed_columns", tomlkit.item([one for one in names if "*" not in one]).multiline(True))
+        document.add(
+            "listed_columns", tomlkit.item([name for name in names if "*" not in name]).multiline(True)
+        )
     _add_formats(document, formats)
     if usable is not None:
         target = survival_target(usable)
@@ -160,7 +164,7 @@ def draft_schema(
         target = label_target(label, cells[label], guessed=guessed)
         if survival is not None:
             named = " and ".join(
-                sanitize(one) for one in (*(survival.dates or (survival.time,))[:2], survival.event)
+                sanitize(column) for column in (*(survival.dates or (survival.time,))[:2], survival.event)
             )
             target.add(
                 tomlkit.comment(f"survival, with {named}? Write the event as 0 and 1 in the tables first")
@@ -225,10 +229,10 @@ def _add_formats(document: tomlkit.TOMLDocument, formats: Mapping[Path, Format])
 def _whole(cells: pa.Array) -> pa.Array:
     """Write whole numbers without fractions of zeros and exponents; return other columns unchanged."""
     coded = cells.dictionary_encode()
-    found = [whole_number(one) for one in coded.dictionary.to_pylist()]
-    if None in found:
+    values = [whole_number(text) for text in coded.dictionary.to_pylist()]
+    if None in values:
         return cells
-    return pa.array([str(one) for one in found], pa.string()).take(coded.indices)
+    return pa.array([str(value) for value in values], pa.string()).take(coded.indices)
 
 
 def _sorted_out(
@@ -237,9 +241,9 @@ def _sorted_out(
     """Return the declarations of the features, and for every other column the reason for leaving it out."""
     declared, left_out = dict[str, dict[str, Any]](), dict[str, str]()
     for name in names:
-        kept = "its name is kept for the silos" if name == SILO else ""
-        kept = _PATTERN_NAME if "*" in name else kept
-        feature, reason = _feature(cells[name]), kept or _outcome(name, cells[name], cells[label])
+        name_problem = "its name is kept for the silos" if name == SILO else ""
+        name_problem = _PATTERN_NAME if "*" in name else name_problem
+        feature, reason = _feature(cells[name]), name_problem or _outcome(name, cells[name], cells[label])
         if feature is None or reason:
             left_out[name] = reason or _nothing(cells[name])
         else:
@@ -280,11 +284,11 @@ def guess_format(path: Path) -> Format:
         for cell in row
     ]
     marks = max(
-        (one for one in _MARKS if one.decimal != delimiter),
-        key=lambda one: sum(_decides_for(one, cell) for cell in cells),
+        (candidate for candidate in _MARKS if candidate.decimal != delimiter),
+        key=lambda candidate: sum(_decides_for(candidate, cell) for cell in cells),
     )
-    found = {"encoding": encoding, "delimiter": delimiter, "quote": quote}
-    return Format.model_validate(found | {"decimal": marks.decimal, "thousands": marks.thousands})
+    fields = {"encoding": encoding, "delimiter": delimiter, "quote": quote}
+    return Format.model_validate(fields | {"decimal": marks.decimal, "thousands": marks.thousands})
 
 
 def _is_quoted(lines: Sequence[str], delimiter: str, quote: str) -> bool:
@@ -301,38 +305,40 @@ def _decides_for(marks: NumberMarks, cell: str) -> bool:
 
     Marks without thousands read a plain number under other marks of the same decimal, too: they come first there.
     """
-    read = [one for one in _MARKS if number_of(one.pointed(cell)) is not None]
-    return bool(read) and {one.decimal for one in read} == {marks.decimal} and marks == read[0]
+    read = [candidate for candidate in _MARKS if number_of(candidate.pointed(cell)) is not None]
+    return bool(read) and {candidate.decimal for candidate in read} == {marks.decimal} and marks == read[0]
 
 
 def _outcome(name: str, cells: pa.Array, labels: pa.Array) -> str:
     """Return the reason why a column may be known only after the target; empty if it is not suspected."""
     if has_outcome_name(name):
         return "its name sounds like an outcome; declare it if it is known BEFORE what is predicted"
-    found, values, classes = numbers(cells), distinct(cells), distinct(labels)
-    category = found is None or len(values) <= 2
+    floats, values, classes = numbers(cells), distinct(cells), distinct(labels)
+    category = floats is None or len(values) <= 2
     if len(classes) != 2:
         return ""
-    coded = pc.index_in(cells, pa.array(values, pa.string())) if category else found
+    coded = pc.index_in(cells, pa.array(values, pa.string())) if category else floats
     read = pc.fill_null(pc.cast(coded, pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     positive = np.asarray(pc.fill_null(pc.equal(labels, classes[1]), False)).astype(np.int64)
-    told = leakage_reason(read, positive, category=category)
-    return told and f"{told}; declare it if it is known BEFORE what is predicted"
+    reason = leakage_reason(read, positive, category=category)
+    return reason and f"{reason}; declare it if it is known BEFORE what is predicted"
 
 
 def _patterns(declared: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     """Return the patterns of several columns with one declaration, each with its columns."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, feature in declared.items():
-        beginning = "".join(takewhile(lambda one: one not in "_-.0123456789", name))
+        beginning = "".join(takewhile(lambda character: character not in "_-.0123456789", name))
         if beginning and beginning != name:
             alike.setdefault((beginning, repr(feature)), []).append(name)
     patterns: dict[str, list[str]] = {}
     for (beginning, _), members in alike.items():
         pattern = f"{beginning}{_mark(members, beginning)}*"
         # A pattern is dropped if it would also match a column with another declaration.
-        others = [one for one in declared if one.startswith(pattern[:-1]) and one not in members]
-        if len(members) >= LEAST_IN_PATTERN and not others and pattern not in patterns:
+        conflicts = [
+            column for column in declared if column.startswith(pattern[:-1]) and column not in members
+        ]
+        if len(members) >= LEAST_IN_PATTERN and not conflicts and pattern not in patterns:
             patterns[pattern] = members
     return patterns
 
@@ -368,8 +374,8 @@ def _features(
 def _other_cases(feature: dict[str, Any]) -> str:
     """Return the categories that differ only in case, as text; empty if there are none."""
     alike: dict[str, list[str]] = {}
-    for one in feature.get("categories", ()):
-        alike.setdefault(one.lower(), []).append(one)
+    for category in feature.get("categories", ()):
+        alike.setdefault(category.lower(), []).append(category)
     return "; ".join(" and ".join(same) for same in alike.values() if len(same) > 1)
 
 
@@ -377,9 +383,9 @@ def _other_format(feature: dict[str, Any], cells: pa.Array) -> str:
     """Return another date format that fits all cells of a date column; empty if none fits."""
     if feature["kind"] != "date":
         return ""
-    others = [one for one in _DATES if one != feature.get("format", _DATES[0])]
+    formats = [date_format for date_format in _DATES if date_format != feature.get("format", _DATES[0])]
     values = distinct(cells)
-    return next((one for one in others if None not in [day_of(value, one) for value in values]), "")
+    return next((other for other in formats if None not in [day_of(value, other) for value in values]), "")
 
 
 def _inline(feature: dict[str, Any]) -> InlineTable:
@@ -404,10 +410,10 @@ def _choose_column(
 
 def _feature(cells: pa.Array) -> dict[str, Any] | None:
     """Return the declaration of a feature; None if it is no number, no date, and has many categories."""
-    values, found = distinct(cells), numbers(cells)
+    values, floats = distinct(cells), numbers(cells)
     feature: dict[str, Any]
-    if found is not None and len(values) > 2:
-        extremes = pc.min_max(found).as_py()
+    if floats is not None and len(values) > 2:
+        extremes = pc.min_max(floats).as_py()
         lower, upper = _outward(extremes["min"], math.floor), _outward(extremes["max"], math.ceil)
         feature = {"kind": "number", "lower": lower, "upper": upper}
         missing = "middle"
@@ -424,10 +430,10 @@ def _dates(cells: pa.Array) -> dict[str, Any] | None:
     """Return the declaration of a date column in the first format that fits all cells; None if none fits."""
     values = distinct(cells)
     for written in _DATES:
-        days = [day_of(one, written) for one in values]
-        known = [day for day in days if day is not None]
-        if len(known) == len(values):
-            first, last = (EPOCH + timedelta(days=end(known)) for end in (min, max))
+        days = [day_of(value, written) for value in values]
+        valid_days = [day for day in days if day is not None]
+        if len(valid_days) == len(values):
+            first, last = (EPOCH + timedelta(days=end(valid_days)) for end in (min, max))
             feature = {
                 "kind": "date",
                 "lower": first.replace(month=1, day=1),
@@ -506,7 +512,7 @@ def _start_and_end(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> t
     """Return the columns of dates that look like the start and the end of follow-up, and their format."""
     for written in formats:
         days = {
-            name: [None if one is None else day_of(one, written) for one in cells.to_pylist()]
+            name: [None if cell is None else day_of(cell, written) for cell in cells.to_pylist()]
             for name, cells in columns.items()
             if len(distinct(cells)) > len(EVENTS) and day_of(distinct(cells)[0], written) is not None
         }
@@ -515,24 +521,24 @@ def _start_and_end(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> t
         if start is None or end is None:
             continue
         both = list(zip(days[start], days[end], strict=True))
-        if all(one is None or other is None or one <= other for one, other in both):
+        if all(start_day is None or end_day is None or start_day <= end_day for start_day, end_day in both):
             return start, end, written
     return None
 
 
 def _most_usual(ranks: Mapping[str, int | None]) -> str | None:
-    found = [(rank, name) for name, rank in ranks.items() if rank is not None]
-    return min(found, key=lambda one: one[0])[1] if found else None
+    ranked = [(rank, name) for name, rank in ranks.items() if rank is not None]
+    return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
 
 def _is_duration(cells: pa.Array) -> bool:
-    found = numbers(cells)
-    return found is not None and len(distinct(cells)) > len(EVENTS) and pc.min(found).as_py() >= 0
+    floats = numbers(cells)
+    return floats is not None and len(distinct(cells)) > len(EVENTS) and pc.min(floats).as_py() >= 0
 
 
 def _is_event(cells: pa.Array) -> bool:
-    values, find = distinct(cells), DeclaredValues({one: place for place, one in enumerate(EVENTS)}).place
-    return bool(values) and all(find(one) is not None for one in values)
+    values, find = distinct(cells), DeclaredValues({event: index for index, event in enumerate(EVENTS)}).place
+    return bool(values) and all(find(value) is not None for value in values)
 
 
 def guess_label(columns: Mapping[str, pa.Array]) -> str | None:
@@ -574,8 +580,8 @@ def survival_target(guess: SurvivalGuess) -> Table:
 
 def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
     """Return the TOML table of a target column: a label if it has few values, else a number."""
-    found = numbers(cells)
-    values = distinct(cells) if found is None else sorted(distinct(cells), key=float)
+    floats = numbers(cells)
+    values = distinct(cells) if floats is None else sorted(distinct(cells), key=float)
     target = tomlkit.table()
     few = 1 < len(values) <= MOST_CATEGORIES
     target.add("kind", "label" if few else "number")
@@ -584,16 +590,16 @@ def label_target(label: str, cells: pa.Array, *, guessed: bool) -> Table:
         target["column"].comment("a guess")
     if few:
         ordered = (
-            sorted(values, key=lambda one: one.lower() not in NEGATIVE)
+            sorted(values, key=lambda value: value.lower() not in NEGATIVE)
             if len(values) == len(EVENTS)
             else values
         )
         target.add("classes", ordered)
-        if found is not None and len(values) > len(EVENTS):
+        if floats is not None and len(values) > len(EVENTS):
             target["kind"].comment("a guess: the sample has few values, and they may be amounts")
             for line in _amount_lines(label, values):
                 target.add(tomlkit.comment(line))
-    elif found is None:
+    elif floats is None:
         target["kind"].comment(almost_numbers(cells) or "not all cells of the sample are numbers")
     else:
         for line in _bound_lines(values):
@@ -625,7 +631,7 @@ def _bound_lines(values: Sequence[str]) -> list[str]:
 
 
 def _are_counts(values: Sequence[str]) -> bool:
-    return all(float(one) >= 0 and float(one).is_integer() for one in values)
+    return all(float(value) >= 0 and float(value).is_integer() for value in values)
 
 
 def almost_numbers(cells: pa.Array) -> str:
@@ -634,10 +640,10 @@ def almost_numbers(cells: pa.Array) -> str:
     An infinity counts as such a text, because no bound contains it.
     """
     texts = pc.drop_null(cells).to_pylist()
-    marks = sorted({one for one in texts if not _is_finite(one)})
+    marks = sorted({text for text in texts if not _is_finite(text)})
     if not marks or len(marks) > _MOST_MARKS or 2 * sum(map(_is_finite, texts)) < len(texts):
         return ""
-    named = ", ".join(f"'{sanitize(one)}'" for one in marks)
+    named = ", ".join(f"'{sanitize(mark)}'" for mark in marks)
     return f"a number but for {named}: name these in missing_values and declare `missing`, or set invalid = 'bin'"
 
 
@@ -649,10 +655,10 @@ def _is_finite(text: str) -> bool:
 def numbers(cells: pa.Array) -> pa.Array | None:
     """Return the cells as finite numbers; None if some cell is not a finite number."""
     try:
-        found = pc.cast(cells, pa.float64())
+        floats = pc.cast(cells, pa.float64())
     except pa.ArrowInvalid:
         return None
-    return found if pc.all(pc.is_finite(found)).as_py() else None
+    return floats if pc.all(pc.is_finite(floats)).as_py() else None
 
 
 def distinct(cells: pa.Array) -> list[str]:

@@ -68,16 +68,16 @@ _LETTERS: Final = str.maketrans(
 _PLAIN: Final = _PlainCharacters(_LETTERS)  # type: ignore[arg-type]
 
 
-def _form(who: str) -> str:
+def _form(user_id: str) -> str:
     """Return the canonical form of an id, without the variations of :func:`near_duplicate_ids`."""
-    plain = unicodedata.normalize("NFKC", who.translate(_PLAIN)).strip(" '\"")
+    plain = unicodedata.normalize("NFKC", user_id.translate(_PLAIN)).strip(" '\"")
     if _THOUSANDS.fullmatch(plain):
         plain = re.sub("[,' ]", "", plain)
     elif _EXPONENT.fullmatch(plain):
         plain = f"{Decimal(plain.replace(',', '.')):f}"
     plain = _LEADING_ZEROS.sub("", _FRACTION.sub("", plain))
     form = _SEPARATORS.sub("", plain).casefold()
-    return form.lstrip("0") or form or who
+    return form.lstrip("0") or form or user_id
 
 
 def near_duplicate_ids(ids: Iterable[str]) -> list[set[str]]:
@@ -92,11 +92,11 @@ def near_duplicate_ids(ids: Iterable[str]) -> list[set[str]]:
     """
     every = list(ids)
     # The most frequent ids by far are their own form: whole numbers as programs write them.
-    numbers = {who for who in every if who.isascii() and who.isdigit() and who[0] != "0"}
+    numbers = {user_id for user_id in every if user_id.isascii() and user_id.isdigit() and user_id[0] != "0"}
     forms: dict[str, set[str]] = {}
-    for who in every:
-        if who not in numbers:
-            forms.setdefault(_form(who), set()).add(who)
+    for user_id in every:
+        if user_id not in numbers:
+            forms.setdefault(_form(user_id), set()).add(user_id)
     for form in numbers.intersection(forms):
         forms[form].add(form)
     return [written for written in forms.values() if len(written) > 1]
@@ -108,7 +108,7 @@ def rounded(ids: Iterable[str]) -> set[str]:
     >>> sorted(rounded(["1.23457E+12", "1e+05", "12E5", "1E3", "e+05"]))
     ['1.23457E+12', '1e+05']
     """
-    return {who for who in ids if _ROUNDED.fullmatch(who.strip())}
+    return {user_id for user_id in ids if _ROUNDED.fullmatch(user_id.strip())}
 
 
 class Numbering:
@@ -145,10 +145,10 @@ class Numbering:
 
     def sorted_places(self) -> Int32[np.ndarray, "n"]:
         """Return the place of every name among the sorted distinct names, after at least one piece was added."""
-        place = np.empty(len(self.places), dtype=np.int32)
+        rank = np.empty(len(self.places), dtype=np.int32)
         for number, name in enumerate(sorted(self.places)):
-            place[self.places[name]] = number
-        return take_values(place, self._found.array(), self._folder)
+            rank[self.places[name]] = number
+        return take_values(rank, self._found.array(), self._folder)
 
 
 def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
@@ -160,7 +160,7 @@ def index_names(names: list[str]) -> tuple[list[str], Int32[np.ndarray, "n"]]:
 
 def keys_of(users: list[str]) -> Int64[np.ndarray, "users"]:
     """Return the seed key of each user: a hash of the id, independent of the presence of other users."""
-    return np.array([key_of(who) for who in users], dtype=np.int64)
+    return np.array([key_of(user_id) for user_id in users], dtype=np.int64)
 
 
 def identifies_user(
@@ -180,8 +180,8 @@ def identifies_user(
     >>> identifies_user(person * 3.0 + 7, person, names), identifies_user(np.arange(30.0), person, names)
     (True, False)
     """
-    there = ~np.isnan(values)
-    values, person = values[there], person[there]
+    present = ~np.isnan(values)
+    values, person = values[present], person[present]
     if np.any(values != np.rint(values)):
         return False
     people = len(np.unique(person))

@@ -53,7 +53,7 @@ def check_alike(columns: Mapping[str, Any]) -> None:
     Raises:
         DataError: two indexes differ; the error names both columns.
     """
-    indexed = {name: one.index for name, one in columns.items() if hasattr(one, "iloc")}
+    indexed = {name: column.index for name, column in columns.items() if hasattr(column, "iloc")}
     for first, second in pairwise(indexed):
         if not indexed[first].equals(indexed[second]):
             raise DataError(
@@ -115,33 +115,33 @@ def read_ids(source: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"
         DataError: an id is missing, empty, or of another type.
     """
     entries = read_entries(source, where, "id")
-    ids, place, kind = entries.values, entries.place, entries.kind
+    ids, index, kind = entries.values, entries.place, entries.kind
     if not ids:
         # numpy gives an empty list the type float, which the check below would refuse
-        return [], place.astype(np.int32)
+        return [], index.astype(np.int32)
     if kind.kind not in "iuUOS":
         raise DataError(
             f"{where}: ids are text or whole numbers, not {kind}; a missing id makes a column of floats"
         )
-    ids = [_decoded(one) if isinstance(one, bytes) else one for one in ids]
+    ids = [_decoded(entry) if isinstance(entry, bytes) else entry for entry in ids]
 
     def refuse(is_wrong: list[bool], problem: str) -> None:
-        refuse_rows(np.array(is_wrong, dtype=np.bool_)[place], where, problem)
+        refuse_rows(np.array(is_wrong, dtype=np.bool_)[index], where, problem)
 
     # bool is a subclass of int, but True is no id.
     refuse(
-        [not isinstance(one, str | int) or isinstance(one, bool) for one in ids],
+        [not isinstance(entry, str | int) or isinstance(entry, bool) for entry in ids],
         "the id is missing, or neither text nor a whole number; every record needs one",
     )
-    refuse([one == "" for one in ids], "the id is empty; every record needs one")
+    refuse([entry == "" for entry in ids], "the id is empty; every record needs one")
     # An unpaired surrogate has no UTF-8 encoding, so the id could not be hashed to a seed key.
-    texts = [str(one) for one in ids]
+    texts = [str(entry) for entry in ids]
     refuse(
-        [not one.isascii() and _SURROGATE.search(one) is not None for one in texts],
+        [not text.isascii() and _SURROGATE.search(text) is not None for text in texts],
         "the id has half a character (a surrogate), which is no text",
     )
     names, of_text = index_names(texts)
-    return names, of_text[place]
+    return names, of_text[index]
 
 
 def _decoded(text: bytes) -> str | None:
@@ -166,22 +166,24 @@ def read_labels(source: Any, classes: Sequence[Any] | None, where: str) -> tuple
         ConfigError: a class is neither text nor a whole number.
         DataError: a label is missing, of another type, or not among the classes.
     """
-    labels, place = _label_entries(source, where)
+    labels, index = _label_entries(source, where)
     if (
         classes is None
     ):  # if one label occurs as a number and as text, the sort lets the number name the class
-        written = {_label(one): one for one in sorted(set(labels), key=lambda one: isinstance(one, int))}
-        known = sorted(written.values(), key=lambda one: (isinstance(one, str), one))
+        written = {
+            _label(label): label for label in sorted(set(labels), key=lambda label: isinstance(label, int))
+        }
+        ordered = sorted(written.values(), key=lambda label: (isinstance(label, str), label))
     else:
-        known = [_class(one) for one in classes]
-    words = tuple(_label(one) for one in known)
+        ordered = [_class(label) for label in classes]
+    words = tuple(_label(label) for label in ordered)
     if len(set(words)) != len(words):
         raise DataError(f"{where}: a class is declared twice")
-    number = {word: place for place, word in enumerate(words)}
-    found = np.array([number.get(_label(one), -1) for one in labels], dtype=np.int64)
-    found = found[place]
-    refuse_rows(found < 0, where, f"the label is not among the {len(words)} classes that were declared")
-    return found, tuple(_plain(one) for one in known)
+    number = {word: position for position, word in enumerate(words)}
+    numbers = np.array([number.get(_label(label), -1) for label in labels], dtype=np.int64)
+    numbers = numbers[index]
+    refuse_rows(numbers < 0, where, f"the label is not among the {len(words)} classes that were declared")
+    return numbers, tuple(_plain(label) for label in ordered)
 
 
 def _label_entries(source: Any, where: str) -> tuple[list[str | int], Int64[np.ndarray, " n"]]:
@@ -192,30 +194,30 @@ def _label_entries(source: Any, where: str) -> tuple[list[str | int], Int64[np.n
             error names the row.
     """
     entries = read_entries(source, where, "class label")
-    labels, place, kind = entries.values, entries.place, entries.kind
+    labels, index, kind = entries.values, entries.place, entries.kind
     if kind.kind not in "biufUO":
         raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
     # A float type with p significand bits (nmant + 1) holds every whole number below 2^p, and rounds larger ones.
     exact = _EXACT_WHOLE if kind.kind != "f" else min(_EXACT_WHOLE, 2 ** (np.finfo(kind).nmant + 1))
-    floats = np.array([one if isinstance(one, float) else 0.0 for one in labels], dtype=np.float64)
-    wrong = [not isinstance(one, str | int | float) for one in labels]
+    floats = np.array([label if isinstance(label, float) else 0.0 for label in labels], dtype=np.float64)
+    wrong = [not isinstance(label, str | int | float) for label in labels]
     refuse_rows(
-        (np.array(wrong, dtype=np.bool_) | ~np.isfinite(floats))[place],
+        (np.array(wrong, dtype=np.bool_) | ~np.isfinite(floats))[index],
         where,
         "the label is missing, or neither text nor a whole number",
     )
     refuse_rows(
-        (floats != np.round(floats))[place],
+        (floats != np.round(floats))[index],
         where,
         "the label is a fraction; task='regression' predicts numbers",
     )
     refuse_rows(
-        (np.abs(floats) >= exact)[place],
+        (np.abs(floats) >= exact)[index],
         where,
         f"the label is a whole number of {exact} or more written as a float, which may be another one rounded; hand "
         "over integers or text",
     )
-    return [int(one) if isinstance(one, float) else one for one in labels], place
+    return [int(label) if isinstance(label, float) else label for label in labels], index
 
 
 def read_numbers(source: Any, task: Task, where: str) -> Targets:
@@ -231,7 +233,7 @@ def read_numbers(source: Any, task: Task, where: str) -> Targets:
         source = _event_and_time(source, where)
     names = names_of(source, where)
     if names is not None:
-        values = _columns(source, {name: place for place, name in enumerate(names)}, where)
+        values = _columns(source, {name: position for position, name in enumerate(names)}, where)
     elif isinstance(source, list | tuple):
         values = stack_records(source, where, keep_bytes=False)
         if task == "survival" and not len(values):  # an empty list has no second axis
@@ -311,12 +313,12 @@ def _class(declared: Any) -> Label:
     Raises:
         ConfigError: the class is neither.
     """
-    one = unwrap(declared)
-    if not isinstance(one, str | int) and not (isinstance(one, float) and one.is_integer()):
+    value = unwrap(declared)
+    if not isinstance(value, str | int) and not (isinstance(value, float) and value.is_integer()):
         raise ConfigError(
             f"population: classes are text or whole numbers, and {show_argument(declared)} is neither"
         )
-    return _plain(one)
+    return _plain(value)
 
 
 def names_of(source: Any, where: str) -> tuple[str, ...] | None:
@@ -340,10 +342,10 @@ def _columns(source: Any, places: Mapping[str, int], where: str) -> np.ndarray:
         DataError: a column is not numeric, or a value is missing or infinite; the error names the column.
     """
     columns = []
-    for name, place in places.items():
+    for name, position in places.items():
         called = f"{where}, column '{sanitize(name)}'"
         table = isinstance(source, pa.Table | pa.RecordBatch)
-        values = to_array(source.column(place) if table else source.iloc[:, place], called)
+        values = to_array(source.column(position) if table else source.iloc[:, position], called)
         if values.dtype.kind == "O":
             values = numbers_of_cells(values, called)
         elif values.dtype.kind not in "biuf":

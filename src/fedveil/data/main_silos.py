@@ -98,15 +98,15 @@ def read_main_silos(path: Path, users: Sequence[str], silos: Sequence[str]) -> M
         raise DataError(
             f"{path}: {len(file.lines)} users instead of {len(users)}: give one line to each of all silos' users"
         )
-    numbers, found = {name: number for number, name in enumerate(silos)}, []
+    numbers, silo_numbers = {name: number for number, name in enumerate(silos)}, []
     for line, (text, user) in enumerate(zip(file.lines, users, strict=True), start=2):
-        who, _, silo = text.rpartition(",")  # the last comma: an id may contain commas
-        if who != user:
+        user_id, _, silo = text.rpartition(",")  # the last comma: an id may contain commas
+        if user_id != user:
             raise DataError(
                 f"{path}: line {line} is not of the user in line {line - 1} of the list of users, or of number "
                 f"{line - 2} where there is none"
             )
         if silo not in numbers:
             raise DataError(f"{path}: line {line} names no silo of the federation ({', '.join(silos)})")
-        found.append(numbers[silo])
-    return MainSilos(digest=file.digest, silo=np.array(found, dtype=np.int32))
+        silo_numbers.append(numbers[silo])
+    return MainSilos(digest=file.digest, silo=np.array(silo_numbers, dtype=np.int32))

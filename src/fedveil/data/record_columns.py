@@ -92,14 +92,16 @@ def record_columns(data: Any, features: Any, targets: Any, user: Any, silo: Any)
             raise ConfigError("population: a data set brings its own targets; leave features and targets out")
         brought = _of_data_set(data)
         both = [
-            name for name, given in (("user", user), ("silo", silo)) if given is not None and name in brought
+            name
+            for name, column in (("user", user), ("silo", silo))
+            if column is not None and name in brought
         ]
         if both:
             raise ConfigError(
                 f"population: the data set brings {both[0]} with every record; leave {both[0]} out"
             )
         return RecordColumns(**_all_there({"user": user, "silo": silo, **brought}))
-    named = features is not None or any(isinstance(one, str) for one in (targets, user, silo))
+    named = features is not None or any(isinstance(column, str) for column in (targets, user, silo))
     if isinstance(data, _HubTable) or named:
         return _of_frame(data, features, {"targets": targets, "user": user, "silo": silo})
     return RecordColumns(**_all_there({"features": data, "targets": targets, "user": user, "silo": silo}))
@@ -130,8 +132,8 @@ def as_arrow_table(data: Any, where: str = "population") -> Any:
     Raises:
         ConfigError: an object of these packages that has no rows of its own, with what to hand over instead.
     """
-    found = _as_frame(data, where)
-    return found.table if isinstance(found, _HubTable) else found
+    frame = _as_frame(data, where)
+    return frame.table if isinstance(frame, _HubTable) else frame
 
 
 def _as_frame(data: Any, where: str) -> Any:
@@ -181,23 +183,23 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
     classes: Mapping[str, tuple[str, ...]] = {}
     if isinstance(data, _HubTable):
         data, classes = data.table, data.classes
-    known = _column_names(data)
-    if known is None:
+    existing = _column_names(data)
+    if existing is None:
         raise ConfigError(
             "population: columns are named, and the data are no frame with columns (pandas, polars, Arrow, Hugging "
             f"Face), but {type(data).__name__}"
         )
     if not isinstance(features, list | tuple) or not features:
-        given = [one for one in named.values() if isinstance(one, str)]
+        requested = [column for column in named.values() if isinstance(column, str)]
         raise ConfigError(
-            f"population: features must be a list of columns of the frame: {describe_columns(known, given)}"
+            f"population: features must be a list of columns of the frame: {describe_columns(existing, requested)}"
         )
     columns = [("features", name) for name in features]
-    columns += [(key, given) for key, given in named.items() if isinstance(given, str)]
+    columns += [(key, column) for key, column in named.items() if isinstance(column, str)]
     targets = named["targets"]
-    several = _several_columns(targets, known, len(data))
+    several = _several_columns(targets, existing, len(data))
     columns += [("targets", name) for name in several]
-    _check_names(columns, known)
+    _check_names(columns, existing)
     labels = classes.get(targets) if isinstance(targets, str) else None
 
     def targets_of(table: Any) -> Any:
@@ -210,12 +212,14 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
             raise ConfigError(
                 f"population: test: a frame of the same columns is needed, not {type(table).__name__}"
             )
-        _check_names([one for one in columns if one[0] in ("features", "targets")], present, "test: ")
+        _check_names([entry for entry in columns if entry[0] in ("features", "targets")], present, "test: ")
         return _features_of(table, list(features)), targets_of(table)
 
-    found = {key: _column(data, given) if isinstance(given, str) else given for key, given in named.items()}
-    found |= {"features": _features_of(data, list(features)), "targets": targets_of(data)}
-    return RecordColumns(**_all_there(found), classes=labels, read=read)
+    values = {
+        key: _column(data, column) if isinstance(column, str) else column for key, column in named.items()
+    }
+    values |= {"features": _features_of(data, list(features)), "targets": targets_of(data)}
+    return RecordColumns(**_all_there(values), classes=labels, read=read)
 
 
 def _column_names(data: Any) -> tuple[str, ...] | None:
@@ -232,14 +236,14 @@ def _several_columns(source: Any, existing: Sequence[str], n_rows: int) -> list[
 
     A list of as many texts as the frame has rows holds the records' labels, unless all of them are column names.
     """
-    is_text = isinstance(source, list | tuple) and all(isinstance(one, str) for one in source)
+    is_text = isinstance(source, list | tuple) and all(isinstance(name, str) for name in source)
     if not is_text or len(source) < 2:
         return []
     labels = len(source) == n_rows and len(source) > 2 and not set(source) <= set(existing)
     return [] if labels else list(source)
 
 
-def _check_names(columns: Sequence[tuple[str, Any]], existing: Sequence[str], place: str = "") -> None:
+def _check_names(columns: Sequence[tuple[str, Any]], existing: Sequence[str], prefix: str = "") -> None:
     """Check that every named column exists once in the frame, and is named once.
 
     Raises:
@@ -248,17 +252,17 @@ def _check_names(columns: Sequence[tuple[str, Any]], existing: Sequence[str], pl
     names = [name for _, name in columns]
     for key, name in columns:
         if not isinstance(name, str) or name not in existing:
-            asked = [one for one in names if isinstance(one, str)]
+            requested = [column for column in names if isinstance(column, str)]
             raise ConfigError(
-                f"population: {place}{key}: no column {sanitize(repr(name))}; there are: "
-                f"{describe_columns(existing, asked, name if isinstance(name, str) else '')}"
+                f"population: {prefix}{key}: no column {sanitize(repr(name))}; there are: "
+                f"{describe_columns(existing, requested, name if isinstance(name, str) else '')}"
             )
         if names.count(name) > 1:
             raise ConfigError(
-                f"population: {place}column '{sanitize(name)}' is named twice; it has one meaning"
+                f"population: {prefix}column '{sanitize(name)}' is named twice; it has one meaning"
             )
         if list(existing).count(name) > 1:
-            raise ConfigError(f"population: {place}two columns are called '{sanitize(name)}'")
+            raise ConfigError(f"population: {prefix}two columns are called '{sanitize(name)}'")
 
 
 def _column(data: Any, name: str) -> Any:
@@ -283,7 +287,7 @@ def _nested(column: Any, name: str) -> list[Any]:
     """
     values: list[Any] = column.to_pylist()
     refuse_rows(
-        np.array([one is None for one in values], dtype=np.bool_),
+        np.array([value is None for value in values], dtype=np.bool_),
         f"features, column '{sanitize(name)}'",
         "the entry is missing; fill it with a declared constant, or leave the record out",
     )
@@ -301,13 +305,13 @@ def _targets_of(data: Any, targets: Any, labels: Sequence[str] | None) -> Any:
     column = _column(data, targets)
     if labels is None:
         return column
-    numbers = [-1 if one is None else one for one in column.to_pylist()]
+    numbers = [-1 if label is None else label for label in column.to_pylist()]
     refuse_rows(
-        np.array([not 0 <= one < len(labels) for one in numbers], dtype=np.bool_),
+        np.array([not 0 <= number < len(labels) for number in numbers], dtype=np.bool_),
         "targets",
         f"the label is missing, or the number of none of the {len(labels)} declared classes",
     )
-    return [labels[one] for one in numbers]
+    return [labels[number] for number in numbers]
 
 
 # --- data sets of PyTorch ---------------------------------------------------------------------------------------------
@@ -380,7 +384,7 @@ def _of_data_set(data: Any) -> dict[str, Any]:
     if isinstance(items[0], Mapping):
         return _of_mappings(items)
     width = len(items[0]) if isinstance(items[0], tuple | list) else 0
-    alike = [isinstance(one, tuple | list) and len(one) == width for one in items]
+    alike = [isinstance(item, tuple | list) and len(item) == width for item in items]
     problem = (
         "an item of the data set must be (features, target) or (features, target, user, silo), or a mapping with x, y, "
         "user and silo, and all alike"
@@ -390,7 +394,9 @@ def _of_data_set(data: Any) -> dict[str, Any]:
         raise DataError(f"population: {problem}")
     names = ("targets", "user", "silo")[: width - 1]
     features = {"features": [item[0] for item in items]}
-    return features | {name: [_single(item[place]) for item in items] for place, name in enumerate(names, 1)}
+    return features | {
+        name: [_single(item[position]) for item in items] for position, name in enumerate(names, 1)
+    }
 
 
 def _of_mappings(items: Sequence[Any]) -> dict[str, Any]:
@@ -402,7 +408,7 @@ def _of_mappings(items: Sequence[Any]) -> dict[str, Any]:
     """
     keys = list(items[0])
     refuse_rows(
-        np.array([not isinstance(one, Mapping) or list(one) != keys for one in items]),
+        np.array([not isinstance(item, Mapping) or list(item) != keys for item in items]),
         "population",
         "the item has other keys than that of row 0",
     )
@@ -410,11 +416,11 @@ def _of_mappings(items: Sequence[Any]) -> dict[str, Any]:
     for key in keys:
         name = _KEYS.get(key)
         if name is None or name in columns:
-            known = "x (or features), y (or targets), user, silo"
+            allowed = "x (or features), y (or targets), user, silo"
             raise ConfigError(
-                f"population: key {sanitize(repr(key))} of the data set's items; they have {known}"
+                f"population: key {sanitize(repr(key))} of the data set's items; they have {allowed}"
             )
-        columns[name] = [one[key] if name == "features" else _single(one[key]) for one in items]
+        columns[name] = [item[key] if name == "features" else _single(item[key]) for item in items]
     return columns
 
 
@@ -438,7 +444,7 @@ def memory_table(name: str, source: Any, file_format: Format) -> MemoryTable:
 
     Args:
         name: its name.
-        given: a frame (pandas, polars, Arrow), a Hugging Face data set, or a mapping from names of columns to arrays,
+        source: a frame (pandas, polars, Arrow), a Hugging Face data set, or a mapping from names of columns to arrays,
             tensors or lists of one axis and one length.
         file_format: format of numbers that are text.
 
@@ -448,17 +454,17 @@ def memory_table(name: str, source: Any, file_format: Format) -> MemoryTable:
     """
     if not name or Path(name).name != name:
         raise ConfigError(f"tables: '{sanitize(name)}' is no name of a table; give the silo's name")
-    found = as_arrow_table(source)
-    if isinstance(found, pa.RecordBatch):
-        found = pa.Table.from_batches([found])
-    if isinstance(found, pa.Table):
-        return MemoryTable(name=name, table=found)
-    if hasattr(found, "columns") and hasattr(found, "iloc"):
-        columns = {str(one): found.iloc[:, at] for at, one in enumerate(found.columns)}
-        if len(columns) != len(found.columns):
+    frame = as_arrow_table(source)
+    if isinstance(frame, pa.RecordBatch):
+        frame = pa.Table.from_batches([frame])
+    if isinstance(frame, pa.Table):
+        return MemoryTable(name=name, table=frame)
+    if hasattr(frame, "columns") and hasattr(frame, "iloc"):
+        columns = {str(column): frame.iloc[:, at] for at, column in enumerate(frame.columns)}
+        if len(columns) != len(frame.columns):
             raise DataError(f"tables: '{sanitize(name)}' has two columns of one name")
-    elif isinstance(found, Mapping):
-        columns = dict(found)
+    elif isinstance(frame, Mapping):
+        columns = dict(frame)
     else:
         raise ConfigError(
             f"tables: '{sanitize(name)}' is {type(source).__name__}; a frame is needed, or a mapping from names of "
@@ -470,15 +476,15 @@ def memory_table(name: str, source: Any, file_format: Format) -> MemoryTable:
 def _assembled(name: str, columns: Mapping[str, Any], file_format: Format) -> pa.Table:
     """Return columns as a table."""
     arrays = {}
-    for column, given in columns.items():
+    for column, entries in columns.items():
         where = f"table '{sanitize(name)}', column '{sanitize(str(column))}'"
         try:
-            arrays[str(column)] = _array_column(given, file_format)
+            arrays[str(column)] = _array_column(entries, file_format)
         except (pa.ArrowException, TypeError, ValueError, RuntimeError):
             raise DataError(
-                f"{where}: {type(given).__name__} is no column of numbers, text or dates with one entry a record"
+                f"{where}: {type(entries).__name__} is no column of numbers, text or dates with one entry a record"
             ) from None
-    lengths = {len(one) for one in arrays.values()}
+    lengths = {len(array) for array in arrays.values()}
     if len(lengths) > 1:
         raise DataError(f"table '{sanitize(name)}': its columns have different numbers of records")
     return pa.table(arrays)

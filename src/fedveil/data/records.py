@@ -130,8 +130,8 @@ def _group_in_file(
     """Return the groups of :func:`group_by_silo_user` by counting, some records at a time."""
     pairs = Owners(user, silo)
     start, order = _starts(pairs.size), empty_column(len(user), folder)
-    for rows, pair, place in pairs.places():
-        order[start[pair] + place] = np.arange(rows.start, rows.start + len(pair))
+    for rows, pair, position in pairs.places():
+        order[start[pair] + position] = np.arange(rows.start, rows.start + len(pair))
     return Groups(
         order=order,
         start=start,
@@ -247,8 +247,8 @@ class Records:
         if folder is None:
             return np.argsort(self.silo, kind="stable").astype(np.int64)
         order, silos = empty_column(len(self.silo), folder), Owners(self.silo)
-        for rows, silo, place in silos.places():
-            order[start[silos.owners[silo]] + place] = np.arange(rows.start, rows.start + len(silo))
+        for rows, silo, position in silos.places():
+            order[start[silos.owners[silo]] + position] = np.arange(rows.start, rows.start + len(silo))
         return order
 
 
@@ -353,11 +353,11 @@ class Population:
             )
         check_task(f"{self.name}, training table", self.train.targets, self.task, self.n_classes)
         check_task(f"{self.name}, test table", self.test_targets, self.task, self.n_classes)
-        wanted = self.train.targets.shape[1] if self.task in SEVERAL_TARGETS else 0
-        if len(self.target_names) != wanted or self.test_targets.shape[1:] != self.train.targets.shape[1:]:
+        expected = self.train.targets.shape[1] if self.task in SEVERAL_TARGETS else 0
+        if len(self.target_names) != expected or self.test_targets.shape[1:] != self.train.targets.shape[1:]:
             raise DataError(
-                f"{self.name}: {len(self.target_names)} names of targets, {wanted} columns of targets to train on, and "
-                f"{describe_values(self.test_targets)} to test on; they must agree"
+                f"{self.name}: {len(self.target_names)} names of targets, {expected} columns of targets to train on, "
+                f"and {describe_values(self.test_targets)} to test on; they must agree"
             )
         self._check_weights()
 
@@ -426,10 +426,10 @@ class Population:
 
 def _count_numbers(numbers: Int32[np.ndarray, "n"], count: int) -> Int64[np.ndarray, "count"]:
     """Return how often each of the numbers 0 .. count - 1 occurs."""
-    found = np.zeros(count, dtype=np.int64)
+    counts = np.zeros(count, dtype=np.int64)
     for begin in range(0, len(numbers), CHUNK):  # bincount copies its numbers into int64
-        found += np.bincount(numbers[begin : begin + CHUNK], minlength=count)
-    return found
+        counts += np.bincount(numbers[begin : begin + CHUNK], minlength=count)
+    return counts
 
 
 def _starts(size: np.ndarray) -> Int64[np.ndarray, "m"]:
@@ -460,9 +460,9 @@ def limit_records_per_user(records: Records, per_user: int) -> Int64[np.ndarray,
     turn = np.empty(len(records), dtype=np.int64)
     turn[by_pair] = _position_in_run(records.user[by_pair].astype(np.int64) << 32 | records.silo[by_pair])
     by_user = np.lexsort((records.silo, turn, records.user))
-    place = np.empty(len(records), dtype=np.int64)
-    place[by_user] = _position_in_run(records.user[by_user])
-    return np.flatnonzero(place < per_user)
+    position = np.empty(len(records), dtype=np.int64)
+    position[by_user] = _position_in_run(records.user[by_user])
+    return np.flatnonzero(position < per_user)
 
 
 def _position_in_run(keys: np.ndarray) -> np.ndarray:

@@ -130,9 +130,9 @@ class Format(_Part):
             raise ValueError("delimiter must be one ASCII character, and no line's end")
         if self.delimiter == self.quotation_mark:
             raise ValueError("delimiter must not be the quotation mark")
-        for one in ("delimiter", "thousands"):
-            if getattr(self, one) == self.decimal:
-                raise ValueError(f"{one} and decimal are the same character")
+        for name in ("delimiter", "thousands"):
+            if getattr(self, name) == self.decimal:
+                raise ValueError(f"{name} and decimal are the same character")
         try:
             # `encode` refuses codecs that are no text encodings (base64, zip), which `lookup` accepts.
             "".encode(self.encoding)
@@ -401,10 +401,10 @@ class Survival(_Part):
             )
         if self.format is not None:
             check_date_format(self.format)
-        named = [one for one in (self.event, self.time, self.entry, self.start, self.end) if one is not None]
-        for one in named:
-            if named.count(one) > 1:
-                raise ValueError(f"column '{one}' has two roles")
+        columns = (self.event, self.time, self.entry, self.start, self.end)
+        for column in columns:
+            if column is not None and columns.count(column) > 1:
+                raise ValueError(f"column '{column}' has two roles")
         return self
 
     @property
@@ -505,12 +505,10 @@ class Schema(_Part):
 
     @model_validator(mode="after")
     def _declared_values_are_read(self) -> "Schema":
-        words = {name: one.categories for name, one in self.features.items() if isinstance(one, Category)}
-        if isinstance(self.target, Label):
-            words[self.target.column] = self.target.classes
         for missing in (self.missing_values, *map(self.missing_values_of, self.formats or ())):
-            for name, declared in words.items():
-                check_not_missing(name, (*declared, *self.spellings.get(name, ())), missing)
+            for name, column in self._categorical.items():
+                declared = column.categories if isinstance(column, Category) else column.classes
+                check_not_missing(name, (*declared, *(column.also or ())), missing)
         return self
 
     def format_of(self, file: Path | str) -> Format:
@@ -525,11 +523,11 @@ class Schema(_Part):
         written = self.format_of(file)
         if isinstance(written, FileFormat) and written.missing_values is not None:
             return written.missing_values
-        given, own = self.format.decimal, written.decimal
-        if own == given:
+        mark, own = self.format.decimal, written.decimal
+        if own == mark:
             return self.missing_values
-        numbers = [one for one in self.missing_values if number_of(one.replace(given, ".")) is not None]
-        return (*self.missing_values, *(one.replace(given, own) for one in numbers if given in one))
+        numbers = [text for text in self.missing_values if number_of(text.replace(mark, ".")) is not None]
+        return (*self.missing_values, *(text.replace(mark, own) for text in numbers if mark in text))
 
     def with_file_format(self, file: Path | str, file_format: FileFormat | None) -> "Schema":
         """Return the schema with a file's own format; None: the schema unchanged.
@@ -560,10 +558,9 @@ class Schema(_Part):
     def amounts(self) -> dict[str, Amount]:
         """Declarations of the numbers to predict, by column."""
         target = self.target
-        several = (
-            target.amounts if isinstance(target, Amounts) else (target,) if isinstance(target, Amount) else ()
-        )
-        return {one.column: one for one in several}
+        if isinstance(target, Amount):
+            return {target.column: target}
+        return {amount.column: amount for amount in target.amounts} if isinstance(target, Amounts) else {}
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -583,9 +580,8 @@ class Schema(_Part):
 
     def read_columns(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the columns of the tables that these columns are read from, each once."""
-        computed = self.durations
-        found = ((computed[one].start, computed[one].end) if one in computed else (one,) for one in names)
-        return tuple(dict.fromkeys(column for several in found for column in several))
+        dates = {name: (duration.start, duration.end) for name, duration in self.durations.items()}
+        return tuple(dict.fromkeys(column for name in names for column in dates.get(name, (name,))))
 
     @property
     def may_lack(self) -> frozenset[str]:
@@ -595,10 +591,12 @@ class Schema(_Part):
     @property
     def spellings(self) -> dict[str, dict[str, str]]:
         """Alternative spellings by column, each mapped to its declared value."""
-        found = {name: one.also for name, one in self.features.items() if isinstance(one, Category)}
-        if isinstance(self.target, Label):
-            found[self.target.column] = self.target.also
-        return {name: also for name, also in found.items() if also}
+        return {name: column.also for name, column in self._categorical.items() if column.also}
+
+    @property
+    def _categorical(self) -> dict[str, Category | Label]:
+        features = {name: feature for name, feature in self.features.items() if isinstance(feature, Category)}
+        return features | ({self.target.column: self.target} if isinstance(self.target, Label) else {})
 
     @property
     def target_range(self) -> tuple[float, float] | None:
@@ -657,28 +655,28 @@ def _expanded(document: Mapping[str, Any]) -> dict[str, Any]:
         roles += several if isinstance(several, list | tuple) else []
     listed = document.get("listed_columns", ())
     # This runs before validation: the document may still have any type in any place.
-    free = [one for one in listed if one not in roles and one not in features] if _are_names(listed) else []
-    found: dict[str, Any] = {}
+    free = [name for name in listed if name not in (*roles, *features)] if _are_names(listed) else []
+    expanded: dict[str, Any] = {}
     owner: dict[str, str] = {}
     for name, declared in features.items():
         if "*" not in name:
-            found[name] = declared
+            expanded[name] = declared
             continue
         pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
-        matched = [one for one in free if pattern.fullmatch(one)]
+        matched = [column for column in free if pattern.fullmatch(column)]
         if not matched:
             raise ValueError(
                 f"features.{name}: no column of listed_columns is matched; list the tables' public header there"
             )
-        for one in matched:
-            if one in owner:
-                raise ValueError(f"features.{name}: column '{one}' is matched by '{owner[one]}' too")
-            owner[one], found[one] = name, declared
-    return found
+        for column in matched:
+            if column in owner:
+                raise ValueError(f"features.{name}: column '{column}' is matched by '{owner[column]}' too")
+            owner[column], expanded[column] = name, declared
+    return expanded
 
 
 def _are_names(listed: Any) -> bool:
-    return isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed)
+    return isinstance(listed, list | tuple) and all(isinstance(name, str) for name in listed)
 
 
 def read_schema(path: str | Path) -> Schema:

@@ -82,15 +82,15 @@ def holdout_by_user(
     Returns:
         (n,) True for a record that is held out.
     """
-    with GrowingColumn(folder) as held:
-        held.append(np.zeros(0, dtype=np.bool_))
-        for rows, _, place in Owners(user, silo).places():
+    with GrowingColumn(folder) as marks:
+        marks.append(np.zeros(0, dtype=np.bool_))
+        for rows, _, position in Owners(user, silo).places():
             words = _mixed(
-                _mixed(_mixed(np.uint64(seed)) ^ key[rows].astype(np.uint64)) ^ place.astype(np.uint64)
+                _mixed(_mixed(np.uint64(seed)) ^ key[rows].astype(np.uint64)) ^ position.astype(np.uint64)
             )
             # A uniform 64-bit word is below share * 2^64 with probability `share`.
-            held.append(words < np.uint64(share * 2.0**64))
-        return held.array()
+            marks.append(words < np.uint64(share * 2.0**64))
+        return marks.array()
 
 
 def fold_of_user(key: Int64[np.ndarray, "n"], folds: int, seed: int) -> Int64[np.ndarray, "n"]:
@@ -139,9 +139,9 @@ def stratified_holdout(
     remainder = exact - share + generator.random(len(classes)) * 1e-9
     share[np.argsort(-remainder)[: count - share.sum()]] += 1
     order = np.lexsort((generator.random(len(labels)), of_record))
-    place = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    position = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = np.zeros(len(labels), dtype=np.bool_)
-    chosen[order] = place < np.repeat(share, sizes)
+    chosen[order] = position < np.repeat(share, sizes)
     return chosen
 
 
@@ -203,7 +203,9 @@ def refuse_training_records(
     trained = list(_digests(features))
     first: dict[bytes, int] = {}
     several = {
-        row for row, who in zip(trained, user.tolist(), strict=True) if first.setdefault(row, who) != who
+        row
+        for row, person in zip(trained, user.tolist(), strict=True)
+        if first.setdefault(row, person) != person
     }
     # p, the share of training rows that another person has too; m p common rows are expected by chance, with a
     # binomial variance of m p (1 - p).

@@ -554,16 +554,16 @@ def _refuse_sparse(path: Path) -> None:
 def _extent(read: Callable[[int], bytes]) -> tuple[int, int]:
     """Return how many cells a sheet's XML names, and how many the rectangle has in which they lie."""
     cells = rows = width = 0
-    rest = b""
+    tail = b""
     while part := read(_PART):
-        text = rest + part
+        text = tail + part
         end = text.rfind(b">") + 1  # no tag is read in two halves
         for letters, digits in _CELL.findall(text, 0, end):
             cells += bool(letters)
             rows = max(rows, int(digits))
             # Letters number the columns in base 26: A is 1, Z is 26, AA is 27.
             width = max(width, reduce(lambda number, letter: 26 * number + letter - 64, letters, 0))
-        rest = text[end:][-_PART:]
+        tail = text[end:][-_PART:]
     return cells, rows * width
 
 
@@ -683,11 +683,11 @@ def _required_columns(
 def _refuse_lacking(path: object, present: list[str], columns: Sequence[str], lacking: Sequence[str]) -> None:
     if lacking:
         several, names = "s" * (len(lacking) > 1), "', '".join(map(sanitize, lacking))
-        there = describe_columns(present, columns, lacking[0] if len(lacking) == 1 else "")
+        available = describe_columns(present, columns, lacking[0] if len(lacking) == 1 else "")
         if any(REPLACED in name for name in present):
             where = sanitize(_where_to_declare(Path(str(path))))
-            there += f"; the header is written in another encoding; declare it {where}"
-        raise LackingColumnsError(f"{path} has no column{several} '{names}'; it has: {there}", lacking)
+            available += f"; the header is written in another encoding; declare it {where}"
+        raise LackingColumnsError(f"{path} has no column{several} '{names}'; it has: {available}", lacking)
 
 
 def _without_values(error: Exception) -> str:
@@ -695,5 +695,5 @@ def _without_values(error: Exception) -> str:
     message = str(error)
     if "Empty CSV file" in message:
         return "it is empty; one without records has its header"
-    known = next((match.group() for pattern in _REASONS if (match := pattern.search(message))), None)
-    return known or message.split(":")[0]
+    reason = next((match.group() for pattern in _REASONS if (match := pattern.search(message))), None)
+    return reason or message.split(":")[0]

@@ -74,7 +74,7 @@ def text_cells(column: pa.ChunkedArray, missing_values: pa.Array) -> tuple[pa.Ar
         cells = cells.cast(pa.int8())
     if pa.types.is_binary(cells.type) or pa.types.is_large_binary(cells.type):
         # One by one: a cast of the whole column is refused where a single cell has bytes that are no text.
-        decoded = [None if one is None else one.decode(errors="replace") for one in cells.to_pylist()]
+        decoded = [None if cell is None else cell.decode(errors="replace") for cell in cells.to_pylist()]
         cells = pa.array(decoded, pa.string())
     try:
         text = pc.utf8_trim_whitespace(cells.cast(pa.string()))
@@ -234,10 +234,10 @@ class TableReader:
 
         Only columns that were encoded or read as a target count: the mask is filled during reading.
         """
-        found = np.zeros(self.n_records, dtype=np.bool_)
+        mask = np.zeros(self.n_records, dtype=np.bool_)
         for column in columns:
-            found |= self._invalid.get(column, False)
-        return found
+            mask |= self._invalid.get(column, False)
+        return mask
 
     def number(self, column: str) -> Float32[np.ndarray, "n"]:
         """Return a numeric column without scaling.
@@ -268,23 +268,23 @@ class TableReader:
         elif not (_is_text(kind) or pa.types.is_integer(kind)):
             raise DataError(f"{self._path}, column '{column}': ids are text or whole numbers, not {kind}")
         ids = self.ids(column)
-        missing = np.array([one is None for one in ids], dtype=np.bool_)
+        missing = np.array([identity is None for identity in ids], dtype=np.bool_)
         self._refuse(missing, column, "the id is missing; every record needs one")
         # Two different undecodable ids may look equal after the replacement.
-        undecodable = np.array([REPLACED in (one or "") for one in ids], dtype=np.bool_)
+        undecodable = np.array([REPLACED in (identity or "") for identity in ids], dtype=np.bool_)
         self._refuse(undecodable, column, "the id has bytes that are no text")
-        return [str(one) for one in ids]
+        return [str(identity) for identity in ids]
 
     def ids(self, column: str) -> list[str | None]:
         """Return the cells of a user or silo column as ids, None for a cell without an id; no cell is refused."""
         cells, missing = self.text(column)
-        found = [
+        ids = [
             None if is_missing else self._without_fraction(cell)
             for cell, is_missing in zip(cells.to_pylist(), missing, strict=True)
         ]
         # Again, because a missing value may be declared without the fraction: -9 for a cell -9.0.
         missing_values = frozenset(self._missing_values.to_pylist())
-        return [None if one in missing_values else one for one in found]
+        return [None if identity in missing_values else identity for identity in ids]
 
     def targets(self, schema: Schema) -> Targets:
         """Return the targets: (n,) int64 labels, (n,) float32 numbers, or (n, k) float32.
@@ -299,7 +299,7 @@ class TableReader:
         if isinstance(target, Labels):
             labels = [self._zero_or_one(column, "label", "label") for column in target.columns]
             return np.stack(labels, axis=1).astype(np.float32)
-        numbers = [self._amount(one) for one in schema.amounts.values()]
+        numbers = [self._amount(amount) for amount in schema.amounts.values()]
         return np.stack(numbers, axis=1) if isinstance(target, Amounts) else numbers[0]
 
     def _survival(self, target: Survival) -> Float32[np.ndarray, "n k"]:
@@ -315,13 +315,13 @@ class TableReader:
         )
         if target.entry is None:
             return np.stack((event, time), axis=1).astype(np.float32)
-        found = np.stack((event, time, self._required(target.entry)), axis=1).astype(np.float32)
+        targets = np.stack((event, time, self._required(target.entry)), axis=1).astype(np.float32)
         self._mark_invalid(
-            found[:, 2] < 0, target.entry, before if dated else "the entry must not be negative"
+            targets[:, 2] < 0, target.entry, before if dated else "the entry must not be negative"
         )
         late = f"the entry must be before the {'end' if dated else 'time'} ('{target.end or target.time}')"
-        self._mark_invalid(found[:, 2] >= found[:, 1], target.entry, late)
-        return found
+        self._mark_invalid(targets[:, 2] >= targets[:, 1], target.entry, late)
+        return targets
 
     def _amount(self, target: Amount) -> Float32[np.ndarray, "n"]:
         """Return a numeric target, clipped to its bounds if declared; invalid are fractions of a count, and, with
@@ -360,33 +360,33 @@ class TableReader:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _one_hot(self, column: str, feature: Category) -> Float32[np.ndarray, "n width"]:
-        place, missing = self.places(column, feature.categories)
+        index, missing = self.places(column, feature.categories)
         if feature.missing == "error":
             self._mark_invalid(
                 missing, column, "the value is missing; declare `missing` in the schema if that may be"
             )
         if feature.unknown == "error":
             self._mark_invalid(
-                (place < 0) & ~missing, column, "the value is not among the declared categories"
+                (index < 0) & ~missing, column, "the value is not among the declared categories"
             )
-        encoded = place[:, None] == np.arange(len(feature.categories))
+        encoded = index[:, None] == np.arange(len(feature.categories))
         columns = (encoded, missing) if feature.missing == "indicator" else (encoded,)
         return np.column_stack(columns).astype(np.float32)
 
     def _classes(self, target: Label) -> Int64[np.ndarray, "n"]:
-        place, missing = self.places(target.column, target.classes)
+        index, missing = self.places(target.column, target.classes)
         self._mark_invalid(missing, target.column, "the label is missing")
-        self._mark_invalid(place < 0, target.column, "the label is not among the declared classes")
-        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
-        return found
+        self._mark_invalid(index < 0, target.column, "the label is not among the declared classes")
+        labels: Int64[np.ndarray, "n"] = np.maximum(index, 0)
+        return labels
 
     def _zero_or_one(self, column: str, target_name: str, value_name: str) -> Int64[np.ndarray, "n"]:
         """Return a column of 0 and 1; errors call a missing cell ``target_name`` and a wrong one ``value_name``."""
-        place, missing = self.places(column, EVENTS)
+        index, missing = self.places(column, EVENTS)
         self._mark_invalid(missing, column, f"the {target_name} is missing")
-        self._mark_invalid((place < 0) & ~missing, column, f"the {value_name} must be 0 or 1")
-        found: Int64[np.ndarray, "n"] = np.maximum(place, 0)
-        return found
+        self._mark_invalid((index < 0) & ~missing, column, f"the {value_name} must be 0 or 1")
+        values: Int64[np.ndarray, "n"] = np.maximum(index, 0)
+        return values
 
     def _required(self, column: str) -> Float64[np.ndarray, "n"]:
         values, missing = self._numbers(column)
@@ -408,20 +408,20 @@ class TableReader:
         index_of = {value: index for index, value in enumerate(declared)}
         spellings = self._spellings.get(column, {})
         index_of |= {spelling: index_of[value] for spelling, value in spellings.items()}
-        place = pa.array(list(index_of.values()), pa.int32()).take(
+        index = pa.array(list(index_of.values()), pa.int32()).take(
             pc.index_in(cells, pa.array(list(index_of), pa.string()))
         )
-        rest = pc.and_(pc.is_null(place), pa.array(~missing))
-        if pc.any(rest).as_py():
-            other = pc.unique(cells.filter(rest))  # parse each distinct text once
-            by_value, is_missing = self._by_value(other.to_pylist(), index_of)
-            at = pc.index_in(cells, other)
-            place = pc.coalesce(place, by_value.take(at))
+        unmatched = pc.and_(pc.is_null(index), pa.array(~missing))
+        if pc.any(unmatched).as_py():
+            texts = pc.unique(cells.filter(unmatched))  # parse each distinct text once
+            by_value, is_missing = self._by_value(texts.to_pylist(), index_of)
+            at = pc.index_in(cells, texts)
+            index = pc.coalesce(index, by_value.take(at))
             missing = missing | np.asarray(
-                pc.fill_null(pc.and_(rest, is_missing.take(at)), False), dtype=np.bool_
+                pc.fill_null(pc.and_(unmatched, is_missing.take(at)), False), dtype=np.bool_
             )
-        found = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
-        return np.where(missing, -1, found).astype(np.int64), missing
+        indices = pc.fill_null(index, -1).to_numpy(zero_copy_only=False)
+        return np.where(missing, -1, indices).astype(np.int64), missing
 
     def _by_value(self, cells: Sequence[str], declared: Mapping[str, int]) -> tuple[pa.Array, pa.Array]:
         """Return the index of every text by its value (null if none), and whether it is a missing value.
@@ -430,7 +430,7 @@ class TableReader:
         missing.
         """
         values = DeclaredValues(declared, self._marks)
-        missing = {whole_number(one, self._marks) for one in self._missing_values.to_pylist()} - {None}
+        missing = {whole_number(text, self._marks) for text in self._missing_values.to_pylist()} - {None}
         matches = [(values.place(cell), whole_number(cell, self._marks) in missing) for cell in cells]
         indices = [None if is_missing else index for index, is_missing in matches]
         only_missing = [is_missing and index is None for index, is_missing in matches]
@@ -481,13 +481,13 @@ class TableReader:
             text, missing = self.text(column)
             coded = text.dictionary_encode()
             # A program that reads the column as floats writes 20200131 as 20200131.0.
-            plain = [self._without_fraction(one) for one in coded.dictionary.to_pylist()]
-            found = [day_of(one, date_format) for one in coded.dictionary.to_pylist()]
-            found = [
-                day_of(one, date_format) if day is None else day
-                for one, day in zip(plain, found, strict=True)
+            plain = [self._without_fraction(cell) for cell in coded.dictionary.to_pylist()]
+            parsed = [day_of(cell, date_format) for cell in coded.dictionary.to_pylist()]
+            parsed = [
+                day_of(cell, date_format) if day is None else day
+                for cell, day in zip(plain, parsed, strict=True)
             ]
-            days = pa.array(found, pa.int32()).take(coded.indices)
+            days = pa.array(parsed, pa.int32()).take(coded.indices)
             is_missing = pc.is_in(pa.array(plain, pa.string()), self._missing_values).take(coded.indices)
             missing = missing | np.asarray(pc.fill_null(is_missing, False), dtype=np.bool_)
             if cells.type == EXCEL_CELL:
@@ -498,8 +498,8 @@ class TableReader:
     def _missing_days(self, date_format: str) -> pa.Array:
         """Return the declared missing values that are dates, as days; in this format or else in ISO 8601."""
         values = self._missing_values.to_pylist()
-        days = [day_of(one, date_format) for one in values], [day_of(one, ISO_DATE) for one in values]
-        return pc.drop_null(pc.coalesce(*(pa.array(one, pa.int32()) for one in days)))
+        days = [day_of(value, date_format) for value in values], [day_of(value, ISO_DATE) for value in values]
+        return pc.drop_null(pc.coalesce(*(pa.array(column, pa.int32()) for column in days)))
 
     def _parsed(self, column: str, cells: pa.Array, missing: Bool[np.ndarray, "n"]) -> pa.Array:
         """Convert text cells to numbers; a cell that is neither missing nor a number is invalid."""

@@ -113,13 +113,13 @@ def tables(
     schema_file = as_path(schema, "tables: schema").absolute()
     content = read_content(schema_file, DataError)
     parsed = parse_schema(content, schema_file)
-    given = files.items() if isinstance(files, Mapping) else [(None, one) for one in files]
-    found = [_read_source(one, "tables: files", name, parsed) for name, one in given]
+    named_files = files.items() if isinstance(files, Mapping) else [(None, file) for file in files]
+    table_files = [_read_source(file, "tables: files", name, parsed) for name, file in named_files]
     test = None if test is None else _read_source(test, "tables: test", "test", parsed)
     source = TableSource(
         schema_file=schema_file,
         schema=content,
-        files=tuple(found),
+        files=tuple(table_files),
         test_file=test,
         test_share=test_share,
         seed=seed,
@@ -197,14 +197,14 @@ def read_tables(
         schema. Whether a record is held out, and the seed of its user's batches, depend only on that user's id and
         records. The removal of a user's records is never refused, even if the tables are then a header alone.
     """
-    files = [_as_table(one, "read_tables: files") for one in files]
+    files = [_as_table(file, "read_tables: files") for file in files]
     test = None if test is None else _as_table(test, "read_tables: test")
     check_files(schema, files)
     _check_formats(schema, [*files, *([] if test is None else [test])])
     check_share("tables", test_share, test)
     folder = column_folder()
-    found = _read_rows(schema, files, folder)
-    users, user = found.users, found.user
+    table = _read_rows(schema, files, folder)
+    users, user = table.users, table.user
     key = take_values(keys_of(users), user, folder)
     if len(users) > schema.n_users:
         raise DataError(
@@ -214,16 +214,16 @@ def read_tables(
     silo_names, numbers = silo_numbers(
         schema,
         files,
-        found.silos,
-        lambda name: int(found.rows[np.argmax(found.silo == found.silos.index(name))]),
+        table.silos,
+        lambda name: int(table.rows[np.argmax(table.silo == table.silos.index(name))]),
     )
-    silo = take_values(numbers, found.silo, folder)
+    silo = take_values(numbers, table.silo, folder)
     notes = [
         "Features are scaled and encoded by the schema's bounds and categories: nothing else is fitted on records.",
         AS_TEXT,
         invalid_cells_notice(schema.bins_invalid),
     ]
-    records = Records(features=found.features, targets=found.targets, silo=silo, user=user, key=key)
+    records = Records(features=table.features, targets=table.targets, silo=silo, user=user, key=key)
     if test is not None:
         (test_features, test_targets), test_rows = read_test(schema, test), None
         check_public(files, test)  # first, because its error names the file that was given twice
@@ -233,8 +233,8 @@ def read_tables(
         declared = f"The test table is the declared file {test.name}; no guarantee covers its records."
         notes += [declared, OF_PUBLIC_TESTS]
     else:
-        # `found.rows` counts all records of all files, also those that were left out for an invalid target.
-        records, test_features, test_targets, test_rows = hold_out(records, found.rows, test_share, seed)
+        # `table.rows` counts all records of all files, also those that were left out for an invalid target.
+        records, test_features, test_targets, test_rows = hold_out(records, table.rows, test_share, seed)
         notes.append(
             f"A share of {test_share} of the records, drawn at random, is held out for testing: a user may have "
             "records on both sides."
@@ -281,18 +281,18 @@ def read_own(
         DataError: as :func:`read_tables`; a user has no number, or a record belongs to another silo. The error names
             the record.
     """
-    found = _read_rows(schema, [path], column_folder())
+    table = _read_rows(schema, [path], column_folder())
     if schema.silo is not None:
-        check_own(schema, path, found.rows, found.silos, found.silo, name)
-    folder = folder_beside(found.features)
+        check_own(schema, path, table.rows, table.silos, table.silo, name)
+    folder = folder_beside(table.features)
     records = Records(
-        features=found.features,
-        targets=found.targets,
-        silo=take_values(np.full(len(found.silos), silo, dtype=np.int32), found.silo, folder),
-        user=own_numbers(schema, path, found.rows, found.users, found.user, users),
-        key=take_values(keys_of(found.users), found.user, folder),
+        features=table.features,
+        targets=table.targets,
+        silo=take_values(np.full(len(table.silos), silo, dtype=np.int32), table.silo, folder),
+        user=own_numbers(schema, path, table.rows, table.users, table.user, users),
+        key=take_values(keys_of(table.users), table.user, folder),
     )
-    return records, found.rows
+    return records, table.rows
 
 
 def hold_out(
@@ -312,13 +312,15 @@ def hold_out(
     assert records.key is not None, "tables name their users"
     folder = folder_beside(records.features)
     marked = held_out(records.user, records.silo, records.key, share, seed, folder)
-    kept = take_values(np.array([True, False]), marked.view(np.int8), folder)  # not marked, some at a time
+    unmarked = take_values(
+        np.array([True, False]), marked.view(np.int8), folder
+    )  # not marked, some at a time
     train = Records(
-        features=select_records(records.features, kept, folder),
-        targets=select_records(records.targets, kept, folder),
-        silo=select_records(records.silo, kept, folder),
-        user=select_records(records.user, kept, folder),
-        key=select_records(records.key, kept, folder),
+        features=select_records(records.features, unmarked, folder),
+        targets=select_records(records.targets, unmarked, folder),
+        silo=select_records(records.silo, unmarked, folder),
+        user=select_records(records.user, unmarked, folder),
+        key=select_records(records.key, unmarked, folder),
     )
     features, targets, chosen = (
         select_records(column, marked, folder) for column in (records.features, records.targets, rows)
@@ -406,23 +408,25 @@ def own_numbers(
         DataError: ``users`` repeats an id or has more than |U| entries, or a user has no number. The error names the
             record.
     """
-    known = range(schema.n_users) if users is None else users
-    number = {without_fraction(str(who), schema.format.marks): place for place, who in enumerate(known)}
-    if len(number) != len(known) or len(number) > schema.n_users:
+    listed = range(schema.n_users) if users is None else users
+    number = {
+        without_fraction(str(user_id), schema.format.marks): index for index, user_id in enumerate(listed)
+    }
+    if len(number) != len(listed) or len(number) > schema.n_users:
         raise DataError(
-            f"{len(known)} users are listed, {len(number)} of them different; the schema has {schema.n_users}, "
+            f"{len(listed)} users are listed, {len(number)} of them different; the schema has {schema.n_users}, "
             "and each is listed once"
         )
-    place = np.array([number.get(who, -1) for who in ids], dtype=np.int32)
-    found = take_values(place, user, folder_beside(user))
+    numbers = np.array([number.get(user_id, -1) for user_id in ids], dtype=np.int32)
+    user_numbers = take_values(numbers, user, folder_beside(user))
     problem = (
         f"the user is no whole number below {schema.n_users}, and the schema names no list of users' ids (users)"
         if users is None
         else "the user is not listed"
     )
-    if (place < 0).any():
-        _refuse_first(path, schema.user, rows[found < 0], problem)
-    return found
+    if (numbers < 0).any():
+        _refuse_first(path, schema.user, rows[user_numbers < 0], problem)
+    return user_numbers
 
 
 def read_test(schema: Schema, path: TableFile) -> tuple[Float32[np.ndarray, "n d"], Targets]:
@@ -431,10 +435,10 @@ def read_test(schema: Schema, path: TableFile) -> tuple[Float32[np.ndarray, "n d
     Raises:
         DataError: as :func:`read_tables`.
     """
-    found = _read_rows(schema, [path], None, tested=True)
-    if not len(found.features):
+    table = _read_rows(schema, [path], None, tested=True)
+    if not len(table.features):
         raise DataError(f"{path} has no record; a test table needs at least one")
-    return found.features, found.targets
+    return table.features, table.targets
 
 
 def read_features_by_schema(schema: Schema, path: Path) -> Float32[np.ndarray, "n width"]:
@@ -566,12 +570,12 @@ def _read_rows(
                 encoded = [reader.encode(column, feature) for column, feature in schema.features.items()]
                 user = [""] * n if tested else reader.identities(schema.user)
                 silo = [path.stem] * n if tested or schema.silo is None else reader.identities(schema.silo)
-                found = reader.targets(schema)
+                values = reader.targets(schema)
                 # After `targets`, which marks the invalid cells. Without bins no cell is invalid here: it has raised
                 # an error.
                 valid = np.flatnonzero(~reader.invalid(*schema.target_columns))
                 features.append(np.concatenate(encoded, axis=1)[valid])
-                targets.append(found[valid])
+                targets.append(values[valid])
                 users.add(user[row] for row in valid)
                 silos.add(silo[row] for row in valid)
                 rows.append(records + valid)
@@ -601,14 +605,14 @@ def silo_numbers(
     Raises:
         DataError: the schema lists a silo twice, or does not list a silo that occurs. The error repeats no cell.
     """
-    known = sorted({path.stem for path in files} if schema.silo is None else set(names))
-    silos = tuple(known) if schema.silos is None else schema.silos
+    present = sorted({path.stem for path in files} if schema.silo is None else set(names))
+    silos = tuple(present) if schema.silos is None else schema.silos
     # Ids in the silo column are read without a fraction of zeros, so declared names lose it as well.
     plain = silos if schema.silo is None else [without_fraction(silo, schema.format.marks) for silo in silos]
-    number = {silo: place for place, silo in enumerate(plain)}
+    number = {silo: index for index, silo in enumerate(plain)}
     if len(number) < len(silos):
         raise DataError("silos: the schema lists a silo twice")
-    for silo in known:
+    for silo in present:
         if silo not in number:
             # A name of a file is no secret; a cell of the column may be one, where the columns are not as declared.
             where = (

@@ -243,17 +243,17 @@ def single_feature_auc(values: Float64[np.ndarray, "n"], positive: Int64[np.ndar
     >>> single_feature_auc(np.arange(20.0), np.repeat([1, 0], 10))
     1.0
     """
-    there = ~np.isnan(values)
-    values, positive = values[there], positive[there]
+    present = ~np.isnan(values)
+    values, positive = values[present], positive[present]
     n_positive = int(positive.sum())
     n_negative = len(positive) - n_positive
     if min(n_positive, n_negative) < FEWEST:
         return float("nan")
     # AUC = (R - p (p + 1) / 2) / (p q): the Mann-Whitney statistic, with R the rank sum of the p positive records
     # among p + q; tied values share their mean rank.
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
     rank = np.cumsum(count) - (count - 1) / 2
-    area = (rank[place][positive == 1].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative)
+    area = (rank[index][positive == 1].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative)
     return float(max(area, 1 - area))
 
 
@@ -273,17 +273,17 @@ def leakage_reason(
     'one of its values is found with one class alone'
     """
     if category:
-        there = ~np.isnan(values)
-        place, positive = values[there].astype(np.int64), positive[there]
-        count, share = np.bincount(place), float(positive.mean()) if len(place) else 0.0
-        if np.count_nonzero(count) > len(place) / 10:
+        present = ~np.isnan(values)
+        index, positive = values[present].astype(np.int64), positive[present]
+        count, share = np.bincount(index), float(positive.mean()) if len(index) else 0.0
+        if np.count_nonzero(count) > len(index) / 10:
             return ""
         # Under independence, all `count` records of a category are positive with probability share^count, and all are
         # negative with probability (1 - share)^count.
-        high = np.bincount(place, weights=positive)
+        high = np.bincount(index, weights=positive)
         chance = np.where(high == count, share**count, np.where(high == 0, (1 - share) ** count, 1.0))
         values = (high / np.maximum(count, 1))[
-            place
+            index
         ]  # order categories by their share of positive records, so that the AUC applies
     if single_feature_auc(values, positive) >= SUSPICIOUS:
         return "it alone tells what is predicted almost always"
@@ -297,8 +297,8 @@ def is_linear_copy(values: Float64[np.ndarray, "n"], target: Float64[np.ndarray,
     >>> is_linear_copy(np.arange(10.0), 3 - 2 * np.arange(10.0)), is_linear_copy(np.arange(10.0), np.arange(10.0) ** 2)
     (True, False)
     """
-    there = ~(np.isnan(values) | np.isnan(target))
-    first, second = values[there], target[there]
+    present = ~(np.isnan(values) | np.isnan(target))
+    first, second = values[present], target[present]
     if len(first) < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
         return False
     # |correlation| = 1 if and only if the points lie on one line that is not parallel to an axis.
@@ -315,8 +315,8 @@ def determines_class(values: Float64[np.ndarray, "n"], classes: Int64[np.ndarray
     >>> determines_class(7.0 - classes, classes), determines_class(np.arange(60) % 4.0, classes)
     (True, False)
     """
-    there = ~np.isnan(values)
-    values, classes = values[there], classes[there]
+    present = ~np.isnan(values)
+    values, classes = values[present], classes[present]
     distinct = len(np.unique(values))
     if not 1 < distinct <= len(values) / 10 or np.unique(classes, return_counts=True)[1].min() < FEWEST:
         return False

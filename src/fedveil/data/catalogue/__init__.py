@@ -49,8 +49,13 @@ def catalogue(folder: Path | None = None) -> tuple[CatalogueEntry, ...]:
     source, entries = store(folder), []
     for member in members("data_sets"):
         try:
-            one = member.load()
-            title, records, terms, files = one.title, one.records, one.terms, one.files(source)
+            dataset = member.load()
+            title, records, terms, files = (
+                dataset.title,
+                dataset.records,
+                dataset.terms,
+                dataset.files(source),
+            )
         except ConfigError as error:
             title, records, terms, files = str(error), "", "", ()
         entries.append(
@@ -74,8 +79,8 @@ def data_set(name: str) -> DataSet:
     Raises:
         ConfigError: the name is unknown, or the data set cannot be imported.
     """
-    found: DataSet = find("data_sets", name).load()
-    return found
+    dataset: DataSet = find("data_sets", name).load()
+    return dataset
 
 
 def digests(name: str, folder: Path | None = None) -> dict[str, str]:
@@ -83,7 +88,7 @@ def digests(name: str, folder: Path | None = None) -> dict[str, str]:
 
     The digests are public; :func:`load` compares every file with its digest.
     """
-    return {one.path: ":".join(one.digest) for one in data_set(name).files(store(folder))}
+    return {file.path: ":".join(file.digest) for file in data_set(name).files(store(folder))}
 
 
 def load(
@@ -116,9 +121,9 @@ def load(
     >>> load("digits", allocation=Allocation(law="zipf"), n_users=100).n_silos
     5
     """
-    found, source = data_set(name), store(folder)
+    dataset, source = data_set(name), store(folder)
     request = Request(allocation=allocation, n_users=n_users, n_silos=n_silos, seed=seed)
-    return found.build(request, source, found.files(source))
+    return dataset.build(request, source, dataset.files(source))
 
 
 def __dir__() -> list[str]:

@@ -52,7 +52,7 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     train = np.sort(np.concatenate((pool_frauds, pool_genuine[:KEPT_GENUINE])))
     test = np.sort(np.concatenate((test_frauds, test_genuine)))
     user, silo, silo_names = request.allocate(fraud[train])
-    kept = ~local_tests(silo, fraud[train], request.randomness.numpy("creditcard", "local test"))
+    in_training = ~local_tests(silo, fraud[train], request.randomness.numpy("creditcard", "local test"))
     # The genuine test rows of a subset together weigh as much as the TEST_GENUINE rows of the full table.
     weights = np.where(fraud[test] == 0, TEST_GENUINE / n_test_genuine, 1.0).astype(np.float32)
     notes = [
@@ -70,7 +70,10 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     return Population(
         name="creditcard (subset)" if subset else "creditcard",
         train=Records(
-            features=scaled[train[kept]], targets=fraud[train[kept]], silo=silo[kept], user=user[kept]
+            features=scaled[train[in_training]],
+            targets=fraud[train[in_training]],
+            silo=silo[in_training],
+            user=user[in_training],
         ),
         test_features=scaled[test],
         test_targets=fraud[test],

@@ -74,10 +74,10 @@ class Store:
                 )
             fetch(file, path)
         algorithm, expected = file.digest
-        found = digest_of(path, algorithm)
-        if found != expected:
+        actual = digest_of(path, algorithm)
+        if actual != expected:
             raise DataError(
-                f"{path} is not the file it should be: its {algorithm} is {found}, expected {expected}; delete "
+                f"{path} is not the file it should be: its {algorithm} is {actual}, expected {expected}; delete "
                 "it and fetch it again"
             )
         return path
@@ -115,11 +115,11 @@ def fetch(file: DataFile, target: Path) -> None:
         )
     import pooch
 
-    failures, known = [], ":".join(file.digest)
+    failures, digest = [], ":".join(file.digest)
     for url in file.urls:
         downloader = pooch.HTTPDownloader(timeout=60, chunk_size=_BLOCK)
         try:
-            pooch.retrieve(url, known, fname=target.name, path=target.parent, downloader=downloader)
+            pooch.retrieve(url, digest, fname=target.name, path=target.parent, downloader=downloader)
         except (OSError, ValueError) as error:
             failures.append(f"{url}: {error}")
         else:

@@ -52,11 +52,14 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     test = stratified_holdout(labels, TEST_RECORDS, randomness.numpy("mnist", "test"))
     rows = np.flatnonzero(~test)
     user, silo, silo_names = request.allocate(labels[rows])
-    kept = ~local_tests(silo, labels[rows], randomness.numpy("mnist", "local test"))
+    in_training = ~local_tests(silo, labels[rows], randomness.numpy("mnist", "local test"))
     return Population(
         name="mnist",
         train=Records(
-            features=images[rows[kept]], targets=labels[rows[kept]], silo=silo[kept], user=user[kept]
+            features=images[rows[in_training]],
+            targets=labels[rows[in_training]],
+            silo=silo[in_training],
+            user=user[in_training],
         ),
         test_features=images[test],
         test_targets=labels[test],

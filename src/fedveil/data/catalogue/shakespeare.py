@@ -84,10 +84,10 @@ def roles_of(text: str) -> dict[str, str]:
     spoken: dict[str, list[str]] = {}
     for play in plays:
         if len(play.roles) > 1:
-            for role, said in play.roles.items():
-                if len(said) > 2:
-                    spoken.setdefault(f"{play.title}: {role}", []).extend(said)
-    return {name: re.sub("  +", " ", " ".join(said) + " ") for name, said in spoken.items()}
+            for role, speech in play.roles.items():
+                if len(speech) > 2:
+                    spoken.setdefault(f"{play.title}: {role}", []).extend(speech)
+    return {name: re.sub("  +", " ", " ".join(speech) + " ") for name, speech in spoken.items()}
 
 
 def encode(text: str) -> UInt8[np.ndarray, " n"]:
@@ -101,9 +101,9 @@ def _build(request: Request, source: Store, files: tuple[DataFile, ...]) -> Popu
     if request.allocation.law != "clients":
         raise ConfigError('shakespeare comes by role: give data.allocation.law = "clients"')
     text = source.path(files[0]).read_text(encoding="utf-8-sig")
-    codes = {name: encode(said) for name, said in roles_of(text).items()}
+    codes = {name: encode(speech) for name, speech in roles_of(text).items()}
     eligible = [
-        name for name, said in codes.items() if int(0.7 * (len(said) - WINDOW)) >= LEAST_TRAINING_SAMPLES
+        name for name, speech in codes.items() if int(0.7 * (len(speech) - WINDOW)) >= LEAST_TRAINING_SAMPLES
     ]
     if request.n_users > len(eligible):
         raise ConfigError(
