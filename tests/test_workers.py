@@ -4,7 +4,10 @@ Records arrive with the same values, and without a copy of them in the process t
 """
 
 import os
+import subprocess
+import sys
 import threading
+import time
 import tracemalloc
 from multiprocessing import Pipe, active_children
 from pathlib import Path
@@ -73,3 +76,35 @@ def test_more_processes_than_a_machine_can_run_are_refused_before_one_starts(tmp
         run(prepare(parse(document, "test")), tmp_path, NullObserver())
     assert not active_children()
     assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+_STARTS_A_WORKER = """
+import os, time
+from fedveil.run.executors import local_workers
+if __name__ == "__main__":
+    with local_workers(1) as workers:
+        print(workers.executor.submit(os.getpid).result(), flush=True)
+        workers.executor.submit(time.sleep, 600).result()
+"""
+
+
+def runs(process: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_worker_ends_with_the_command_that_started_it_also_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """Otherwise it trains on, and charges, while the same command resumes the sweep."""
+    (tmp_path / "starts.py").write_text(_STARTS_A_WORKER)
+    command = [sys.executable, str(tmp_path / "starts.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        worker = int(starter.stdout.readline())
+        assert runs(worker)
+        starter.kill()
+    end = time.monotonic() + 30
+    while runs(worker):
+        assert time.monotonic() < end, "the worker outlives its command"
+        time.sleep(0.05)

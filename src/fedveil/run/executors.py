@@ -36,6 +36,7 @@ import torch
 
 from fedveil import __version__
 from fedveil.errors import ConfigError, FedveilError, HostError, ModelError, RunFolderError
+from fedveil.protocols.partial_encryption.protocol_spec import end_with_parent
 from fedveil.registry import describe_names, find, members
 from fedveil.run.config.experiment import Device
 from fedveil.training.dpsgd import DpSgdTrainer
@@ -98,10 +99,11 @@ def local_workers(processes: int) -> Iterator[Workers]:
 
 
 def _begin_worker() -> None:
-    """Prepare a worker process: one thread, and the default handling of Ctrl-C, which ends the process.
+    """Prepare a worker process: one thread, its parent's end as its own, and the default handling of Ctrl-C.
 
-    Without it a worker would turn Ctrl-C into an exception and then begin the next task of the pool.
+    Without the last a worker would turn Ctrl-C into an exception and then begin the next task of the pool.
     """
+    end_with_parent()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -61,12 +61,12 @@ def worker_pool(processes: int, owner: object) -> Executor | None:
     if count == 1:
         return None
     spawned = multiprocessing.get_context("spawn")
-    workers = ProcessPoolExecutor(count, mp_context=spawned, initializer=_end_with_parent)
+    workers = ProcessPoolExecutor(count, mp_context=spawned, initializer=end_with_parent)
     weakref.finalize(owner, workers.shutdown)
     return workers
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when its parent process ends; otherwise the worker would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
