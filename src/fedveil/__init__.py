@@ -168,11 +168,11 @@ def __getattr__(name: str) -> _typing.Any:
         raise AttributeError(
             f"module 'fedveil' has no attribute '{name}'; public names: {', '.join(__all__)}"
         )
-    place, _, attribute = _PLACES.get(name, "fedveil.api.methods").partition(":")
-    module = _import_module(place)
-    found = module if place == f"fedveil.{name}" else getattr(module, attribute or name)
-    globals()[name] = found
-    return found
+    path, _, attribute = _PLACES.get(name, "fedveil.api.methods").partition(":")
+    module = _import_module(path)
+    value = module if path == f"fedveil.{name}" else getattr(module, attribute or name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

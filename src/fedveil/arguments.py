@@ -76,15 +76,15 @@ def _explained_init(kind: type, name: str, hint: str) -> Callable[..., None]:
 
     @wraps(begin)
     def check_and_initialize(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        place = f"fedveil.{name}" if type(self) is kind else type(self).__name__
-        _check(place, hint, signature, args, kwargs)
+        label = f"fedveil.{name}" if type(self) is kind else type(self).__name__
+        _check(label, hint, signature, args, kwargs)
         begin(self, *args, **kwargs)
 
     return check_and_initialize
 
 
 def _check(
-    place: str, hint: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    label: str, hint: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Check that a call fits a signature.
 
@@ -94,38 +94,48 @@ def _check(
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
-        raise ConfigError(f"{place}: {_explain(signature, args, kwargs)}{hint and f'; {hint}'}") from None
+        raise ConfigError(f"{label}: {_explain(signature, args, kwargs)}{hint and f'; {hint}'}") from None
 
 
 def _explain(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return what is wrong with a call that does not fit a signature."""
-    known = {name: one for name, one in signature.parameters.items() if one.kind not in _OPEN}
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    places = [name for name, one in known.items() if one.kind is not one.KEYWORD_ONLY]
-    by_name = {name for name, one in known.items() if one.kind is not one.POSITIONAL_ONLY}
+    parameters = {
+        name: parameter for name, parameter in signature.parameters.items() if parameter.kind not in _OPEN
+    }
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    positional = [
+        name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY
+    ]
+    by_name = {
+        name for name, parameter in parameters.items() if parameter.kind is not parameter.POSITIONAL_ONLY
+    }
     for name in () if open_ended else kwargs:
         if name not in by_name:
-            return f"no argument '{name}'; there are: {', '.join(known) or 'none'}{did_you_mean(name, known)}"
-    if len(args) > len(places):
-        if len(places) == len(known) and not open_ended:
-            return f"{len(args)} arguments are too many; there are: {', '.join(known) or 'none'}"
-        after = f" after {', '.join(places)}" if places else ""
-        example = [f", such as {name}=..." for name in known if name not in places]
+            return f"no argument '{name}'; there are: {', '.join(parameters) or 'none'}{did_you_mean(name, parameters)}"
+    if len(args) > len(positional):
+        if len(positional) == len(parameters) and not open_ended:
+            return f"{len(args)} arguments are too many; there are: {', '.join(parameters) or 'none'}"
+        after = f" after {', '.join(positional)}" if positional else ""
+        example = [f", such as {name}=..." for name in parameters if name not in positional]
         return f"give arguments by name{after}{''.join(example[-1:])}"
-    for name in places[: len(args)]:
+    for name in positional[: len(args)]:
         if name in kwargs:
             return f"{name}: given twice, by place and by name"
-    given = {*places[: len(args)], *(by_name & kwargs.keys())}
-    missing = [name for name, one in known.items() if one.default is one.empty and name not in given]
+    passed = {*positional[: len(args)], *(by_name & kwargs.keys())}
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in passed
+    ]
     slips = "".join(
-        f"; '{name}' is no argument{near}" for name in kwargs if (near := _near(name, known, missing))
+        f"; '{name}' is no argument{near}" for name in kwargs if (near := _near(name, parameters, missing))
     )
-    return f"{', '.join(missing)}: needed; the arguments are: {', '.join(known)}{slips}"
+    return f"{', '.join(missing)}: needed; the arguments are: {', '.join(parameters)}{slips}"
 
 
-def _near(name: str, known: Iterable[str], missing: Iterable[str]) -> str:
+def _near(name: str, names: Iterable[str], missing: Iterable[str]) -> str:
     """Return which missing argument a name may have meant; "" for the name of an argument, or one like no other."""
-    return "" if name in known else did_you_mean(name, missing)
+    return "" if name in names else did_you_mean(name, missing)
 
 
 # --- arguments of a type ----------------------------------------------------------------------------------------------

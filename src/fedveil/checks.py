@@ -44,18 +44,18 @@ class Verification:
     def __str__(self) -> str:
         """Return one line per check, failures first."""
         order = ("fails", "holds", "unchecked")
-        found = sorted(self.checks, key=lambda one: order.index(one.outcome))
-        return "\n".join(f"{one.outcome:9} {one.name}: {one.detail}" for one in found)
+        ordered = sorted(self.checks, key=lambda check: order.index(check.outcome))
+        return "\n".join(f"{check.outcome:9} {check.name}: {check.detail}" for check in ordered)
 
     def __repr__(self) -> str:
-        counted = Counter(one.outcome for one in self.checks)
-        found = ", ".join(f"{counted[outcome]} {outcome}" for outcome in ("holds", "fails", "unchecked"))
-        return f"Verification(path='{self.path}', holds={self.holds}, checks: {found})"
+        counted = Counter(check.outcome for check in self.checks)
+        counts = ", ".join(f"{counted[outcome]} {outcome}" for outcome in ("holds", "fails", "unchecked"))
+        return f"Verification(path='{self.path}', holds={self.holds}, checks: {counts})"
 
     @property
     def holds(self) -> bool:
         """Return whether no check failed; unchecked items do not count."""
-        return all(one.outcome != "fails" for one in self.checks)
+        return all(check.outcome != "fails" for check in self.checks)
 
 
 class Unchecked(Exception):
@@ -74,7 +74,7 @@ def run_check(name: str, check: Callable[[], str]) -> Check:
 
 def not_checkable(limits: Mapping[str, str]) -> tuple[Check, ...]:
     """Return the facts that no check can show, as unchecked items by name."""
-    return tuple(Check(name=name, outcome="unchecked", detail=what) for name, what in limits.items())
+    return tuple(Check(name=name, outcome="unchecked", detail=limit) for name, limit in limits.items())
 
 
 def check_trusted(keys: Sequence[str]) -> None:
@@ -83,9 +83,9 @@ def check_trusted(keys: Sequence[str]) -> None:
     Raises:
         ConfigError: a key is malformed; no check has run yet.
     """
-    for one in list_argument("trusted", keys):
-        if not isinstance(one, str) or not _KEY.fullmatch(one):
-            shown = sanitize(one) if isinstance(one, str) else type(one).__name__
+    for key in list_argument("trusted", keys):
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            shown = sanitize(key) if isinstance(key, str) else type(key).__name__
             raise ConfigError(
                 f"trusted key '{shown}': a public key is 64 hexadecimal digits, as `fedveil sign` prints it"
             )

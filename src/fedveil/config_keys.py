@@ -110,8 +110,8 @@ class Key:
             return f"{self.name} = '{self.words[0]}'"
         for value in (1.0, 0.5, 2.0):
             with suppress(ValidationError):
-                found = TypeAdapter(self.type).validate_python(value)
-                return f"{self.name} = {found}"
+                validated = TypeAdapter(self.type).validate_python(value)
+                return f"{self.name} = {validated}"
         return ""
 
 
@@ -127,7 +127,9 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
         hint = hints.get(name, Any)
         marks = _marks(hint)
         words = tuple(word for mark in marks if isinstance(mark, CalibratedField) for word in mark.words)
-        said = [mark.description for mark in marks if isinstance(mark, FieldInfo) and mark.description]
+        descriptions = [
+            mark.description for mark in marks if isinstance(mark, FieldInfo) and mark.description
+        ]
         keys.append(
             Key(
                 name=name,
@@ -136,7 +138,7 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
                 filled=any(isinstance(mark, ComposedField) for mark in marks),
                 words=words,
                 # The annotation's description wins: a shared key of several builders means the same in all of them.
-                meaning=said[-1] if said else told.get(name, ""),
+                meaning=descriptions[-1] if descriptions else told.get(name, ""),
             )
         )
     return tuple(keys)
@@ -153,20 +155,21 @@ def check_ranges(stage: Any) -> None:
     """
     kind: Any = type(stage)
     make_plain(stage)
-    for name, number, limits, wanted, others in _ranges(kind):
+    for name, number, limits, requirement, other_types in _ranges(kind):
         value = getattr(stage, name)
-        if isinstance(value, others):
+        if isinstance(value, other_types):
             continue
-        one = isinstance(value, number) and is_number(value)
-        if not (one and is_finite(value) and all(holds(value) for holds in limits)):
+        fits = isinstance(value, number) and is_number(value)
+        if not (fits and is_finite(value) and all(holds(value) for holds in limits)):
             shown = show_argument(value)
-            instead = "" if one or shown.startswith("a ") else f", not a value of {type(value).__name__}"
-            raise CompositionError(f"{name} = {shown}: {wanted} is needed{instead}")
+            instead = "" if fits or shown.startswith("a ") else f", not a value of {type(value).__name__}"
+            raise CompositionError(f"{name} = {shown}: {requirement} is needed{instead}")
     for name, allowed in _choices(kind):
         value = getattr(stage, name)
-        if not any(type(value) is type(one) and value == one for one in allowed):
+        if not any(type(value) is type(choice) and value == choice for choice in allowed):
             shown = (
-                f"not {show_argument(value)}{did_you_mean(value, [one for one in allowed if isinstance(one, str)])}"
+                f"not {show_argument(value)}"
+                f"{did_you_mean(value, [choice for choice in allowed if isinstance(choice, str)])}"
                 if isinstance(value, str)
                 else f"not a value of {type(value).__name__}"
             )
@@ -207,8 +210,8 @@ def whole(value: Any) -> Any:
     >>> whole(20.0), whole(20.5)
     (20, 20.5)
     """
-    found = plain(value)
-    return int(found) if isinstance(found, float) and found.is_integer() else found
+    number = plain(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _real(value: Any) -> float:
@@ -236,13 +239,13 @@ def plain_inside(value: Any) -> Any:
 
 def make_plain(stage: Any) -> None:
     """Replace numbers of other libraries by Python numbers in the fields of a frozen dataclass."""
-    for one in fields(stage):
-        value = getattr(stage, one.name)
+    for field in fields(stage):
+        value = getattr(stage, field.name)
         if value is None or isinstance(value, bool | str):
             continue
-        found = plain_inside(value) if isinstance(value, tuple) else plain(value)
-        if found is not value:
-            object.__setattr__(stage, one.name, found)
+        converted = plain_inside(value) if isinstance(value, tuple) else plain(value)
+        if converted is not value:
+            object.__setattr__(stage, field.name, converted)
 
 
 def is_number(value: Any) -> bool:
@@ -261,12 +264,12 @@ def whole_argument(where: str, value: Any, least: int | None = None) -> int:
     Raises:
         ConfigError: not a whole number, or below ``least``.
     """
-    found = whole(value)
-    if isinstance(found, bool) or not isinstance(found, int) or (least is not None and found < least):
+    number = whole(value)
+    if isinstance(number, bool) or not isinstance(number, int) or (least is not None and number < least):
         raise ConfigError(
             f"{where} must be a whole number{'' if least is None else f' >= {least}'}, not {show_argument(value)}"
         )
-    return found
+    return number
 
 
 def finite_argument(where: str, value: Any) -> float:
@@ -277,10 +280,10 @@ def finite_argument(where: str, value: Any) -> float:
     Raises:
         ConfigError: not a finite number.
     """
-    found = plain(value)
-    if not is_finite(found):
+    number = plain(value)
+    if not is_finite(number):
         raise ConfigError(f"{where} must be a finite number, not {show_argument(value)}")
-    return float(found)
+    return float(number)
 
 
 def is_finite(value: Any) -> bool:
@@ -308,20 +311,20 @@ def _ranges(
         limits = list(_limits(key.type))
         if limits:
             number, told = (int, "whole") if float not in _types(key.type) else (Real, "finite")
-            wanted = f"a {told} number {' and '.join(limits_of(key.type))}"
+            requirement = f"a {told} number {' and '.join(limits_of(key.type))}"
             tests = tuple(partial(test, bound) for _, test, bound in limits)
             texts = key.words or str in _types(key.type) or Literal in _origins(key.type)
             nothing = key.default is None or type(None) in _types(key.type)
-            others = (*((str,) if texts else ()), *((type(None),) if nothing else ()))
-            found_ranges.append((key.name, number, tests, wanted, others))
+            other_types = (*((str,) if texts else ()), *((type(None),) if nothing else ()))
+            found_ranges.append((key.name, number, tests, requirement, other_types))
     return tuple(found_ranges)
 
 
 @cache
 def _choices(kind: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """Return the fields that accept single values alone (words, True and False, None), with these values."""
-    found = ((key.name, _values(key.type)) for key in keys_of(kind))
-    return tuple((name, values) for name, values in found if values)
+    choices = ((key.name, _values(key.type)) for key in keys_of(kind))
+    return tuple((name, values) for name, values in choices if values)
 
 
 def _values(hint: Any) -> tuple[Any, ...]:
@@ -334,16 +337,18 @@ def _values(hint: Any) -> tuple[Any, ...]:
         return get_args(hint)
     if get_origin(hint) is Annotated:
         return _values(get_args(hint)[0])
-    parts = [_values(one) for one in get_args(hint)] if get_origin(hint) in (Union, UnionType) else []
-    return tuple(one for part in parts for one in part) if parts and all(parts) else ()
+    parts = (
+        [_values(argument) for argument in get_args(hint)] if get_origin(hint) in (Union, UnionType) else []
+    )
+    return tuple(value for part in parts for value in part) if parts and all(parts) else ()
 
 
 def _limits(hint: Any) -> Iterator[tuple[str, Callable[[float, float], bool], float]]:
     """Yield the limits of a type: sign, comparison of (bound, value), and bound."""
     for mark in _marks(hint):
-        for one in mark.metadata if isinstance(mark, FieldInfo) else ():
+        for constraint in mark.metadata if isinstance(mark, FieldInfo) else ():
             for limit, sign, test in _LIMITS:
-                bound = getattr(one, limit, None)
+                bound = getattr(constraint, limit, None)
                 if bound is not None:
                     yield sign, test, bound
 
@@ -357,7 +362,7 @@ def _marks(hint: Any) -> list[Any]:
     if get_origin(hint) is Annotated:
         inner, *marks = get_args(hint)
         return [*_marks(inner), *marks]
-    return [mark for one in get_args(hint) for mark in _marks(one)]
+    return [mark for argument in get_args(hint) for mark in _marks(argument)]
 
 
 def _types(hint: Any) -> set[Any]:
@@ -365,18 +370,18 @@ def _types(hint: Any) -> set[Any]:
     if isinstance(hint, type):
         return {hint}
     inner = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
-    return {one for part in inner for one in _types(part)}
+    return {kind for part in inner for kind in _types(part)}
 
 
 def _origins(hint: Any) -> set[Any]:
     """Return the generic origins of a type's alternatives, such as ``Literal``."""
-    return {get_origin(hint)} | {one for part in get_args(hint) for one in _origins(part)}
+    return {get_origin(hint)} | {origin for part in get_args(hint) for origin in _origins(part)}
 
 
 def _meanings(text: str) -> dict[str, str]:
     """Parse the description of each field from the sections Attributes and Args of a docstring."""
-    said: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for section in re.findall(r"^(?:Attributes|Args):\n((?:    .*\n?|\n)+)", text, re.MULTILINE):
         for name, meaning in re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section, re.MULTILINE):
-            said[name] = " ".join(meaning.split())
-    return said
+            meanings[name] = " ".join(meaning.split())
+    return meanings

@@ -106,9 +106,9 @@ class _Advising:
             # interruptions.
             self._heard += heard_before(self._folder, row["round"])
         self._heard.append(RoundRow.model_validate(row))
-        said = news(advice(self._heard, self._planned), self._advised)
-        self._advised += 0 if said is None else said.count("\n") + 1
-        return said
+        remark = news(advice(self._heard, self._planned), self._advised)
+        self._advised += 0 if remark is None else remark.count("\n") + 1
+        return remark
 
 
 class BarObserver(_Advising):
@@ -137,8 +137,8 @@ class BarObserver(_Advising):
 
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Start the progress bar of a run."""
-        if (said := self._listen(folder, experiment)) is not None:
-            self._progress.console.print(said)
+        if (notice := self._listen(folder, experiment)) is not None:
+            self._progress.console.print(notice)
         self._task = self._progress.add_task(
             sanitize(experiment.name), total=experiment.rounds, completed=done, status=""
         )
@@ -152,8 +152,8 @@ class BarObserver(_Advising):
         """Advance the bar to the end of the round."""
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"], status=sanitize(headline(row)))
-        if (said := self._advice(row)) is not None:
-            self._progress.console.print(said)
+        if (remark := self._advice(row)) is not None:
+            self._progress.console.print(remark)
 
 
 class LineObserver(_Advising):
@@ -173,10 +173,10 @@ class LineObserver(_Advising):
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Print the run's name, its first round and its folder."""
         self._name = experiment.name
-        said = self._listen(folder, experiment)
+        notice = self._listen(folder, experiment)
         if not self._quiet:
-            if said is not None:
-                self._console.print(f"{self._name}: {said}", highlight=False)
+            if notice is not None:
+                self._console.print(f"{self._name}: {notice}", highlight=False)
             self._console.print(f"{self._name}: from round {done} of {self._planned}, kept in {folder}")
 
     def training(self, round_number: int, done: int, total: int) -> None:
@@ -187,8 +187,8 @@ class LineObserver(_Advising):
         if not self._quiet:
             text = f"{self._name} round {row['round']}/{self._planned} {headline(row)} {row['seconds']:.2f}s"
             self._console.print(text, highlight=False)
-            if (said := self._advice(row)) is not None:
-                self._console.print(f"{self._name}: {said}", highlight=False)
+            if (remark := self._advice(row)) is not None:
+                self._console.print(f"{self._name}: {remark}", highlight=False)
 
 
 def observer(console: Console, *, quiet: bool, resume: str = "fedveil resume") -> BarObserver | LineObserver:
@@ -234,25 +234,27 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """
     from fedveil.run.folder.diagnostics import baseline_of  # with torch, seconds to import
 
-    metric = next((name for one in outcomes for name in _metrics(one)), "metric")
+    metric = next((name for outcome in outcomes for name in _metrics(outcome)), "metric")
     table = _Uncut(title=None)
     table.add_column("run", no_wrap=True)
     for column in (f"test {metric}", "epsilon", "to server", "delta", "unit", "rounds", "seconds"):
         table.add_column(column, justify="left" if column == "unit" else "right")
-    for one in outcomes:
-        guaranteed = one.statement.epsilon is not None
+    for outcome in outcomes:
+        guaranteed = outcome.statement.epsilon is not None
         table.add_row(
-            one.folder.name,
-            _metrics(one).get(metric, "-"),
-            epsilon_text(one.statement.epsilon),
-            _to_server(one.statement),
-            delta_text(one.statement.delta, one.statement.units) if guaranteed else "-",
-            one.statement.unit if guaranteed else "-",
-            str(one.rounds),
-            f"{one.seconds:.1f}",
+            outcome.folder.name,
+            _metrics(outcome).get(metric, "-"),
+            epsilon_text(outcome.statement.epsilon),
+            _to_server(outcome.statement),
+            delta_text(outcome.statement.delta, outcome.statement.units) if guaranteed else "-",
+            outcome.statement.unit if guaranteed else "-",
+            str(outcome.rounds),
+            f"{outcome.seconds:.1f}",
         )
-    constants = [baseline_of(one.folder).get(metric) for one in outcomes]
-    for constant in dict.fromkeys(one for one in constants if one is not None and not math.isnan(one)):
+    constants = [baseline_of(outcome.folder).get(metric) for outcome in outcomes]
+    for constant in dict.fromkeys(
+        value for value in constants if value is not None and not math.isnan(value)
+    ):
         table.add_row("constant baseline", number(constant), *[""] * 6)
     return table
 
@@ -273,8 +275,10 @@ def _metrics(outcome: Outcome) -> dict[str, str]:
     if outcome.evaluated is None:
         return {name: number(value) for name, value in (outcome.row["test"] or {}).items()}
     return {
-        name: "-" if one is None else f"{number(one.estimate)} ({ends(one.low, one.high)})"
-        for name, one in outcome.evaluated.headline.items()
+        name: "-"
+        if interval is None
+        else f"{number(interval.estimate)} ({ends(interval.low, interval.high)})"
+        for name, interval in outcome.evaluated.headline.items()
     }
 
 

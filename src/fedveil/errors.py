@@ -23,8 +23,10 @@ _MOST_BITS: Final = 128
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: a suggestion, or "" if no known name is near."""
-    lowered = {one.lower(): one for one in reversed(list(names))}
-    begun = [one for one in lowered if len(name) >= _SHORTEST and one.startswith(name.lower())]
+    lowered = {candidate.lower(): candidate for candidate in reversed(list(names))}
+    begun = [
+        candidate for candidate in lowered if len(name) >= _SHORTEST and candidate.startswith(name.lower())
+    ]
     near = begun or get_close_matches(name.lower(), lowered, n=1)
     return f"; did you mean '{lowered[near[0]]}'?" if near else ""
 
@@ -66,10 +68,10 @@ class FedveilError(Exception):
 
 def _restored(kind: type[_Error], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> _Error:
     """Return an error of a class with this message and these attributes, without a call of the class."""
-    found = kind.__new__(kind)
-    found.args = args
-    vars(found).update(attributes)
-    return found
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class ConfigError(FedveilError):

@@ -108,9 +108,9 @@ def reading(place: object, error: type[FedveilError]) -> Iterator[None]:
         yield
     # "from None": the cause of the error may quote the file's content, which may be private.
     except OSError as problem:
-        known = "no such file" if isinstance(problem, FileNotFoundError) else problem.strerror
+        reason = "no such file" if isinstance(problem, FileNotFoundError) else problem.strerror
         raise with_host_code(
-            problem, error(f"{place} cannot be read: {known or type(problem).__name__}")
+            problem, error(f"{place} cannot be read: {reason or type(problem).__name__}")
         ) from None
     except _MALFORMED as problem:
         raise error(f"{place} is damaged, or of another kind ({type(problem).__name__})") from None
@@ -162,11 +162,11 @@ def read_content(
             )
         # BinaryIO.read(n) allocates n bytes in advance. So this asks for slightly more than the reported size, not
         # for ``largest``, and reads on if the file has grown.
-        parts, left, room = [], largest + 1, facts.st_size + _GROWN
-        while left and (part := stream.read(min(left, room))):
+        parts, remaining, room = [], largest + 1, facts.st_size + _GROWN
+        while remaining and (part := stream.read(min(remaining, room))):
             parts.append(part)
-            left, room = left - len(part), _GROWN
-        if not left:
+            remaining, room = remaining - len(part), _GROWN
+        if not remaining:
             raise _too_long(path, error, largest)
         return b"".join(parts)
 
@@ -255,13 +255,13 @@ def parse_json(content: bytes | str, place: object, error: type[FedveilError]) -
     # Parsers differ in which of two equal keys they keep, so a signed document with a duplicate key could mean two
     # things.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
             raise error(
                 f"{place} is damaged: a key occurs twice in one object, and JSON readers differ in "
                 "which value they take"
             )
-        return found
+        return entries
 
     with reading(place, error):
         try:
@@ -298,7 +298,7 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 
 
-def _check(document: Any, place: object, error: type[FedveilError], *, finite: bool = False) -> None:
+def _check(document: Any, location: object, error: type[FedveilError], *, finite: bool = False) -> None:
     """Check a document's nesting depth, numbers and text, level by level without recursion."""
     level: list[Any] = [document]
     for _ in range(DEEPEST):
@@ -312,17 +312,17 @@ def _check(document: Any, place: object, error: type[FedveilError], *, finite: b
             elif isinstance(value, list):
                 inner += value
             elif isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER:
-                raise error(f"{place} is damaged: a whole number has {value.bit_length()} bits")
+                raise error(f"{location} is damaged: a whole number has {value.bit_length()} bits")
             elif isinstance(value, float) and finite and not math.isfinite(value):
-                raise error(f"{place} is damaged: a number is infinite")
+                raise error(f"{location} is damaged: a number is infinite")
         level = inner
         if not level:
             return
-    raise _too_deep(place, error)
+    raise _too_deep(location, error)
 
 
-def _too_deep(place: object, error: type[FedveilError]) -> FedveilError:
-    return error(f"{place} is damaged: tables or lists are nested more than {DEEPEST} deep")
+def _too_deep(location: object, error: type[FedveilError]) -> FedveilError:
+    return error(f"{location} is damaged: tables or lists are nested more than {DEEPEST} deep")
 
 
 def replace_file(target: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -380,10 +380,10 @@ def append(descriptor: int, content: bytes, *, flush: bool = True) -> None:
     """
     length = os.fstat(descriptor).st_size
     try:
-        left = memoryview(content)
-        while left:
+        remaining = memoryview(content)
+        while remaining:
             # os.write may write fewer bytes than given, for example on a nearly full disk
-            left = left[os.write(descriptor, left) :]
+            remaining = remaining[os.write(descriptor, remaining) :]
         if flush:
             os.fsync(descriptor)
     except OSError:
@@ -399,9 +399,9 @@ def folders_with(folder: Path, *names: str) -> str:
         folder: the folder that was given.
         names: file names, any of which would do.
     """
-    found = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
-    more = ", ..." if len(found) > _SHOWN else ""
-    return f"; folders in it that have one: {sanitize(', '.join(found[:_SHOWN]))}{more}" if found else ""
+    folders = sorted({path.parent.name for name in names for path in folder.glob(f"*/{name}")})
+    more = ", ..." if len(folders) > _SHOWN else ""
+    return f"; folders in it that have one: {sanitize(', '.join(folders[:_SHOWN]))}{more}" if folders else ""
 
 
 def sync_folder(path: Path) -> None:

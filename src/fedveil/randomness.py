@@ -130,14 +130,14 @@ class SecretStream:
 
     def uint64(self, count: int) -> np.ndarray:
         """Return the next ``count`` words, uniform on 0 .. 2^64 - 1, as (count,) uint64."""
-        words, done = np.empty(count, dtype=_WORD), 0
-        while done < count:
+        words, filled = np.empty(count, dtype=_WORD), 0
+        while filled < count:
             if self._left == 0 or self._process != os.getpid():
                 self._draw_key()
-            taken = min(count - done, self._left // 8)
-            words[done : done + taken] = self._stream.uint64(taken)
-            self._left -= 8 * taken
-            done += taken
+            n_words = min(count - filled, self._left // 8)
+            words[filled : filled + n_words] = self._stream.uint64(n_words)
+            self._left -= 8 * n_words
+            filled += n_words
         return words
 
     def _draw_key(self) -> None:

@@ -115,35 +115,37 @@ def _page() -> Iterator[str]:
         if kind == "data_sets":
             continue
         yield from ("", f"## {_title(kind)}", "", f"`{table}`: {meaning}", "")
-        found = [one for one in entries(kind) if one.package == PACKAGE]
+        own_entries = [entry for entry in entries(kind) if entry.package == PACKAGE]
         yield from ("| name | what it does |", "|---|---|")
-        yield from (f"| `{one.name}` | {_cell(one.summary)} |" for one in found)
-        yield from _keys(found, table.strip("[]"))
+        yield from (f"| `{entry.name}` | {_cell(entry.summary)} |" for entry in own_entries)
+        yield from _keys(own_entries, table.strip("[]"))
 
 
 def _keys(kind_entries: list[Entry], table: str) -> Iterator[str]:
     """Yield the rows of a kind's keys; members that give a key the same meaning share a row."""
     rows: dict[str, dict[tuple[str, str, str], list[str]]] = {}
-    for one in kind_entries:
-        for key in one.keys:
+    for entry in kind_entries:
+        for key in entry.keys:
             row = (_type(key), _default(key), _cell(key.meaning))
-            rows.setdefault(key.name, {}).setdefault(row, []).append(one.name)
+            rows.setdefault(key.name, {}).setdefault(row, []).append(entry.name)
     if not rows:
         return
     yield from ("", "| key | of | value | meaning |", "|---|---|---|---|")
-    with_keys = [one.name for one in kind_entries if one.keys]
+    with_keys = [entry.name for entry in kind_entries if entry.keys]
     for name, variants in rows.items():
         told = ""
         for (kind_of_value, default, meaning), owners in variants.items():
-            others = [other for other in with_keys if other not in owners]
+            excluded = [other for other in with_keys if other not in owners]
             whose = ", ".join(f"`{owner}`" for owner in owners)
-            if len(owners) > 1 and not others:
+            if len(owners) > 1 and not excluded:
                 whose = "all"
-            elif others and len(owners) > 3 * len(others):
-                whose = f"all with keys but {', '.join(f'`{other}`' for other in others)}"
-            given = {"required": ", required", "none": ", optional"}.get(default, f", default {default}")
+            elif excluded and len(owners) > 3 * len(excluded):
+                whose = f"all with keys but {', '.join(f'`{other}`' for other in excluded)}"
+            requirement = {"required": ", required", "none": ", optional"}.get(
+                default, f", default {default}"
+            )
             meant = "as above" if meaning == told else meaning
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{given} | {meant} |"
+            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{requirement} | {meant} |"
             told = meaning
 
 
@@ -176,10 +178,10 @@ def _alternatives(hint: Any) -> Iterator[str]:
     if get_origin(hint) is Annotated:
         yield from _alternatives(get_args(hint)[0])
     elif get_origin(hint) in (Union, UnionType):
-        for one in get_args(hint):
-            yield from _alternatives(one)
+        for alternative in get_args(hint):
+            yield from _alternatives(alternative)
     elif get_origin(hint) is Literal:
-        yield from (f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in get_args(hint))
+        yield from (f'`"{value}"`' if isinstance(value, str) else f"`{value}`" for value in get_args(hint))
     elif is_dataclass(hint):
         yield "table"
     elif get_origin(hint) is tuple:

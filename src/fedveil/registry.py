@@ -186,15 +186,20 @@ class Member:
 def members(kind: str) -> tuple[Member, ...]:
     """Return the members of a kind: built-in ones in their order, then the others by package and name."""
     builtin = [
-        Member(kind=kind, name=name, place=place, package=PACKAGE) for name, place in BUILTINS[kind].items()
+        Member(kind=kind, name=name, place=path, package=PACKAGE) for name, path in BUILTINS[kind].items()
     ]
     installed = [
-        Member(kind=kind, name=one.name, place=one.value, package=one.dist.name if one.dist else "unknown")
-        for one in entry_points(group=_group(kind))
+        Member(
+            kind=kind,
+            name=entry_point.name,
+            place=entry_point.value,
+            package=entry_point.dist.name if entry_point.dist else "unknown",
+        )
+        for entry_point in entry_points(group=_group(kind))
     ]
     # Entry points of fedveil itself, for example from stale metadata, never hide or duplicate a built-in member.
-    others = {one for one in installed if one.package != PACKAGE}
-    return (*builtin, *sorted(others, key=lambda one: (one.package, one.name, one.place)))
+    foreign = {member for member in installed if member.package != PACKAGE}
+    return (*builtin, *sorted(foreign, key=lambda member: (member.package, member.name, member.place)))
 
 
 def find(kind: str, name: str) -> Member:
@@ -203,16 +208,16 @@ def find(kind: str, name: str) -> Member:
     Raises:
         ConfigError: no member or more than one has the name; lists the members and their packages.
     """
-    found = [one for one in members(kind) if one.name == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        places = " and ".join(f"{sanitize(one.package)} ({sanitize(one.place)})" for one in found)
+    matches = [member for member in members(kind) if member.name == name]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        places = " and ".join(f"{sanitize(member.package)} ({sanitize(member.place)})" for member in matches)
         raise ConfigError(
             f"{KINDS[kind]} '{sanitize(name)}' is brought by {places}; uninstall one of them, for a name has "
             "one meaning"
         )
-    near = did_you_mean(name, [one.name for one in members(kind)])
+    near = did_you_mean(name, [member.name for member in members(kind)])
     raise ConfigError(
         f"no {KINDS[kind]} '{sanitize(name)}'; there are: {describe_names(kind)}{sanitize(near)}"
     )
@@ -220,9 +225,10 @@ def find(kind: str, name: str) -> Member:
 
 def describe_names(kind: str) -> str:
     """Return the names of a kind in words, grouped by the package that provides them."""
-    packages = dict.fromkeys(one.package for one in members(kind))
+    packages = dict.fromkeys(member.package for member in members(kind))
     return "; ".join(
-        f"{', '.join(sanitize(one.name) for one in members(kind) if one.package == package)} (of {sanitize(package)})"
+        f"{', '.join(sanitize(member.name) for member in members(kind) if member.package == package)} "
+        f"(of {sanitize(package)})"
         for package in packages
     )
 
@@ -241,8 +247,8 @@ def third_party(requested: dict[str, tuple[str, str]]) -> dict[str, Member]:
     Raises:
         ConfigError: an unknown or ambiguous name.
     """
-    found = {key: find(kind, name) for key, (kind, name) in requested.items()}
-    return {key: one for key, one in found.items() if one.package != PACKAGE}
+    by_key = {key: find(kind, name) for key, (kind, name) in requested.items()}
+    return {key: member for key, member in by_key.items() if member.package != PACKAGE}
 
 
 def _group(kind: str) -> str:

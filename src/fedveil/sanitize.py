@@ -59,8 +59,8 @@ def describe_columns(present: Sequence[str], names: Iterable[str], lacking: str 
         names: names of all columns that are read.
         lacking: the one that is lacking, for a suggestion; empty: none is made.
     """
-    known = {one.strip().lower() for one in names}
-    if not any(one.strip().lower() in known for one in present):
+    lowered = {name.strip().lower() for name in names}
+    if not any(column.strip().lower() in lowered for column in present):
         return f"{len(present)} columns, none of them wanted; write a header if the first line is a record"
     return sanitize(", ".join(present)) + (sanitize(did_you_mean(lacking, present)) if lacking else "")
 
@@ -131,7 +131,7 @@ def show_log(level: LogLevel, layout: LogFormat = LogFormat.TEXT) -> None:
     _shown[:] = [(level, layout)]
     log = logging.getLogger("fedveil")
     log.setLevel(level.upper())
-    shown = [one for one in log.handlers if isinstance(one, logging.StreamHandler)]
+    shown = [handler for handler in log.handlers if isinstance(handler, logging.StreamHandler)]
     if not shown:
         shown = [logging.StreamHandler()]
         shown[0].addFilter(_Quiet())
@@ -143,7 +143,7 @@ def show_log(level: LogLevel, layout: LogFormat = LogFormat.TEXT) -> None:
 def quiet_log(name: str) -> logging.Logger:
     """Return a logger whose records move no cursor and forge no line, whatever is logged."""
     log = logging.getLogger(name)
-    if not any(isinstance(one, _Quiet) for one in log.filters):
+    if not any(isinstance(log_filter, _Quiet) for log_filter in log.filters):
         log.addFilter(_Quiet())
     return log
 

@@ -386,9 +386,11 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         outside = np.argwhere((targets < lower.astype(np.float32)) | (targets > upper.astype(np.float32)))
         if len(outside):
             row, *column = outside[0].tolist()
-            first, last = (np.broadcast_to(one, targets.shape[1:])[tuple(column)] for one in (lower, upper))
+            first, last = (
+                np.broadcast_to(bound, targets.shape[1:])[tuple(column)] for bound in (lower, upper)
+            )
             raise ConfigError(
-                f"y, row {row}: the target{''.join(f' {one}' for one in column)} is outside of target_range, "
+                f"y, row {row}: the target{''.join(f' {index}' for index in column)} is outside of target_range, "
                 f"{first:g} to {last:g}; numpy.clip takes it for the bound"
             )
         scaled = 2 * (np.clip(targets, lower, upper) - lower) / (upper - lower) - 1
@@ -400,25 +402,27 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         Raises:
             ConfigError: no pair, or not as many pairs as targets.
         """
-        given: Any = self.target_range
-        if self.n_outputs_ == 1 or np.ndim(given) == 1:
-            pair = np.array(_pair(given, "target_range"))
+        declared: Any = self.target_range
+        if self.n_outputs_ == 1 or np.ndim(declared) == 1:
+            pair = np.array(_pair(declared, "target_range"))
             return pair[0], pair[1]
-        if len(given) != self.n_outputs_:
+        if len(declared) != self.n_outputs_:
             raise ConfigError(
                 f"target_range: give one pair for all, or {self.n_outputs_} pairs, one for each target"
             )
-        pairs = np.array([_pair(one, f"target_range of target {place}") for place, one in enumerate(given)])
+        pairs = np.array(
+            [_pair(bounds, f"target_range of target {index}") for index, bounds in enumerate(declared)]
+        )
         return pairs[:, 0], pairs[:, 1]
 
     def predict(self, X: Any) -> np.ndarray:
         """Return (n,) numbers, or (n, k) after a fit to k."""
         outputs = self._outputs(X).astype(np.float64)
-        found = outputs if self.n_outputs_ > 1 else outputs[:, 0]
+        scaled = outputs if self.n_outputs_ > 1 else outputs[:, 0]
         if self.target_range is None:
-            return found
+            return scaled
         lower, upper = self._ranges()
-        return np.asarray(lower + (found + 1) * (upper - lower) / 2)
+        return np.asarray(lower + (scaled + 1) * (upper - lower) / 2)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -465,8 +469,8 @@ def _train(estimator: Any, people: Population, folder: Path) -> Result:
     def prepare(epsilon: float | None) -> Prepared:
         nonlocal learned
         spends = {} if epsilon is None else {"epsilon": epsilon}
-        given = TrainingArguments.bind(f"{type(estimator).__name__}.fit", arguments | spends)
-        prepared, learned = given.prepare(estimator.model, people)
+        training_arguments = TrainingArguments.bind(f"{type(estimator).__name__}.fit", arguments | spends)
+        prepared, learned = training_arguments.prepare(estimator.model, people)
         return prepared
 
     if budget is None:
@@ -508,12 +512,12 @@ def _shape(targets: Any) -> tuple[int, ...]:
 def _refusal(X: Any, where: str) -> DataError:
     """Return an error about features that scikit-learn refuses, without a value."""
     try:
-        found = read_features(X, f"{where}: X").values
+        features = read_features(X, f"{where}: X").values
     except DataError as error:
         return error
     return DataError(
         f"{where}: X: (records, features) of numbers are needed, with the feature names and the number of features of "
-        f"fit; the shape is {found.shape}"
+        f"fit; the shape is {features.shape}"
     )
 
 
@@ -525,15 +529,15 @@ def _bounds(bounds: Any, width: int, names: Sequence[str]) -> dict[int, tuple[fl
     """
     if not isinstance(bounds, Mapping):
         return dict.fromkeys(range(width), _pair(bounds, "bounds"))
-    found = {}
+    by_column = {}
     for column, pair in bounds.items():
-        place = names.index(column) if column in names else plain(column)
-        if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < width:
-            asked = [one for one in bounds if isinstance(one, str)]
-            known = describe_columns(names, asked) if names else f"0 to {width - 1}"
-            raise ConfigError(f"bounds: there is no column {column!r}; there are: {known}")
-        found[place] = _pair(pair, f"bounds of {column!r}")
-    return found
+        index = names.index(column) if column in names else plain(column)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < width:
+            requested = [name for name in bounds if isinstance(name, str)]
+            available = describe_columns(names, requested) if names else f"0 to {width - 1}"
+            raise ConfigError(f"bounds: there is no column {column!r}; there are: {available}")
+        by_column[index] = _pair(pair, f"bounds of {column!r}")
+    return by_column
 
 
 def _pair(bounds: Any, where: str) -> tuple[float, float]:
@@ -543,7 +547,7 @@ def _pair(bounds: Any, where: str) -> tuple[float, float]:
         ConfigError: something else, or lower is not below upper.
     """
     try:
-        lower, upper = (plain(one) for one in bounds)
+        lower, upper = (plain(end) for end in bounds)
     except (TypeError, ValueError):
         lower = upper = None
     if not (is_number(lower) and is_number(upper)) or not -np.inf < lower < upper < np.inf:

@@ -167,8 +167,8 @@ def answers(stage: Any, name: str) -> bool:
 
 
 def _defines(kind: type[Any], name: str) -> bool:
-    found = getattr(kind, name, None)
-    return callable(found) and not getattr(found, _DUTY, False)
+    attribute = getattr(kind, name, None)
+    return callable(attribute) and not getattr(attribute, _DUTY, False)
 
 
 # --- classes of other packages ---------------------------------------------------------------------------------
@@ -195,22 +195,22 @@ def ignored(stage: Any, duties: Iterable[str], words: Iterable[str] = ()) -> str
         words: names of further attributes that change only the stage's description, in addition to ``_WORDS``.
     """
     kinds = type(stage).__mro__
-    given = {name for kind in kinds if not is_own(kind) for name in _members(kind)}
-    if not given:
+    foreign_members = {name for kind in kinds if not is_own(kind) for name in _members(kind)}
+    if not foreign_members:
         return ""
     # The first fedveil class in the MRO is the class through which a run uses the stage. An incomplete base class has
     # nothing to fall back on, so a class derived from it cannot silently act as its parent.
     own = next(kind for kind in kinds if is_own(kind))
     if own in _ROOTS or isabstract(own) or not all(_defines(own, name) for name in duties):
         return ""
-    known = {*dir(own), *(name for kind in own.__mro__ for name in _members(kind))}
+    own_members = {*dir(own), *(name for kind in own.__mro__ for name in _members(kind))}
     # A mixin that stands after the fedveil class in the MRO loses: Python finds fedveil's member first.
-    hidden = sorted(name for name in given if _is_ours(type(stage), name))
+    hidden = sorted(name for name in foreign_members if _is_ours(type(stage), name))
     if hidden:
         return f"takes {', '.join(hidden)} from another base class, and {own.__name__} hides that"
-    if given & known - _WORDS - set(words):
+    if foreign_members & own_members - _WORDS - set(words):
         return ""
-    added = sorted(given - known)
+    added = sorted(foreign_members - own_members)
     if not added:
         return ""
     return f"adds {', '.join(added)}, which nothing uses, so that it acts as {own.__name__} does"
@@ -224,7 +224,7 @@ def _members(kind: type[Any]) -> set[str]:
 
 def _is_ours(kind: type[Any], name: str) -> bool:
     """Return whether fedveil or Python defines an attribute of a class, or no class does."""
-    return next((is_own(one) for one in kind.__mro__ if name in _members(one)), True)
+    return next((is_own(base) for base in kind.__mro__ if name in _members(base)), True)
 
 
 class Stage:

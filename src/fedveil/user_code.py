@@ -39,15 +39,15 @@ def name_user_code(*passed: type[Exception]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        place = None if isinstance(error, (FedveilError, *passed)) else failed_at(error)
-        if place is None:
+        location = None if isinstance(error, (FedveilError, *passed)) else failed_at(error)
+        if location is None:
             raise
-        _LOG.debug("%s", place, exc_info=error)
+        _LOG.debug("%s", location, exc_info=error)
         notes = "".join(f"; {sanitize(note)}" for note in getattr(error, "__notes__", ()))
         if missing := _missing_package(error):
-            raise UserCodeError(f"{place} imports {missing}, which is not installed{notes}") from None
+            raise UserCodeError(f"{location} imports {missing}, which is not installed{notes}") from None
         raise UserCodeError(
-            f"{place} raised {type(error).__name__}: code of your own, or of a package that you named. What it says "
+            f"{location} raised {type(error).__name__}: code of your own, or of a package that you named. What it says "
             "may quote records, so it is not shown; `fedveil --log-level debug ...` shows it, with the traceback"
             f"{notes}"
         ) from None
@@ -82,7 +82,7 @@ def _is_users(frame: FrameType) -> bool:
     if not package or package == _PACKAGE or package in sys.stdlib_module_names:
         return False
     distributions = _distributions().get(package, ())
-    return not any(_plain(one) in _needed() for one in distributions)
+    return not any(_plain(distribution) in _needed() for distribution in distributions)
 
 
 @cache
@@ -94,19 +94,19 @@ def _distributions() -> Mapping[str, list[str]]:
 @cache
 def _needed() -> frozenset[str]:
     """Return the installed distributions that fedveil depends on, itself included, at any depth."""
-    found, left = set[str](), [_PACKAGE]
-    while left:
-        name = left.pop()
-        if name in found:
+    needed, pending = set[str](), [_PACKAGE]
+    while pending:
+        name = pending.pop()
+        if name in needed:
             continue
-        found.add(name)
+        needed.add(name)
         try:
             # Includes the requirements of optional extras: their code is a library's too.
-            asked = requires(name) or ()
+            requirements = requires(name) or ()
         except PackageNotFoundError:
             continue
-        left += [_plain(one) for one in asked]
-    return frozenset(found)
+        pending += [_plain(requirement) for requirement in requirements]
+    return frozenset(needed)
 
 
 def _plain(requirement: str) -> str:

@@ -47,27 +47,27 @@ _LIMITS: Final = {
 
 def _plain(problem: Mapping[str, Any]) -> str:
     """Describe one entry of ``ValidationError.errors()`` in words, without the path of its key."""
-    kind, context, given = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
+    kind, context, shown = problem["type"], problem.get("ctx", {}), _shown(problem["input"])
     if kind in ("missing", "union_tag_not_found"):
         example = context.get("example")
         return f"is required, for instance {example}" if example else "is required"
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
     if kind == "literal_error":
-        return f"must be {context['expected']}, not {given}"
+        return f"must be {context['expected']}, not {shown}"
     if kind == "union_tag_invalid":
         return f"must be one of {context['expected_tags']}, not '{context['tag']}'"
     if kind == "too_short":
         return f"needs {context['min_length']} or more entries, not {context['actual_length']}"
     if kind in _LIMITS:
         limit, sign = _LIMITS[kind]
-        return f"must be {sign} {context[limit]:g}, not {given}"
+        return f"must be {sign} {context[limit]:g}, not {shown}"
     if kind == "string_pattern_mismatch":
-        return f"must match {context['pattern']}, not {given}"
+        return f"must match {context['pattern']}, not {shown}"
     if kind == "string_too_long":
         return f"must have at most {context['max_length']} characters, not {len(problem['input'])}"
-    wanted = _WANTED.get(kind.partition("_")[0])
-    return str(problem["msg"]) if wanted is None else f"must be {wanted}, not {given}"
+    expected = _WANTED.get(kind.partition("_")[0])
+    return str(problem["msg"]) if expected is None else f"must be {expected}, not {shown}"
 
 
 class WrongSectionError(ValueError):
@@ -101,11 +101,11 @@ class DocumentTable(BaseModel):
         Numbers of numpy, PyTorch and other libraries are converted to Python numbers first.
         """
         value = plain_inside(value) if isinstance(value, Mapping) else value
-        made = read(value)
-        problems = list(_mistaken(value, made, ()))
+        parsed = read(value)
+        problems = list(_mistaken(value, parsed, ()))
         if problems:
             raise WrongSectionError(problems, None)  # their paths are the document's own
-        return made
+        return parsed
 
 
 def _mistaken(original: Any, converted: Any, path: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
@@ -154,19 +154,19 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
         document: the type as which the document was read: a pydantic model or a dataclass.
     """
     problems = error.problems if isinstance(error, WrongSectionError) else error.errors(include_url=False)
-    found = list(islice(_told(problems, document, (), {}), _MOST_TOLD + 1))
-    more = ["and more like these"] if len(found) > _MOST_TOLD else []
-    found = found[:_MOST_TOLD]
-    ranged = {place for place, kind, _ in found if kind in _LIMITS}
-    inside = {place.rpartition(".")[0] for place, _, _ in found}
+    errors = list(islice(_told(problems, document, (), {}), _MOST_TOLD + 1))
+    more = ["and more like these"] if len(errors) > _MOST_TOLD else []
+    errors = errors[:_MOST_TOLD]
+    ranged = {path for path, kind, _ in errors if kind in _LIMITS}
+    inside = {path.rpartition(".")[0] for path, _, _ in errors}
     told = (
-        f"{place}: {said}" if place else said
-        for place, kind, said in found
+        f"{path}: {description}" if path else description
+        for path, kind, description in errors
         # For a union type, pydantic reports one error per alternative. If the value fits one alternative but not its
         # range, the type errors and the words of the others are noise. If entries of a list are refused, pydantic also
         # reports the list as too short.
-        if not ((kind.endswith("_type") or kind == "literal_error") and place in ranged)
-        and not (kind == "too_short" and place in inside)
+        if not ((kind.endswith("_type") or kind == "literal_error") and path in ranged)
+        and not (kind == "too_short" and path in inside)
     )
     return "; ".join((*dict.fromkeys(told), *more))
 
@@ -179,7 +179,7 @@ def _told(
     ``listed`` remembers which tables already had their known keys listed, so that a list appears once.
     """
     for problem in problems:
-        path, known, here = _place(document, problem["loc"])
+        path, known_keys, hint = _place(document, problem["loc"])
         context = problem.get("ctx", {})
         inner = context.get("error")
         if "discriminator" in context:  # the key by which the kinds of a table are told apart
@@ -187,16 +187,16 @@ def _told(
         if isinstance(inner, WrongSectionError):
             yield from _told(inner.problems, inner.section, (*above, *path), listed)
             continue
-        place = ".".join((*above, *path))
+        key_path = ".".join((*above, *path))
         if problem["type"] in _UNKNOWN:
-            has = ", ".join(sorted(context.get("known", known)))
-            first = listed.setdefault((*above, *path[:-1], has), place) == place
+            has = ", ".join(sorted(context.get("known", known_keys)))
+            first = listed.setdefault((*above, *path[:-1], has), key_path) == key_path
             near = context.get("whose") or did_you_mean(path[-1], has.split(", "))
-            yield place, problem["type"], f"no such key{f'; known here: {has}' * first}{near}"
+            yield key_path, problem["type"], f"no such key{f'; known here: {has}' * first}{near}"
         else:
-            yield place, problem["type"], _plain(problem)
+            yield key_path, problem["type"], _plain(problem)
         if problem["type"] == "union_tag_not_found" and isinstance(problem["input"], Mapping):
-            kinds = sorted({key for arm in get_args(here) for key in _keys(_bare(arm)) or {}})
+            kinds = sorted({key for arm in get_args(hint) for key in _keys(_bare(arm)) or {}})
             for key in map(str, problem["input"]):
                 if key not in kinds:  # where a slip in the key that tells the kinds apart is found
                     told = f"no such key; known here: {', '.join(kinds)}{did_you_mean(key, kinds)}"
@@ -209,18 +209,18 @@ def _place(document: Any, location: Sequence[str | int]) -> tuple[tuple[str, ...
     For a union type, pydantic inserts the name of the alternative into the path. The document has no such level, so
     this function drops it.
     """
-    path, known, here = list[str](), list[str](), _bare(document)
+    path, known_keys, hint = list[str](), list[str](), _bare(document)
     for part in location:
-        keys, inside = _keys(here), get_args(here)
-        if get_origin(here) in (Union, UnionType):
-            here = next((_bare(arm) for arm in inside if _is_called(arm, part)), None)
+        keys, inside = _keys(hint), get_args(hint)
+        if get_origin(hint) in (Union, UnionType):
+            hint = next((_bare(arm) for arm in inside if _is_called(arm, part)), None)
             continue
         if keys is not None:
-            known, here = list(keys), _bare(keys.get(str(part)))
+            known_keys, hint = list(keys), _bare(keys.get(str(part)))
         else:
-            here = _bare(inside[1 if get_origin(here) is dict else 0]) if inside else None
+            hint = _bare(inside[1 if get_origin(hint) is dict else 0]) if inside else None
         path.append(str(part))
-    return tuple(path), known, here
+    return tuple(path), known_keys, hint
 
 
 def _bare(hint: Any) -> Any:
@@ -228,8 +228,8 @@ def _bare(hint: Any) -> Any:
     if get_origin(hint) is Annotated:
         return _bare(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint):
-        left = tuple(one for one in get_args(hint) if one is not type(None))
-        return _bare(left[0]) if len(left) == 1 else Union[left]  # noqa: UP007
+        alternatives = tuple(arm for arm in get_args(hint) if arm is not type(None))
+        return _bare(alternatives[0]) if len(alternatives) == 1 else Union[alternatives]  # noqa: UP007
     return hint
 
 
@@ -237,15 +237,17 @@ def _keys(table: Any) -> dict[str, Any] | None:
     """Return the keys of a table with their types; None if the type is no table."""
     fields: dict[str, FieldInfo] | None = getattr(table, "__pydantic_fields__", None)
     if fields is not None:
-        return {name: one.annotation for name, one in fields.items()}
+        return {name: field.annotation for name, field in fields.items()}
     return get_type_hints(table) if isinstance(table, type) and is_dataclass(table) else None
 
 
 def _is_called(arm: Any, part: str | int) -> bool:
     """Return whether an error path's element names this alternative, by its tag or by a Literal field."""
     marks = get_args(arm)[1:] if get_origin(arm) is Annotated else ()
-    words = [get_args(one) for one in (_keys(_bare(arm)) or {}).values() if get_origin(one) is Literal]
-    return any(isinstance(one, Tag) and one.tag == part for one in marks) or any(part in one for one in words)
+    words = [get_args(hint) for hint in (_keys(_bare(arm)) or {}).values() if get_origin(hint) is Literal]
+    return any(isinstance(mark, Tag) and mark.tag == part for mark in marks) or any(
+        part in choices for choices in words
+    )
 
 
 def _shown(value: Any) -> str:

@@ -163,7 +163,7 @@ class Budget:
     def used(self) -> int:
         """Number of fits that were charged."""
         with self._charged() as charges:
-            return sum(one.is_fit for one in charges)
+            return sum(charge.is_fit for charge in charges)
 
     def admit(self, prepare: Callable[[float], Prepared]) -> tuple[Prepared, Charge]:
         """Prepare one fit within the budget, and charge it; the charge is stored before this returns.
@@ -178,8 +178,8 @@ class Budget:
             FedveilError: as ``prepare``; nothing is charged then.
         """
         with self._charged() as charges:
-            left = self.fits - sum(one.is_fit for one in charges)
-            if left < 1:
+            remaining = self.fits - sum(charge.is_fit for charge in charges)
+            if remaining < 1:
                 raise BudgetError(
                     f"the budget of epsilon {self.epsilon:g} is for {self.fits} fits, and all are spent; one more "
                     "would take the same people above it"
@@ -188,19 +188,19 @@ class Budget:
             for _ in range(_TRIES):
                 prepared = prepare(epsilon)
                 charge = Charge.of_run(prepared)
-                if any(one.protects != charge.protects for one in charges):
+                if any(earlier.protects != charge.protects for earlier in charges):
                     raise BudgetError(
                         "fedveil.Budget: earlier fits protect another unit, or compare other neighbouring data sets, "
                         "so no one epsilon covers all; give methods of one kind a budget of their own"
                     )
-                together = joint_epsilon([*charges, *[charge] * left], prepared.accountant, self.delta)
+                together = joint_epsilon([*charges, *[charge] * remaining], prepared.accountant, self.delta)
                 if together <= self.epsilon:
                     self._add(charges, charge)
                     return _stopped_at_plan(prepared), charge
                 epsilon *= _LESS
         raise BudgetError(
-            f"fedveil.Budget: no epsilon was found with which {left} more fits stay within {self.epsilon:g}; fits that "
-            "spent more than planned have used it, the method adds no noise, or its noise comes from a known seed "
+            f"fedveil.Budget: no epsilon was found with which {remaining} more fits stay within {self.epsilon:g}; fits "
+            "that spent more than planned have used it, the method adds no noise, or its noise comes from a known seed "
             "(privacy.insecure_seed)"
         )
 
@@ -210,11 +210,11 @@ class Budget:
         Args:
             accountant: compares the charges.
         """
-        found = Budget(self.epsilon, fits=self.fits, delta=self.delta)
+        reduced = Budget(self.epsilon, fits=self.fits, delta=self.delta)
         with self._charged() as charges:
-            kept = sorted(charges, key=lambda one: joint_epsilon([one], accountant, self.delta))[1:]
-        found._charges = kept
-        return found
+            counted = sorted(charges, key=lambda charge: joint_epsilon([charge], accountant, self.delta))[1:]
+        reduced._charges = counted
+        return reduced
 
     def settle(self, charge: Charge, statement: Statement) -> None:
         """Charge what a fit released beyond its plan: attempts at rounds that were repeated."""
@@ -268,13 +268,13 @@ class Budget:
             ConfigError: the file is of another budget.
             RunFolderError: another version wrote the file, or a line is damaged; a torn line may be a charge.
         """
-        place = f"{self.file} (fedveil.Budget)"
+        location = f"{self.file} (fedveil.Budget)"
         if torn:
-            raise RunFolderError(f"{place} is damaged: its last line is not complete, and may be a charge")
-        head, *rows = [parse_json(line, place, RunFolderError) for line in lines] or [self._head()]
-        if check_schema_version(head, place, _SCHEMA_VERSION) != self._head():
-            raise ConfigError(f"{place} was begun with other numbers; give those, or another file")
-        with reading(place, RunFolderError):
+            raise RunFolderError(f"{location} is damaged: its last line is not complete, and may be a charge")
+        head, *rows = [parse_json(line, location, RunFolderError) for line in lines] or [self._head()]
+        if check_schema_version(head, location, _SCHEMA_VERSION) != self._head():
+            raise ConfigError(f"{location} was begun with other numbers; give those, or another file")
+        with reading(location, RunFolderError):
             return [Charge.from_json(row) for row in rows]
 
     def _add(self, charges: list[Charge], charge: Charge) -> None:
@@ -313,8 +313,8 @@ def _open_budget(epsilon: float, fits: int, delta: float, file: Path) -> Budget:
 def joint_epsilon(charges: Sequence[Charge], accountant: Accountant, delta: float) -> float:
     """Return the epsilon of several fits together."""
     whole: Counter[Event] = Counter()
-    for one in charges:
-        whole.update(atoms(one.event))
+    for charge in charges:
+        whole.update(atoms(charge.event))
     return cached_epsilon(accountant, compose(whole), delta)
 
 
@@ -363,24 +363,24 @@ def note_fit(prepared: Prepared, charge: Charge, budget: Budget | None = None) -
     """
     keys = prepared.population.train.key
     users = np.unique(prepared.population.train.user.astype(np.int64) if keys is None else keys)
-    others = [
-        one
-        for one in _FITS
-        if not _is_same(one.budget, budget)
-        and one.charge.protects == charge.protects
-        and len(np.intersect1d(one.users, users))
+    earlier_fits = [
+        fit
+        for fit in _FITS
+        if not _is_same(fit.budget, budget)
+        and fit.charge.protects == charge.protects
+        and len(np.intersect1d(fit.users, users))
     ]
     _FITS.append(_Fit(users=users, charge=charge, budget=budget))
-    if not others:
+    if not earlier_fits:
         return
     delta = prepared.experiment.privacy.delta
     try:
-        together = joint_epsilon([*(one.charge for one in others), charge], prepared.accountant, delta)
+        together = joint_epsilon([*(fit.charge for fit in earlier_fits), charge], prepared.accountant, delta)
         cost = f"together they cost epsilon {show_epsilon(together)} at delta {delta:g}"
     except FedveilError:  # events of another kind, which this fit's accountant does not support
         cost = "no one accountant counts them together"
     warnings.warn(
-        f"user ids of this fit were in {len(others)} earlier fits of this process: {cost}. fedveil.Budget(epsilon, "
-        "fits=) bounds what all fits spend",
+        f"user ids of this fit were in {len(earlier_fits)} earlier fits of this process: {cost}. "
+        "fedveil.Budget(epsilon, fits=) bounds what all fits spend",
         stacklevel=stacklevel_of_caller(),
     )

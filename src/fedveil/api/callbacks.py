@@ -188,9 +188,9 @@ class Progress(Callback):
         spent = "none" if round.epsilon is None else show_epsilon(round.epsilon)
         metrics = "".join(f"  {name} {number(value)}" for name, value in (round.test or {}).items())
         print(f"round {round.number}/{round.rounds}  epsilon {spent}{metrics}")
-        if (said := news(round.advice, self._advised)) is not None:
-            print(said)
-            self._advised += said.count("\n") + 1
+        if (text := news(round.advice, self._advised)) is not None:
+            print(text)
+            self._advised += text.count("\n") + 1
         return None
 
 
@@ -203,24 +203,24 @@ class CallbackObserver:
     def __init__(self, prepared: Prepared, callbacks: Sequence[Any], *, public_test: bool) -> None:
         if not isinstance(callbacks, Sequence):
             raise ConfigError(f"callbacks: a list is needed, [{type(callbacks).__name__}(...)]")
-        for one in callbacks:
-            if not isinstance(one, Callback):
-                what = (
-                    f"{one.__name__} is a class; hand over {one.__name__}()"
-                    if isinstance(one, type)
-                    else f"not {type(one).__name__}"
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                description = (
+                    f"{callback.__name__} is a class; hand over {callback.__name__}()"
+                    if isinstance(callback, type)
+                    else f"not {type(callback).__name__}"
                 )
-                raise ConfigError(f"callbacks: a fedveil.Callback is needed: {what}")
-            if one.needs_public_test and not public_test:
+                raise ConfigError(f"callbacks: a fedveil.Callback is needed: {description}")
+            if callback.needs_public_test and not public_test:
                 raise ConfigError(
-                    f"callbacks: {type(one).__name__} ends the run by test metrics, and these test records are held "
-                    "out of the private ones: the end of the run would leak information about them. Give public "
+                    f"callbacks: {type(callback).__name__} ends the run by test metrics, and these test records are "
+                    "held out of the private ones: the end of the run would leak information about them. Give public "
                     "records: fedveil.population(..., test=(features, targets))"
                 )
         self._prepared, self._callbacks, self._public_test = prepared, tuple(callbacks), public_test
         # Read once: a callback that clears `sees_private` later has already seen private numbers, and must not become
         # able to end the run.
-        self._see = tuple(bool(one.sees_private) for one in callbacks)
+        self._see = tuple(bool(callback.sees_private) for callback in callbacks)
         self._postponed: dict[int, BaseException] = {}
         self._folder: Path | None = None
         self._heard: list[RoundRow] = []
@@ -228,8 +228,8 @@ class CallbackObserver:
     def on_run_start(self, folder: Path, experiment: Experiment, done: int) -> None:
         """Pass the start of the run, with its folder, to every callback."""
         self._folder, self._heard = folder, []
-        for one in self._callbacks:
-            one.on_run_start(folder, experiment.rounds, done)
+        for callback in self._callbacks:
+            callback.on_run_start(folder, experiment.rounds, done)
 
     def training(self, round_number: int, done: int, total: int) -> None:
         """Ignore the progress within a round.
@@ -253,11 +253,11 @@ class CallbackObserver:
         self._heard.append(RoundRow.model_validate(row))
         # Every callback receives the round, even if an earlier one ends the run.
         reasons = []
-        for place, (one, sees_private) in enumerate(zip(self._callbacks, self._see, strict=True)):
-            if place in self._postponed:
+        for index, (callback, sees_private) in enumerate(zip(self._callbacks, self._see, strict=True)):
+            if index in self._postponed:
                 continue
             try:
-                reason = one.on_round_end(self._summary(row, sees_private))
+                reason = callback.on_round_end(self._summary(row, sees_private))
             except StopTraining as error:
                 reason = str(error)
             except KeyboardInterrupt:  # of the person at the keyboard, at a moment that no number chose
@@ -266,12 +266,12 @@ class CallbackObserver:
                 # Errors that derive from BaseException alone end a run as well (asyncio.CancelledError, GeneratorExit).
                 if not sees_private:
                     raise
-                self._postponed[place] = error
+                self._postponed[index] = error
                 continue
             if reason is not None and sees_private:
-                self._postponed[place] = ConfigError(
-                    f"callbacks: {type(one).__name__} sees private numbers, so it cannot end the run: when a run ends "
-                    f"is public, and the run went on to its end in {self._folder}; let another callback end it by "
+                self._postponed[index] = ConfigError(
+                    f"callbacks: {type(callback).__name__} sees private numbers, so it cannot end the run: when a run "
+                    f"ends is public, and the run went on to its end in {self._folder}; let another callback end it by "
                     "public numbers"
                 )
                 continue
@@ -300,8 +300,8 @@ class CallbackObserver:
                 )
             raise
         finally:
-            for one in self._callbacks if self._folder is not None else ():
-                one.on_run_end(statement)
+            for callback in self._callbacks if self._folder is not None else ():
+                callback.on_run_end(statement)
 
     def _summary(self, row: Row, private: bool) -> RoundSummary:
         assert self._folder is not None, "told of its start first"
@@ -385,7 +385,7 @@ class Tracker(Callback):
         return self._began + number
 
     @abstractmethod
-    def _begin(self, folder: Path, done: int, settings: Mapping[str, Any]) -> None:
+    def _begin(self, folder: Path, completed: int, settings: Mapping[str, Any]) -> None:
         """Open the log of a run folder, with the experiment's settings."""
 
     @abstractmethod
@@ -419,11 +419,13 @@ class TensorBoard(Tracker):
                 "TensorBoard: tensorboard is not installed; pip install 'fedveil[observers]'"
             ) from None
 
-    def _begin(self, folder: Path, done: int, settings: Mapping[str, Any]) -> None:
+    def _begin(self, folder: Path, completed: int, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # A resumed run may repeat its last incomplete round: TensorBoard drops earlier numbers from this round on.
-        self._writer = SummaryWriter(str(self.folder / folder.name), purge_step=done + 1 if done else None)
+        self._writer = SummaryWriter(
+            str(self.folder / folder.name), purge_step=completed + 1 if completed else None
+        )
         lines = [f"    {key} = {json.dumps(value)}" for key, value in settings.items()]
         self._writer.add_text("experiment", "\n".join(lines), walltime=self._at(0))
 
@@ -458,11 +460,13 @@ class MLflow(Tracker):
             raise ConfigError("MLflow: mlflow is not installed; pip install 'fedveil[observers]'") from None
         self.experiment, self._client = experiment, MlflowClient(tracking_uri=uri)
 
-    def _begin(self, folder: Path, done: int, settings: Mapping[str, Any]) -> None:
-        found = self._client.get_experiment_by_name(self.experiment)
-        number = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
-        made = self._client.create_run(number, run_name=folder.name, start_time=self._milliseconds(done))
-        self._run, self._last = made.info.run_id, done
+    def _begin(self, folder: Path, completed: int, settings: Mapping[str, Any]) -> None:
+        existing = self._client.get_experiment_by_name(self.experiment)
+        number = (
+            self._client.create_experiment(self.experiment) if existing is None else existing.experiment_id
+        )
+        run = self._client.create_run(number, run_name=folder.name, start_time=self._milliseconds(completed))
+        self._run, self._last = run.info.run_id, completed
         for key, value in settings.items():
             self._client.log_param(self._run, key, value)
 
@@ -514,7 +518,7 @@ class WandB(Tracker):
             raise ConfigError("WandB: wandb is not installed; pip install 'fedveil[observers]'") from None
         self._wandb = wandb
 
-    def _begin(self, folder: Path, done: int, settings: Mapping[str, Any]) -> None:
+    def _begin(self, folder: Path, completed: int, settings: Mapping[str, Any]) -> None:
         self._name, self._settings = folder.name, dict(settings)
         self._rounds: list[tuple[int, dict[str, float]]] = []
 
@@ -537,7 +541,7 @@ class WandB(Tracker):
             x_disable_machine_info=True,
             x_save_requirements=False,
         )
-        made = self._wandb.init(
+        run = self._wandb.init(
             project=self.project,
             dir=str(self.folder),
             mode=self.mode,
@@ -546,18 +550,22 @@ class WandB(Tracker):
             settings=quiet,
         )
         for step, values in self._rounds:
-            made.log(values, step=step)
-        made.summary["statement"] = statement
-        made.finish(exit_code=int(broken))
+            run.log(values, step=step)
+        run.summary["statement"] = statement
+        run.finish(exit_code=int(broken))
 
 
 def scalars(round: RoundSummary) -> dict[str, float]:
     """Return a round's finite numbers by name: epsilon, ``test/...``, and ``private/...`` if it has them."""
-    found: dict[str, float | None] = {"epsilon": round.epsilon}
-    found |= {f"test/{name}": value for name, value in (round.test or {}).items()}
+    values: dict[str, float | None] = {"epsilon": round.epsilon}
+    values |= {f"test/{name}": value for name, value in (round.test or {}).items()}
     for name, value in (round.private or {}).items():
         if name == "norms" and value is not None:
-            found |= {f"private/norm_{level:g}": one for level, one in zip(NORM_LEVELS, value, strict=True)}
+            values |= {
+                f"private/norm_{level:g}": norm for level, norm in zip(NORM_LEVELS, value, strict=True)
+            }
         elif isinstance(value, int | float):
-            found[f"private/{name}"] = value
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+            values[f"private/{name}"] = value
+    return {
+        name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
+    }

@@ -121,7 +121,7 @@ def class_weights_of(weights: Mapping[Label, float] | None, people: Population) 
     if set(weights) != set(classes):
         named = ", ".join(map(str, classes)) or "no classes"
         raise ConfigError(f"class_weight: one weight for each of {named} is needed")
-    return tuple(weights[one] for one in classes)
+    return tuple(weights[label] for label in classes)
 
 
 def server_section(server: Optimizer | None, learning_rate: float | str | None) -> dict[str, Any]:
@@ -158,11 +158,11 @@ def lay_over(document: dict[str, Any], settings: Mapping[str, Any] | None) -> di
             "settings: tables by name are needed, such as {'trainer': {'device': 'cpu'}}, not "
             f"{type(settings).__name__}"
         )
-    known = sorted(set(Experiment.model_fields) - _NOT_LAID_OVER)
+    allowed = sorted(set(Experiment.model_fields) - _NOT_LAID_OVER)
     for table in settings:
-        if table not in known:
+        if table not in allowed:
             raise ConfigError(
-                f"settings: no table or key '{table}' to lay over; known here: {', '.join(known)}"
+                f"settings: no table or key '{table}' to lay over; known here: {', '.join(allowed)}"
             )
     preprocessing = settings.get("preprocessing")
     if isinstance(preprocessing, Mapping) and preprocessing.get("pool"):

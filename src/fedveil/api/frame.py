@@ -132,7 +132,10 @@ class Frame(Sequence[Row]):
         writer.writeheader()
         for row in self.rows:
             writer.writerow(
-                {key: as_spreadsheet_text(one) if isinstance(one, str) else one for key, one in row.items()}
+                {
+                    key: as_spreadsheet_text(value) if isinstance(value, str) else value
+                    for key, value in row.items()
+                }
             )
         target = as_path(path, "write_csv: path")
         with writing(target, ConfigError):

@@ -86,13 +86,13 @@ def method(name: str, /, **parameters: Any) -> MethodChoice:
             if unknown[0].endswith("learning_rate")
             else did_you_mean(unknown[0], own | local.keys())
         )
-        known = ", ".join(sorted(own | local.keys()))
-        raise ConfigError(f"method {name}: no parameter '{unknown[0]}'; known here: {known}{hint}")
-    given = plain_inside(parameters)
+        allowed = ", ".join(sorted(own | local.keys()))
+        raise ConfigError(f"method {name}: no parameter '{unknown[0]}'; known here: {allowed}{hint}")
+    values = plain_inside(parameters)
     chosen = MethodChoice(
         name=name,
-        parameters={key: value for key, value in given.items() if key in own},
-        local={local[key]: value for key, value in given.items() if key in local} if trains else None,
+        parameters={key: value for key, value in values.items() if key in own},
+        local={local[key]: value for key, value in values.items() if key in local} if trains else None,
     )
     _check(chosen)
     return chosen
@@ -113,8 +113,8 @@ def _check(chosen: MethodChoice) -> None:
             if table is not None:
                 mark.read(dict(table))
         except WrongSectionError as error:
-            said = explain_errors(error, error.section).replace("learning_rate", _RATE)
-            raise ConfigError(f"method {chosen.name}: {said}") from None
+            explanation = explain_errors(error, error.section).replace("learning_rate", _RATE)
+            raise ConfigError(f"method {chosen.name}: {explanation}") from None
 
 
 def _keys(name: str) -> tuple[Key, ...]:
@@ -147,12 +147,14 @@ def _chooser(name: str) -> Chooser:
 
 def _signature(name: str) -> inspect.Signature:
     """Return the signature of a method's function: the builder's parameters and those of local training."""
-    found = {key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)}
+    defaults = {
+        key.name: "calibrated" if key.name == "noise_multiplier" else key.default for key in _keys(name)
+    }
     if _trains(name):
-        found |= {shown: key.default for shown, key in _local_keys().items() if shown not in found}
+        defaults |= {shown: key.default for shown, key in _local_keys().items() if shown not in defaults}
     keyword = inspect.Parameter.KEYWORD_ONLY
-    given = [inspect.Parameter(key, keyword, default=default) for key, default in found.items()]
-    return inspect.Signature(given, return_annotation=MethodChoice)
+    parameters = [inspect.Parameter(key, keyword, default=default) for key, default in defaults.items()]
+    return inspect.Signature(parameters, return_annotation=MethodChoice)
 
 
 def _described(name: str) -> str:

@@ -99,35 +99,37 @@ def sweep(
     axes = _axes(grid)
     seeds = whole_argument("fedveil.sweep: seeds", seeds, 1)
     chosen: dict[str, TrainingArguments] = {}
-    found: list[Point] = []
+    points: list[Point] = []
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
         words = {key: _label(value) for key, value in settings.items()}
-        given = _with_settings(arguments, settings)
-        first = whole_argument("fedveil.sweep: seed", given.get("seed", 0))
+        point_arguments = _with_settings(arguments, settings)
+        first = whole_argument("fedveil.sweep: seed", point_arguments.get("seed", 0))
         for seed in range(first, first + seeds):
             suffix = f"-seed{seed}" if seeds > 1 else ""
-            name = f"{given.get('name', 'run')}-{','.join(f'{k}={v}' for k, v in words.items())}{suffix}"
+            name = f"{point_arguments.get('name', 'run')}-{','.join(f'{k}={v}' for k, v in words.items())}{suffix}"
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", name)
             if name in chosen:
                 raise ConfigError(
                     f"fedveil.sweep: two points would both be the run {name}; give values whose texts differ"
                 )
-            chosen[name] = TrainingArguments.bind("fedveil.sweep", {**given, "seed": seed, "name": name})
+            chosen[name] = TrainingArguments.bind(
+                "fedveil.sweep", {**point_arguments, "seed": seed, "name": name}
+            )
             experiment = chosen[name].prepare(model, people)[0].experiment
             if experiment.preprocessing is not None:
                 raise ConfigError(
                     "fedveil.sweep: preprocessing: each run would pay for it; refine the schema once in fedveil.train"
                 )
-            found.append(Point(experiment=experiment, settings=words))
-    check_joint_accountant(found)
+            points.append(Point(experiment=experiment, settings=words))
+    check_joint_accountant(points)
 
     def prepare_point(point: Point) -> Prepared:
         return chosen[point.experiment.name].prepare(model, people)[0]
 
     parent = as_path(folder, "fedveil.sweep: folder")
-    rows = tuple(play_points(found, parent, prepare_point=prepare_point))
-    return sweep_frame(rows, joint_cost_of_points(found, parent), parent)
+    rows = tuple(play_points(points, parent, prepare_point=prepare_point))
+    return sweep_frame(rows, joint_cost_of_points(points, parent), parent)
 
 
 def sweep_frame(rows: Iterable[Mapping[str, Any]], spent: Mapping[str, Any], folder: Path) -> SweepFrame:
@@ -174,19 +176,19 @@ def _with_settings(arguments: Mapping[str, Any], settings: Mapping[str, Any]) ->
     Raises:
         ConfigError: ``settings`` among the arguments is no mapping.
     """
-    given = dict(arguments)
+    merged = dict(arguments)
     for key, value in settings.items():
         if "." not in key:
-            given[key] = value
+            merged[key] = value
             continue
-        laid_over = given.get("settings") or {}
+        laid_over = merged.get("settings") or {}
         if not isinstance(laid_over, Mapping):
             raise ConfigError("fedveil.sweep: settings: tables by name are needed")
         inner: Any = value
         for part in reversed(key.split(".")):
             inner = {part: inner}
-        given["settings"] = merge(dict(laid_over), inner)
-    return given
+        merged["settings"] = merge(dict(laid_over), inner)
+    return merged
 
 
 def _label(value: Any) -> str:
@@ -216,12 +218,12 @@ class CrossValidation(Frame):
     @property
     def mean(self) -> dict[str, float | None]:
         """Mean of every metric over the folds; None if it is not defined in one of them."""
-        found: dict[str, float | None] = {}
+        means: dict[str, float | None] = {}
         for name in self.results[0].metrics:
-            values = [one.metrics[name] for one in self.results]
-            known = [value for value in values if value is not None]
-            found[name] = float(np.mean(known)) if len(known) == len(values) else None
-        return found
+            values = [result.metrics[name] for result in self.results]
+            defined = [value for value in values if value is not None]
+            means[name] = float(np.mean(defined)) if len(defined) == len(values) else None
+        return means
 
 
 @explain_arguments
@@ -271,15 +273,22 @@ def cross_validate(
     prepared: Prepared  # of the last admitted fold
     for number in range(folds):
         own = _without_fold(people, fold == number, number + 1, folds)
-        given = {**arguments, "delta": delta, "name": f"{arguments.get('name', 'fold')}-{number + 1}"}
+        fold_arguments = {
+            **arguments,
+            "delta": delta,
+            "name": f"{arguments.get('name', 'fold')}-{number + 1}",
+        }
         learned = list[Objective]()
 
         def prepare(
-            spends: float, fold: Population = own, given: Any = given, learned: Any = learned
+            spends: float,
+            fold: Population = own,
+            fold_arguments: Any = fold_arguments,
+            learned: Any = learned,
         ) -> Prepared:
-            prepared, objective = TrainingArguments.bind(_WHERE, given | {"epsilon": spends}).prepare(
-                model, fold
-            )
+            prepared, objective = TrainingArguments.bind(
+                _WHERE, fold_arguments | {"epsilon": spends}
+            ).prepare(model, fold)
             if prepared.guarantee.unit != "user":
                 raise ConfigError(
                     f"{_WHERE}: folds are by users, and the method protects a {prepared.guarantee.unit}; take a method "
@@ -296,10 +305,14 @@ def cross_validate(
         charges.append(replace(charge, event=results[-1].statement.event))
     # A user of fold j is in all fits but the j-th.
     together = max(
-        joint_epsilon([one for at, one in enumerate(charges) if at != number], prepared.accountant, delta)
+        joint_epsilon(
+            [charge for at, charge in enumerate(charges) if at != number], prepared.accountant, delta
+        )
         for number in range(folds)
     )
-    rows = tuple({"fold": at + 1, **one.metrics, "rounds": one.rounds} for at, one in enumerate(results))
+    rows = tuple(
+        {"fold": at + 1, **result.metrics, "rounds": result.rounds} for at, result in enumerate(results)
+    )
     sentence = (
         f"the models of all {folds} folds together protect each user with epsilon {show_epsilon(together)} at delta "
         f"{delta:g}; the metrics are exact figures of held-out records, and no guarantee covers them or a choice "

@@ -95,22 +95,29 @@ def objective(
         ConfigError: a name does not exist; an object is no model, loss or metric.
     """
     # One logit for two classes, as an experiment's document gives it; other losses take an output per class.
-    one = isinstance(loss, str) and loss == "binary_cross_entropy" and people.task == "classification"
-    n_outputs = 1 if one else people.n_outputs
+    single_logit = (
+        isinstance(loss, str) and loss == "binary_cross_entropy" and people.task == "classification"
+    )
+    n_outputs = 1 if single_logit else people.n_outputs
     module, recorded = _module(model, people, n_outputs, seed, beginning.start)
     outputs = _outputs(module, people)
-    found = _loss(loss, people, outputs)
+    resolved_loss = _loss(loss, people, outputs)
     if beginning.class_weights is not None:
-        found = ClassWeighted(found, beginning.class_weights, people.n_classes)
+        resolved_loss = ClassWeighted(resolved_loss, beginning.class_weights, people.n_classes)
         recorded["class_weights"] = list(beginning.class_weights)
-    found.check_task(people.task)
-    validate_loss(found, people.task, outputs, torch.from_numpy(people.train.targets))
-    found.check_targets(torch.from_numpy(people.train.targets), outputs)
-    found.check_targets(torch.from_numpy(people.test_targets), outputs)
-    named = _metrics(metrics, people, found)
-    section = {**recorded, "loss": found.name, "loss_sha256": _loss_digest(found), "metrics": list(named)}
+    resolved_loss.check_task(people.task)
+    validate_loss(resolved_loss, people.task, outputs, torch.from_numpy(people.train.targets))
+    resolved_loss.check_targets(torch.from_numpy(people.train.targets), outputs)
+    resolved_loss.check_targets(torch.from_numpy(people.test_targets), outputs)
+    named = _metrics(metrics, people, resolved_loss)
+    section = {
+        **recorded,
+        "loss": resolved_loss.name,
+        "loss_sha256": _loss_digest(resolved_loss),
+        "metrics": list(named),
+    }
     metrics_by_name = {name: metric for metrics in named.values() for name, metric in metrics.items()}
-    return Objective(module=module, loss=found, metrics=metrics_by_name, section=section)
+    return Objective(module=module, loss=resolved_loss, metrics=metrics_by_name, section=section)
 
 
 def model_digest(model: nn.Module) -> str:
@@ -148,10 +155,10 @@ def recorded_name(obj: Any, argument: str) -> str:
     name = getattr(obj, "__name__", None) or type(obj).__name__
     path = f"{getattr(obj, '__module__', '')}:{name}"
     try:
-        found = import_object(path, argument)
+        imported = import_object(path, argument)
     except (FedveilError, ValueError):
-        found = None
-    return path if found is obj and not path.startswith("__main__") else f"{SESSION}{name}"
+        imported = None
+    return path if imported is obj and not path.startswith("__main__") else f"{SESSION}{name}"
 
 
 def _module(
@@ -201,7 +208,7 @@ def _module(
 
 def _check_trainable(model: nn.Module) -> None:
     parameters = list(model.parameters())
-    if parameters and not any(one.requires_grad for one in parameters):
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
         raise ModelError(
             "the model has no trainable parameter: all are frozen; call requires_grad_(True) on what shall be trained"
         )
@@ -247,13 +254,13 @@ def _loss(loss_argument: LossLike | None, people: Population, outputs: int) -> L
     if isinstance(loss_argument, Loss):
         return loss_argument
     if isinstance(loss_argument, type) or not callable(loss_argument):
-        what = (
+        description = (
             f"{loss_argument.__name__} is a class; hand over {loss_argument.__name__}()"
             if isinstance(loss_argument, type)
             else f"not {type(loss_argument).__name__}"
         )
         raise ConfigError(
-            f"loss: a name or a function (outputs, targets) -> one term a record is needed: {what}"
+            f"loss: a name or a function (outputs, targets) -> one term a record is needed: {description}"
         )
     if isinstance(loss_argument, nn.Module):
         loss_argument = copy_module(loss_argument, "loss")
@@ -278,21 +285,21 @@ def _metrics(
         metric_arguments = defaults_of(None, people).metrics
     if isinstance(metric_arguments, str) or not isinstance(metric_arguments, Sequence):
         raise ConfigError("metrics: a list of names or functions is needed")
-    found: dict[str, dict[str, Metric]] = {}
-    for one in metric_arguments:
-        if isinstance(one, str):
-            name, metrics = one, load_metrics(one, loss, people.task, people.target_names)
-        elif callable(one) and not isinstance(one, type):
-            name = recorded_name(one, "metric")
-            metrics = {name: check_metric(name, one)}
+    metrics_by_name: dict[str, dict[str, Metric]] = {}
+    for argument in metric_arguments:
+        if isinstance(argument, str):
+            name, metrics = argument, load_metrics(argument, loss, people.task, people.target_names)
+        elif callable(argument) and not isinstance(argument, type):
+            name = recorded_name(argument, "metric")
+            metrics = {name: check_metric(name, argument)}
         else:
             raise ConfigError(
                 f"metrics: a name or a function (outputs, targets, weights) -> number is needed, not "
-                f"{type(one).__name__}"
+                f"{type(argument).__name__}"
             )
-        if name in found:
+        if name in metrics_by_name:
             raise ConfigError(
                 f"metrics: two are called {name}; a report distinguishes them by name, so give each its own"
             )
-        found[name] = metrics
-    return found
+        metrics_by_name[name] = metrics
+    return metrics_by_name

@@ -132,9 +132,13 @@ def plan(
             raise ConfigError(
                 f"plan: no argument '{name}'; there are: {', '.join(_KEYS)}{did_you_mean(name, _KEYS)}"
             )
-    given = {"n_users": n_users, "n_silos": n_silos, "parameters": parameters, **numbers}
+    arguments = {"n_users": n_users, "n_silos": n_silos, "parameters": parameters, **numbers}
     planned = Plan.with_defaults(
-        **{name: _number(name, one) for name, one in given.items() if one is not None or name in _NEEDED}
+        **{
+            name: _number(name, value)
+            for name, value in arguments.items()
+            if value is not None or name in _NEEDED
+        }
     )
     title = f"{planned.n_users} users, {planned.n_silos} silos"
     at_delta = f"delta {delta_text(planned.delta, planned.n_users)}"
@@ -148,7 +152,7 @@ def plan(
         if key == "ratio":
             return PlanFrame(rows=tuple(ratio_rows(planned.n_silos, parameters, values)), title=title)
         table = noise_ratio_rows(
-            planned, parameters, [whole_argument("plan: over", one, 1) for one in values]
+            planned, parameters, [whole_argument("plan: over", value, 1) for value in values]
         )
         title += f", epsilon {planned.epsilon}, {at_delta}"
     return PlanFrame(
@@ -168,20 +172,20 @@ def _number(name: str, value: Any) -> Any:
             raise ConfigError(
                 f"plan: {name} must be a number or a list of numbers, not {show_argument(value)}"
             )
-        return tuple(_single(name, one) for one in several)
+        return tuple(_single(name, item) for item in several)
     return value if name in _PLAIN else _single(name, value)
 
 
 def _single(name: str, value: Any) -> int | float:
     if name in _WHOLE or name == _AT_LEAST_0:
-        found = whole_argument(f"plan: {name}", value, 0 if name == _AT_LEAST_0 else 1)
-        if found > (most := _MOST_SILOS if name == "n_silos" else _MOST):
+        number = whole_argument(f"plan: {name}", value, 0 if name == _AT_LEAST_0 else 1)
+        if number > (most := _MOST_SILOS if name == "n_silos" else _MOST):
             raise ConfigError(f"plan: {name} must be at most {most:g}")
-        return found
-    found = plain(value)
-    if not is_number(found) or (isinstance(found, int) and not is_finite(found)):
+        return number
+    number = plain(value)
+    if not is_number(number) or (isinstance(number, int) and not is_finite(number)):
         raise ConfigError(f"plan: {name} must be a number, not {show_argument(value)}")
-    return float(found)
+    return float(number)
 
 
 def _over(over: Mapping[str, Iterable[float]]) -> tuple[str, tuple[float, ...]]:
@@ -192,7 +196,7 @@ def _over(over: Mapping[str, Iterable[float]]) -> tuple[str, tuple[float, ...]]:
     values: Any = over[key]
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ConfigError(f"plan: {_OVER}")
-    return key, tuple(_single("over", one) for one in values)
+    return key, tuple(_single("over", value) for value in values)
 
 
 def _refusal(row: Row) -> str:
@@ -292,7 +296,7 @@ def check_row(prepared: Prepared) -> dict[str, Any]:
         for role in (Role.READER, Role.SERVER)
     )
     budget = experiment.privacy.budget
-    stated = [one if prepared.secure and one < float("inf") else None for one in (epsilon, to_server)]
+    stated = [bound if prepared.secure and bound < float("inf") else None for bound in (epsilon, to_server)]
     within = None if budget is None else epsilon <= budget
     if within and not prepared.secure:
         within = None  # all rounds are played, and nothing is guaranteed
@@ -324,8 +328,9 @@ def finding_lines(report: DataReport) -> tuple[str, ...]:
         *(f"{silo.name}: {silo.records} records of {silo.people} people" for silo in report.silos),
         f"all silos: {report.records} records of {report.people} people, {report.n_users} declared",
         *(
-            f"{one.where} (affects the {one.bears_on}): {one.found}. {one.effect[0].upper()}{one.effect[1:]}."
-            for one in report.findings
+            f"{finding.where} (affects the {finding.bears_on}): {finding.found}. "
+            f"{finding.effect[0].upper()}{finding.effect[1:]}."
+            for finding in report.findings
         ),
         *(
             ()

@@ -46,7 +46,7 @@ def warn_of_positions(trained_names: Sequence[str] | None, new_names: Sequence[s
 
 
 def _is_named(names: Sequence[str] | None) -> bool:
-    return names is not None and list(names) != [str(place) for place in range(len(names))]
+    return names is not None and list(names) != [str(index) for index in range(len(names))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

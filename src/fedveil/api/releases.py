@@ -57,13 +57,13 @@ class FigureFrame(Frame):
     @property
     def tables(self) -> Sequence[tuple[str | None, Sequence[Row]]]:
         """One table a release; the groups of one figure stand below each other."""
-        found: dict[str, dict[str, list[Row]]] = {}
+        by_release: dict[str, dict[str, list[Row]]] = {}
         for row in self.shown:
             cells = dict(row)
-            found.setdefault(cells.pop("release"), {}).setdefault(cells["figure"], []).append(cells)
+            by_release.setdefault(cells.pop("release"), {}).setdefault(cells["figure"], []).append(cells)
         return [
             (release, [cells for same in by_figure.values() for cells in same])
-            for release, by_figure in found.items()
+            for release, by_figure in by_release.items()
         ]
 
 
@@ -160,7 +160,11 @@ class ReleasePlanFrame(Frame):
         rows = [dict(row) for row in self.rows]
         if self.numbers is not None:
             return {"epsilon": self.epsilon, "numbers": self.numbers, "blocks": rows}
-        return {"epsilon": self.epsilon, "releases": [dict(one) for one in self.releases], "effects": rows}
+        return {
+            "epsilon": self.epsilon,
+            "releases": [dict(release) for release in self.releases],
+            "effects": rows,
+        }
 
 
 @explain_arguments
@@ -195,8 +199,8 @@ def stats(
         FedveilError: a budget that is too small for the request, or tables that do not fit the schema.
     """
     plan, repeat = flag_argument("fedveil.stats: plan", plan), flag_argument("fedveil.stats: repeat", repeat)
-    asked = {"name": name, "statistics": request}
-    document = _document(ReleaseDocument, "fedveil.stats", people, asked, (epsilon, delta, settings))
+    requested = {"name": name, "statistics": request}
+    document = _document(ReleaseDocument, "fedveil.stats", people, requested, (epsilon, delta, settings))
     if plan:
         return plan_statistics(document)
     assert people.source is not None, "_document asks for it"
@@ -242,8 +246,8 @@ def infer(
     """
     plan, repeat = flag_argument("fedveil.infer: plan", plan), flag_argument("fedveil.infer: repeat", repeat)
     text_argument("fedveil.infer: family", family)
-    asked = {"name": name, "inference": {"family": family, **_formula(formula, family), **options}}
-    document = _document(InferenceDocument, "fedveil.infer", people, asked, (epsilon, delta, settings))
+    requested = {"name": name, "inference": {"family": family, **_formula(formula, family), **options}}
+    document = _document(InferenceDocument, "fedveil.infer", people, requested, (epsilon, delta, settings))
     if plan:
         return plan_regression(document)
     assert people.source is not None, "_document asks for it"
@@ -259,16 +263,16 @@ def plan_statistics(document: ReleaseDocument) -> ReleasePlanFrame:
     statistics = prepare_release(document)
     rows = tuple(
         {
-            "release": one.release,
-            "part": one.part,
-            "cells": one.cells,
-            "numbers": one.numbers,
-            "share": one.share,
-            "noise (sd)": one.noise,
-            "95 % half width": one.error,
-            "largest noise": one.allowed,
+            "release": planned.release,
+            "part": planned.part,
+            "cells": planned.cells,
+            "numbers": planned.numbers,
+            "share": planned.share,
+            "noise (sd)": planned.noise,
+            "95 % half width": planned.error,
+            "largest noise": planned.allowed,
         }
-        for one in statistics.plan
+        for planned in statistics.plan
     )
     return ReleasePlanFrame(
         rows=rows,
@@ -308,10 +312,10 @@ def read_statistics(folder: Path, *, these_people: bool = False) -> StatisticsFr
         RunFolderError: the folder has no release, or a damaged one.
     """
     released = read_released(folder)
-    found = figure_frame(figures.rows(released), these_people=these_people)
+    frame = figure_frame(figures.rows(released), these_people=these_people)
     return StatisticsFrame(
-        rows=found.rows,
-        figures=found.figures,
+        rows=frame.rows,
+        figures=frame.figures,
         these_people=these_people,
         statement=read_statement(folder / "privacy.json"),
         folder=folder,
@@ -333,23 +337,23 @@ def plan_regression(document: InferenceDocument) -> ReleasePlanFrame:
     inference = prepare_inference(document)
     releases = tuple(
         {
-            "release": place,
-            "numbers": one.step.length,
+            "release": index,
+            "numbers": release.step.length,
             "share": part.share,
             "multiplier": part.multiplier(inference.multiplier),
         }
-        for place, (part, one) in enumerate(
+        for index, (part, release) in enumerate(
             zip(inference.fitted.parts, inference.series.releases, strict=True), start=1
         )
     )
     effects = tuple(
         {
-            "coefficient": one.name,
-            "95 % half width": one.error,
-            "width from privacy": one.privacy,
-            "curvature over noise": one.margin,
+            "coefficient": effect.name,
+            "95 % half width": effect.error,
+            "width from privacy": effect.privacy,
+            "curvature over noise": effect.margin,
         }
-        for one in inference.plan
+        for effect in inference.plan
     )
     return ReleasePlanFrame(
         rows=effects,
@@ -392,7 +396,7 @@ def read_regression(folder: Path) -> EffectFrame:
     """
     fitted = read_fitted(folder)
     return EffectFrame(
-        rows=tuple(_effect_row(one) for one in fitted.effects),
+        rows=tuple(_effect_row(effect) for effect in fitted.effects),
         fitted=fitted,
         statement=read_statement(folder / "privacy.json"),
         folder=folder,
@@ -412,7 +416,7 @@ def effects_json(fitted: FittedRegression) -> dict[str, Any]:
         "n_users": fitted.schema.n_users,
         "shown": fitted.has_intervals,
         "reason": fitted.hidden_reason,
-        "effects": [asdict(one) for one in fitted.effects],
+        "effects": [asdict(effect) for effect in fitted.effects],
         "without_interval": list(fitted.lost),
     }
 
@@ -434,27 +438,27 @@ def n_in_words(fitted: FittedRegression) -> str:
 
 def effects_in_words(fitted: FittedRegression) -> list[dict[str, str]]:
     """Return a regression's coefficients in words; none where no interval would hold."""
-    found = []
-    for one in fitted.effects:
+    rows = []
+    for effect in fitted.effects:
         cells = {
-            "coefficient": one.name,
-            "estimate": number(one.estimate),
-            "95 % interval": ends(one.low, one.high),
+            "coefficient": effect.name,
+            "estimate": number(effect.estimate),
+            "95 % interval": ends(effect.low, effect.high),
         }
-        if one.ratio is not None:
-            value, low, high = one.ratio
+        if effect.ratio is not None:
+            value, low, high = effect.ratio
             cells |= {"e^coefficient": number(value), "its 95 % interval": ends(low, high)}
-        found.append(
+        rows.append(
             cells
             | {
-                "t": f"{one.z:.2f}",
-                "df": freedom_text(one.freedom),
-                "p": p_text(one.p),
-                "width": f"privacy {one.privacy:.0%}",
+                "t": f"{effect.z:.2f}",
+                "df": freedom_text(effect.freedom),
+                "p": p_text(effect.p),
+                "width": f"privacy {effect.privacy:.0%}",
             }
         )
-    empty = dict.fromkeys(found[0] if found else (), "")
-    return [*found, *(empty | {"coefficient": name, "estimate": TOO_FEW_HERE} for name in fitted.lost)]
+    empty = dict.fromkeys(rows[0] if rows else (), "")
+    return [*rows, *(empty | {"coefficient": name, "estimate": TOO_FEW_HERE} for name in fitted.lost)]
 
 
 _Kind = TypeVar("_Kind", bound=TableDocument)

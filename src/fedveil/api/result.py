@@ -66,12 +66,12 @@ def round_rows(
     Raises:
         RunFolderError: ``metrics.jsonl`` is damaged.
     """
-    found = [
+    rows = [
         columns_of(row, private=private, public_test=public_test)
         for row in read_rows(folder / "metrics.jsonl")
     ]
-    names = dict.fromkeys(name for row in found for name in row)
-    return tuple({name: row.get(name) for name in names} for row in found)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return tuple({name: row.get(name) for name in names} for row in rows)
 
 
 def columns_of(row: Mapping[str, Any], *, private: bool = False, public_test: bool = False) -> dict[str, Any]:
@@ -160,7 +160,10 @@ class Result:
         """
         released, metrics = outcome.evaluated, outcome.row["test"] or {}
         if released is not None:
-            metrics = {name: None if one is None else one.estimate for name, one in released.headline.items()}
+            metrics = {
+                name: None if interval is None else interval.estimate
+                for name, interval in released.headline.items()
+            }
         return cls(
             statement=outcome.statement,
             metrics=metrics,
@@ -174,13 +177,13 @@ class Result:
         )
 
     def __repr__(self) -> str:
-        found = ", ".join(
+        metrics = ", ".join(
             f"{name}={'none' if value is None else f'{value:.4g}'}" for name, value in self.metrics.items()
         )
         bound = f"epsilon={show_epsilon(self.statement.epsilon)} for one {self.statement.unit}"
         if self.statement.has_large_delta:
             bound += f", delta={self.statement.delta:g} not below 1/{self.statement.units}"
-        return f"Result({bound}, {found}, rounds={self.rounds}, folder='{self.folder}')"
+        return f"Result({bound}, {metrics}, rounds={self.rounds}, folder='{self.folder}')"
 
     def __str__(self) -> str:
         return str(self.summary)

@@ -93,11 +93,11 @@ def compare(*runs: Run) -> ComparisonFrame:
         RunFolderError: no run is given; a folder is missing or damaged, or has no round yet.
     """
     folders = tuple(_folders(runs, "compare"))
-    found = compare_folders(folders)
-    document: Any = found.to_json()
+    comparison = compare_folders(folders)
+    document: Any = comparison.to_json()
     rows = tuple(map(_variant_row, document["rows"]))
-    notes = (*found.warnings, *filter(None, [found.coverage]))
-    return ComparisonFrame(rows=rows, notes=notes, comparison=found, folders=folders)
+    notes = (*comparison.warnings, *filter(None, [comparison.coverage]))
+    return ComparisonFrame(rows=rows, notes=notes, comparison=comparison, folders=folders)
 
 
 def _variant_row(row: Mapping[str, Any]) -> Row:
@@ -154,7 +154,7 @@ def spent(*runs: Run, delta: float | None = None, accountant: str = "pld") -> Sp
     at = plain(delta)
     if at is not None and not (is_number(at) and 0 < at < 1):
         raise ConfigError(f"spent: delta must be a number between 0 and 1, not {show_argument(delta)}")
-    folders = [_folder(one, "spent") for one in runs]
+    folders = [_folder(run, "spent") for run in runs]
     cost = joint_cost(folders, at, text_argument("spent: accountant", accountant))
     sentence = "one of these runs guarantees nothing, so all together guarantee nothing"
     if cost.promise is not None:
@@ -210,8 +210,10 @@ class AuditFrame(Frame):
     @property
     def lines(self) -> tuple[str, ...]:
         """The results in sentences."""
-        found = self.inference
-        sentences = [f"membership inference: AUC {found.auc:.4f} ({found.low:.4f} to {found.high:.4f})"]
+        inference = self.inference
+        sentences = [
+            f"membership inference: AUC {inference.auc:.4f} ({inference.low:.4f} to {inference.high:.4f})"
+        ]
         if self.unlike is not None:
             sentences.append(f"WARNING: {self.unlike}")
         if self.found.accuracy_bound is not None and self.found.membership_bound is not None:
@@ -259,7 +261,7 @@ def audit(run: Result | str | Path, *, canaries: int = 200, code: Sequence[str] 
         ConfigError: more canaries than users; an import path that is missing from ``code``.
     """
     folder = _folder(run, "audit")
-    found = attack(
+    outcome = attack(
         folder,
         canaries=whole_argument("audit: canaries", canaries, 0),
         code=list_argument("audit: code", code),
@@ -267,14 +269,14 @@ def audit(run: Result | str | Path, *, canaries: int = 200, code: Sequence[str] 
     )
     rows: list[Row] = [
         {"attack": "membership inference", "figure": "AUC"}
-        | {"value": found.inference.auc, "low": found.inference.low, "high": found.inference.high}
+        | {"value": outcome.inference.auc, "low": outcome.inference.low, "high": outcome.inference.high}
     ]
-    if found.bound is not None:
+    if outcome.bound is not None:
         rows.append(
             {"attack": "one-run audit", "figure": "epsilon at least"}
-            | {"value": found.bound.epsilon, "low": None, "high": None}
+            | {"value": outcome.bound.epsilon, "low": None, "high": None}
         )
-    return AuditFrame(rows=tuple(rows), private=True, found=found, report=write_report(folder))
+    return AuditFrame(rows=tuple(rows), private=True, found=outcome, report=write_report(folder))
 
 
 def _folder(run: Run, function: str) -> Path:

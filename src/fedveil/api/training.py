@@ -156,7 +156,7 @@ def train(
         TooFewPeopleWarning: noise is more than a quarter of the largest possible movement of the model.
         LargeDeltaWarning: delta is 1 / (10 n_users) or more.
     """
-    given = TrainingArguments(
+    arguments = TrainingArguments(
         method=method,
         rounds=rounds,
         epsilon=epsilon,
@@ -180,7 +180,7 @@ def train(
         settings=settings,
     )
     parent = as_path(folder, "fedveil.train: folder")
-    prepared, learned = given.prepare(model, people)
+    prepared, learned = arguments.prepare(model, people)
     return play(prepared, learned, parent, callbacks)
 
 
@@ -246,18 +246,22 @@ class TrainingArguments:
         Raises:
             ConfigError: an argument is missing, or does not exist.
         """
-        known = {name: one for name, one in inspect.signature(train).parameters.items() if name in _FIELDS}
+        parameters = {
+            name: parameter
+            for name, parameter in inspect.signature(train).parameters.items()
+            if name in _FIELDS
+        }
         for name in arguments:
-            if name not in known:
+            if name not in parameters:
                 raise ConfigError(
-                    f"{function}: no argument '{name}'; there are, as of fedveil.train: {', '.join(known)}"
-                    f"{did_you_mean(name, known)}"
+                    f"{function}: no argument '{name}'; there are, as of fedveil.train: {', '.join(parameters)}"
+                    f"{did_you_mean(name, parameters)}"
                 )
-        found = {name: arguments.get(name, one.default) for name, one in known.items()}
-        for name, value in found.items():
+        values = {name: arguments.get(name, parameter.default) for name, parameter in parameters.items()}
+        for name, value in values.items():
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"{function}: {name} is needed, as of fedveil.train")
-        return cls(**found)
+        return cls(**values)
 
     def for_table(self, people: Any) -> tuple[str, Population, TrainingArguments]:
         """Choose model, method, rounds and protection for a table by public facts, and print the choice.
@@ -282,8 +286,10 @@ class TrainingArguments:
                 raise ConfigError(f"model: needed where {name} is given; without a model, both are chosen")
         _check(people, None, self.epsilon)
         assert self.epsilon is not None
-        asked = {} if self.protection is None else stage_section("protections", "protection", self.protection)
-        tables = lay_over({"protection": asked}, self.settings)
+        section = (
+            {} if self.protection is None else stage_section("protections", "protection", self.protection)
+        )
+        tables = lay_over({"protection": section}, self.settings)
         protection = protection_of(tables)
         facts = population_facts(people, training_epsilon(self.epsilon, tables), protection)
         chosen = RECOMMENDED.table_model(facts)
@@ -291,14 +297,14 @@ class TrainingArguments:
         if chosen.method is None:
             return chosen.model, people, self
         masked = not protection and 1 < people.n_silos <= RECOMMENDED.most_silos
-        given = replace(
+        arguments = replace(
             self,
             method=methods.method(chosen.method, power="linked", **chosen.keys),
             rounds=chosen.rounds if self.rounds is None else self.rounds,
             loss=loss_of(chosen, facts),
             protection="secure-aggregation" if masked else self.protection,
         )
-        return chosen.model, people, given
+        return chosen.model, people, arguments
 
     def prepare(
         self, model: nn.Module | str | Population, people: Population | None
@@ -383,11 +389,11 @@ class TrainingArguments:
 
     def _server(self) -> dict[str, Any]:
         """Return the table ``[server]``."""
-        found = server_section(self.server, self.server_learning_rate)
+        section = server_section(self.server, self.server_learning_rate)
         for key, kind in (("average", "averages"), ("denoiser", "denoisers")):
-            if (given := getattr(self, key)) is not None:
-                found[key] = stage_section(kind, key, given)
-        return found
+            if (stage := getattr(self, key)) is not None:
+                section[key] = stage_section(kind, key, stage)
+        return section
 
 
 _FIELDS: Final = frozenset(field.name for field in fields(TrainingArguments))
@@ -450,10 +456,10 @@ def resume(
     # names of loss and metrics, and the public facts of the data. The loop names the first difference.
     recorded = flatten_keys(experiment.model_dump(mode="json"))
     for key, value in flatten_keys({"data": data_section(people), "model": learned.section}).items():
-        found = recorded.get(key)
-        if found != value:
+        original = recorded.get(key)
+        if original != value:
             raise RunFolderError(
-                f"{opened.path}: the run began with another {key}: {_words(found)}, and now it is {_words(value)}; "
+                f"{opened.path}: the run began with another {key}: {_words(original)}, and now it is {_words(value)}; "
                 "hand over what it began with, or train in a folder of its own"
             )
     prepared = _prepared(experiment, people, learned)
@@ -484,13 +490,13 @@ def _check(people: Any, method: Any, epsilon: float | None) -> None:
     if not isinstance(method, MethodChoice | Method):
         name = getattr(method, "__name__", None)
         own = isinstance(name, str) and getattr(methods, name, None) is method
-        what = (
+        correction = (
             f"call it: fedveil.{name}(...)"
             if own
             else f"not {'a builder: call it' if inspect.isroutine(method) else type(method).__name__}"
         )
         raise ConfigError(
-            f"method: a method is needed, such as fedveil.uldp_avg_w(clip=0.5) or a Method: {what}"
+            f"method: a method is needed, such as fedveil.uldp_avg_w(clip=0.5) or a Method: {correction}"
         )
 
 
@@ -526,10 +532,10 @@ def _same_method(folder: RunFolder, experiment: Experiment, method: Method | Non
         )
     now = InMemoryMethod.from_method(method)
     for stage in began.keys["stages"] | now.keys["stages"]:
-        before, here = (one.keys["stages"].get(stage) for one in (began, now))
-        if before != here:
+        before, current = (choice.keys["stages"].get(stage) for choice in (began, now))
+        if before != current:
             raise RunFolderError(
-                f"{folder.path}: the run began with another method: its {stage} was {before}, and now it is {here}; "
+                f"{folder.path}: the run began with another method: its {stage} was {before}, and now it is {current}; "
                 "hand over what it began with, or train in a folder of its own"
             )
     return now
@@ -567,10 +573,10 @@ def _with_same_algorithm(folder: RunFolder, experiment: Experiment, algorithm: L
     if experiment.local is not None:
         plain = experiment.model_copy(update={"local": replace(experiment.local, algorithm=PLAIN)})
     now = _with_algorithm(plain, algorithm)
-    before, here = (describe_algorithm(one) for one in (began, algorithm))
-    if before != here:
+    before, current = (describe_algorithm(candidate) for candidate in (began, algorithm))
+    if before != current:
         raise RunFolderError(
-            f"{folder.path}: the run began with another local algorithm: {before}, and now it is {here}; hand over "
+            f"{folder.path}: the run began with another local algorithm: {before}, and now it is {current}; hand over "
             "what it began with, or train in a folder of its own"
         )
     return now

@@ -186,11 +186,13 @@ class Variant:
                 [sum(row.seconds for row in run.rounds if row.round <= last) for run in self.runs]
             ),
             bits=self.bits(last),
-            epsilon=max(math.inf if one.epsilon is None else one.epsilon for one in statements),
-            to_server=max(_to_server(one) for one in statements),
+            epsilon=max(
+                math.inf if statement.epsilon is None else statement.epsilon for statement in statements
+            ),
+            to_server=max(_to_server(statement) for statement in statements),
             # Runs of one variant differ only in seeds, so these fields are equal in all of them.
             delta=statements[0].delta,
-            large_delta=any(one.has_large_delta for one in statements),
+            large_delta=any(statement.has_large_delta for statement in statements),
             unit=statements[0].unit,
             adjacency=statements[0].adjacency.value,
             accountant=statements[0].accountant,
@@ -214,8 +216,8 @@ def settings_of(experiment: JsonObject, path: str = "") -> dict[str, str]:
 
 def _to_server(statement: Statement) -> float:
     """Return the epsilon against the server; infinite if the statement has no line about the server."""
-    found = next((line.epsilon for line in statement.trust if line.role == Role.SERVER), None)
-    return math.inf if found is None else found
+    epsilon = next((line.epsilon for line in statement.trust if line.role == Role.SERVER), None)
+    return math.inf if epsilon is None else epsilon
 
 
 _OF_ONE_RUN: Final = (
@@ -242,9 +244,9 @@ class Comparison:
     def coverage(self) -> str:
         """Sentence about exact test metrics of private records; empty if there are none."""
         exact = [
-            one.label
-            for one in self.variants
-            if one.metrics and any(run.public_test is None for run in one.runs)
+            variant.label
+            for variant in self.variants
+            if variant.metrics and any(run.public_test is None for run in variant.runs)
         ]
         if not exact:
             return ""
@@ -290,8 +292,8 @@ class Comparison:
             [
                 row.variant,
                 *(
-                    show_epsilon(one) if math.isfinite(one) else "∞ (no guarantee)"
-                    for one in (row.epsilon, row.to_server)
+                    show_epsilon(epsilon) if math.isfinite(epsilon) else "∞ (no guarantee)"
+                    for epsilon in (row.epsilon, row.to_server)
                 ),
                 show_delta(row.delta),
                 row.unit,
@@ -337,18 +339,18 @@ class Comparison:
 
     def _baselines(self) -> list[tuple[str, Mapping[str, float]]]:
         """Return the metrics of the best constant answer: one line, or one per group of variants that differ."""
-        found: dict[tuple[tuple[str, float], ...], list[str]] = {}
+        groups: dict[tuple[tuple[str, float], ...], list[str]] = {}
         for variant in self.variants:
             constant = variant.runs[0].baseline
             if constant:
-                found.setdefault(tuple(constant.items()), []).append(variant.label)
-        several = len(found) > 1
+                groups.setdefault(tuple(constant.items()), []).append(variant.label)
+        several = len(groups) > 1
         return [
             (
                 f"constant baseline ({', '.join(labels)})" if several else "constant baseline",
                 dict(items),
             )
-            for items, labels in found.items()
+            for items, labels in groups.items()
         ]
 
     @property

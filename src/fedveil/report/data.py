@@ -46,28 +46,31 @@ def data_page(report: DataReport) -> str:
 def _findings(report: DataReport) -> Markup:
     if not report.findings:
         return notice("Nothing was found that affects the guarantee, the model or the run.", kind="note")
-    rows = [[one.where, one.found, one.effect, f"the {one.bears_on}"] for one in report.findings]
+    rows = [
+        [finding.where, finding.found, finding.effect, f"the {finding.bears_on}"]
+        for finding in report.findings
+    ]
     return table(
         ["where", "found", "effect and remedy", "affects"], rows, caption="The guarantee comes first"
     )
 
 
 def _silos(report: DataReport) -> Markup:
-    rows = [[one.name, show(one.records), show(one.people)] for one in report.silos]
+    rows = [[silo.name, show(silo.records), show(silo.people)] for silo in report.silos]
     rows.append(["all", show(report.records), show(report.people)])
-    held = table(
+    silo_table = table(
         ["silo", "records", "people"],
         rows,
         caption=f"{show(report.in_several_silos)} people have records in several silos; "
         f"{show(report.n_users)} people are declared, with or without records",
     )
     if not report.classes:
-        return held
+        return silo_table
     total = sum(report.classes.values())
     classes = [
         [name, show(count), f"{count / total:.1%}" if total else ""] for name, count in report.classes.items()
     ]
-    return held + table(["class", "records", "share"], classes, caption="How the classes are balanced")
+    return silo_table + table(["class", "records", "share"], classes, caption="How the classes are balanced")
 
 
 def _columns(report: DataReport) -> Markup:
@@ -75,8 +78,15 @@ def _columns(report: DataReport) -> Markup:
         return "" if math.isnan(value) else f"{value:.1%}"
 
     rows = [
-        [one.name, one.kind, share(one.missing), share(one.invalid), share(one.outside), show(one.distinct)]
-        for one in report.columns
+        [
+            column.name,
+            column.kind,
+            share(column.missing),
+            share(column.invalid),
+            share(column.outside),
+            show(column.distinct),
+        ]
+        for column in report.columns
     ]
     header = ["column", "kind", "missing", "does not fit", "outside the bounds", "distinct values"]
     return table(

@@ -113,7 +113,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str)
 
 def parties(statement: Statement) -> Markup:
     """Return the table of the parties: the data that each sees, and epsilon against it; empty for none."""
-    rows = [[one.party, one.sees, show_epsilon(one.epsilon)] for one in statement.trust]
+    rows = [[line.party, line.sees, show_epsilon(line.epsilon)] for line in statement.trust]
     return (
         table(
             ["party", "sees", "ε against it"],
@@ -196,8 +196,8 @@ def _engine() -> Environment:
 
 def render_part(name: str, *values: Any) -> Markup:
     """Return the HTML of a macro of the template parts.html for these values, which it escapes."""
-    made: Markup = getattr(_engine().get_template("parts.html").module, name)(*values)
-    return made
+    html: Markup = getattr(_engine().get_template("parts.html").module, name)(*values)
+    return html
 
 
 @cache

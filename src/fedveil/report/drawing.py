@@ -158,8 +158,8 @@ def words(name: str) -> str:
     >>> words("auc[fever]"), words("balanced_accuracy")
     ('AUC[fever]', 'balanced accuracy')
     """
-    metric, bracket, rest = name.partition("[")
-    return f"{_WRITTEN.get(metric, metric.replace('_', ' '))}{bracket}{rest}"
+    metric, bracket, suffix = name.partition("[")
+    return f"{_WRITTEN.get(metric, metric.replace('_', ' '))}{bracket}{suffix}"
 
 
 def line(
@@ -370,9 +370,9 @@ def _log_scale(values: Sequence[float]) -> _Scale:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 3 else (1,)
     every = max(1, math.ceil((last - first) / 8))
-    found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
+    ticks = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
     edge = (high / low) ** 0.03
-    shown = [tick for tick in found if low / edge <= tick <= high * edge]
+    shown = [tick for tick in ticks if low / edge <= tick <= high * edge]
     return _Scale(
         low=low / edge, high=high * edge, log=True, ticks=tuple((tick, show(tick)) for tick in shown)
     )
@@ -414,15 +414,15 @@ def _entries(plot: Plot, width: float) -> list[tuple[int, float, Series]]:
     named = [series for series in plot.series if series.name]
     if len(named) < 2:
         return []
-    found: list[tuple[int, float, Series]] = []
+    entries: list[tuple[int, float, Series]] = []
     row, x = 0, 8.0
     for series in named:
         needed = 42 + _LETTER * min(len(series.name), _LONGEST_ENTRY)
         if x + needed > width and x > 8:
             row, x = row + 1, 8.0
-        found.append((row, x, series))
+        entries.append((row, x, series))
         x += needed + 8
-    return found
+    return entries
 
 
 def _legend(entries: Sequence[tuple[int, float, Series]]) -> Iterator[Markup]:

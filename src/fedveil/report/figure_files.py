@@ -66,11 +66,11 @@ def plot_rows(plot: Plot) -> Iterator[tuple[str, ...]]:
     """
     yield ("series", plot.x.title or "x", plot.y.title or "y", "low", "high", "label")
     for series in plot.series:
-        for place, x in enumerate(series.x):
-            values = [_value(plot.x, x), *(_value(plot.y, y) for y in series.y[place : place + 1])]
+        for index, x in enumerate(series.x):
+            values = [_value(plot.x, x), *(_value(plot.y, y) for y in series.y[index : index + 1])]
             values += [""] * (2 - len(values))
-            ends = [repr(float(end[place])) if end else "" for end in (series.low, series.high)]
-            label = as_spreadsheet_text(series.labels[place]) if series.labels else ""
+            ends = [repr(float(end[index])) if end else "" for end in (series.low, series.high)]
+            label = as_spreadsheet_text(series.labels[index]) if series.labels else ""
             yield (as_spreadsheet_text(series.name), *values, *ends, label)
 
 

@@ -47,12 +47,12 @@ def model_section(run: RunData) -> Section | None:
         return None
     from fedveil.run.released_model import read_released_model
 
-    found = read_released_model(run.folder, run.experiment)
-    if found is None:
+    model = read_released_model(run.folder, run.experiment)
+    if model is None:
         return None
-    plots = [_dependence(one) for one in found.dependences]
-    if found.tree is not None:
-        plots.append(_tree(found.tree))
+    plots = [_dependence(dependence) for dependence in model.dependences]
+    if model.tree is not None:
+        plots.append(_tree(model.tree))
     return Section(
         identifier="model",
         title="The released model",
@@ -81,11 +81,11 @@ def _dependence(dependence: Dependence) -> Plot:
             Series(
                 name=name if several else "",
                 mark="points" if dependence.categories else "line",
-                colour=place,
+                colour=index,
                 x=dependence.places,
                 y=of,
             )
-            for place, (name, of) in enumerate(dependence.curves.items())
+            for index, (name, of) in enumerate(dependence.curves.items())
         ),
     )
 
@@ -99,20 +99,20 @@ def _tree(tree: ShownTree) -> Plot:
         under = len(tree.leaves) >> level
         for node in range(1 << level):
             middle = node * under + (under - 1) / 2
-            for side, found in enumerate(sides):
-                found += [middle, middle + (2 * side - 1) * under / 4, math.nan]
+            for side, positions in enumerate(sides):
+                positions += [middle, middle + (2 * side - 1) * under / 4, math.nan]
             heights += [level, level + 1, math.nan]  # category 0 is at the top
-    leaves = ", ".join(show(one) for one in tree.leaves)
+    leaves = ", ".join(show(leaf) for leaf in tree.leaves)
     return Plot(
         title="One tree of the model",
         alt=f"A tree that asks {', then '.join(tree.questions)}. Its leaves, from no to yes: {leaves}.",
         caption=f"Of {tree.trees} trees, the one with the most different leaves. Nodes of a level ask one question; a "
         f"leaf's number is added to {'the output' if tree.output is None else f'output {tree.output}'}.",
-        x=Axis(title="added by the leaf", categories=tuple(f"{one:+.2g}" for one in tree.leaves)),
+        x=Axis(title="added by the leaf", categories=tuple(f"{leaf:+.2g}" for leaf in tree.leaves)),
         y=Axis(title="", categories=(*tree.questions, "leaf")),
         series=tuple(
-            Series(name=name, mark="line and points", colour=side, x=tuple(found), y=tuple(heights))
-            for side, (name, found) in enumerate(zip(("no", "yes"), sides, strict=True))
+            Series(name=name, mark="line and points", colour=side, x=tuple(positions), y=tuple(heights))
+            for side, (name, positions) in enumerate(zip(("no", "yes"), sides, strict=True))
         ),
     )
 
@@ -162,8 +162,8 @@ def report_page(run: RunData, *, without_privacy: RunData | None = None, with_sp
 
 def report_sections(run: RunData, with_spectrum: bool = False) -> list[Section]:
     """Return the sections below the summary; those without data in the run folder are left out."""
-    made = [*SECTIONS, *([spectrum_section] if with_spectrum else [])]
-    return [section for make in made if (section := make(run)) is not None]
+    makers = [*SECTIONS, *([spectrum_section] if with_spectrum else [])]
+    return [section for make in makers if (section := make(run)) is not None]
 
 
 def run_plots(run: RunData) -> list[Plot]:
@@ -288,12 +288,12 @@ def audit_section(run: RunData) -> Section | None:
     """Return the section of the audit: results of attacks on the run next to its claim."""
     if run.audit is None:
         return None
-    found, bound, statement = run.audit.inference, run.audit.bound, run.statement
-    interval = f"{show(found.low)} to {show(found.high)} ({found.confidence:.0%} confidence)"
-    rows = [["Membership inference by loss: area under the ROC curve", show(found.auc), interval]]
+    inference, bound, statement = run.audit.inference, run.audit.bound, run.statement
+    interval = f"{show(inference.low)} to {show(inference.high)} ({inference.confidence:.0%} confidence)"
+    rows = [["Membership inference by loss: area under the ROC curve", show(inference.auc), interval]]
     rows.extend(
         [f"True positive rate at {false:g} false positives", show(true), f"chance: {false:g}"]
-        for false, true in found.true_positive_rates
+        for false, true in inference.true_positive_rates
     )
     if run.audit.accuracy_bound is not None and run.audit.membership_bound is not None:
         linear = f"by 1/2 + ε/4 + δ: {show_at_most(run.audit.membership_bound)}"
@@ -319,7 +319,7 @@ def audit_section(run: RunData) -> Section | None:
                 kind="note",
             )
         )
-    if (unlike := unlike_records(found.high)) is not None:
+    if (unlike := unlike_records(inference.high)) is not None:
         verdict += notice(unlike, kind="warning")
     body = verdict + table(
         ["attack", "result", ""],

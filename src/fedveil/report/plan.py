@@ -72,20 +72,20 @@ def _refused(rows: Sequence[PlanRow]) -> Markup:
 def _plot(rows: Sequence[PlanRow], axis: str, log: bool) -> Plot | None:
     """Plot epsilon against one quantity; None if the plan does not vary it."""
     lines: dict[tuple[str, ...], dict[float, float]] = {}
-    others = [key for key in _COLUMNS if key not in (axis, "epsilon")]
+    other_keys = [key for key in _COLUMNS if key not in (axis, "epsilon")]
     for row in rows:
         x, epsilon = row.get(axis), row.get("epsilon")
         if isinstance(x, int | float) and isinstance(epsilon, int | float) and math.isfinite(epsilon):
-            setting = tuple(_text(row.get(key)) for key in others)
+            setting = tuple(_text(row.get(key)) for key in other_keys)
             lines.setdefault(setting, {})[float(x)] = float(epsilon)
     # A line needs two points; others of the same quantity are in the table only.
     merged = _merged({setting: points for setting, points in lines.items() if len(points) > 1})
     if not merged:
         return None
-    varying = [i for i in range(1, len(others)) if len({setting[i] for setting in merged}) > 1]
+    varying = [i for i in range(1, len(other_keys)) if len({setting[i] for setting in merged}) > 1]
     curves = [
         Curve(
-            label=", ".join([setting[0], *(f"{_COLUMNS[others[i]]} {setting[i]}" for i in varying)]),
+            label=", ".join([setting[0], *(f"{_COLUMNS[other_keys[i]]} {setting[i]}" for i in varying)]),
             colour=colour,
             x=sorted(points),
             mean=[points[x] for x in sorted(points)],
@@ -98,11 +98,11 @@ def _plot(rows: Sequence[PlanRow], axis: str, log: bool) -> Plot | None:
 def _merged(lines: Mapping[tuple[str, ...], dict[float, float]]) -> dict[tuple[str, ...], dict[float, float]]:
     """Merge the lines of methods that cost the same at every point: one line would hide the others."""
     methods: dict[tuple[object, ...], list[str]] = {}
-    for (method, *rest), points in lines.items():
-        methods.setdefault((*rest, *sorted(points.items())), []).append(method)
+    for (method, *setting), points in lines.items():
+        methods.setdefault((*setting, *sorted(points.items())), []).append(method)
     return {
-        (" = ".join(methods[*rest, *sorted(points.items())]), *rest): points
-        for (_, *rest), points in lines.items()
+        (" = ".join(methods[*setting, *sorted(points.items())]), *setting): points
+        for (_, *setting), points in lines.items()
     }
 
 

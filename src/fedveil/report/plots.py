@@ -99,7 +99,7 @@ def roc(test: PublicTest) -> Plot:
 
 def calibration(test: PublicTest) -> Plot:
     """Plot observed fractions against predicted probabilities on public test records."""
-    shown = [(one.predicted, one.observed) for one in test.calibration]
+    shown = [(entry.predicted, entry.observed) for entry in test.calibration]
     return Plot(
         title="Calibration",
         alt=f"{len(shown)} points beside the diagonal of a calibrated model.",
@@ -113,7 +113,7 @@ def calibration(test: PublicTest) -> Plot:
                 name="model",
                 points=shown,
                 mark="line and points",
-                labels=[f"{show(one.weight)} records" for one in test.calibration],
+                labels=[f"{show(entry.weight)} records" for entry in test.calibration],
             ),
         ),
     )
@@ -378,7 +378,7 @@ def against_key(
         y: name of the measure.
     """
     drawn = [(index, label, points) for index, (label, points) in enumerate(lines.items()) if points]
-    place = {value: number for number, value in enumerate(values)}
+    positions = {value: number for number, value in enumerate(values)}
     alt = " ".join(
         f"A line{f' ({label})' if label else ''} from {show(points[0][1])} at {points[0][0]}"
         f" to {show(points[-1][1])} at {points[-1][0]}."
@@ -397,7 +397,7 @@ def against_key(
             line(
                 index,
                 name=label or y,
-                points=[(place[value], mean) for value, mean in points],
+                points=[(positions[value], mean) for value, mean in points],
                 dash=dash_of(index),
                 mark="line and points",
             )

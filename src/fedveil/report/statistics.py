@@ -48,13 +48,13 @@ def write_statistics(folder: Path) -> Path:
 
 def statistics_page(released: ReleasedStatistics, statement: Statement) -> str:
     """Return the page of a statistical release as one HTML text."""
-    found = rows(released)
+    all_rows = rows(released)
     return document(
         title=released.name,
         kicker="fedveil · statistics",
         lead=f"What is counted is {released.counted_unit}. What was promised comes first; what was found comes "
         "after it.",
-        sections=[promise(statement), *_releases(released, found)],
+        sections=[promise(statement), *_releases(released, all_rows)],
     )
 
 
@@ -69,10 +69,10 @@ def promise(statement: Statement) -> Section:
 
 def _releases(released: ReleasedStatistics, rows: Sequence[Row]) -> Iterator[Section]:
     """Yield one section per release, with its plots and its table."""
-    for place, name in enumerate(released.request.release):
+    for index, name in enumerate(released.request.release):
         own = [row for row in rows if row.release == name]
         yield Section(
-            identifier=f"release-{place}",
+            identifier=f"release-{index}",
             title=name,
             plots=list(_plots(released, name, own)),
             body=table(HEAD, [row_cells(row) for row in own], caption=f"All figures of {name}"),
@@ -85,13 +85,13 @@ def row_cells(row: Row) -> list[str]:
     interval = row.interval
     if interval is None:
         return [label, row.group, TOO_FEW, "", "", ""]
-    here = _ends(interval.low_here, interval.high_here)
+    ends_here = _ends(interval.low_here, interval.high_here)
     return [
         label,
         row.group,
         interval.in_words(show(interval.estimate)),
         _ends(interval.low, interval.high),
-        here,
+        ends_here,
         f"{interval.privacy:.0%}",
     ]
 
@@ -104,14 +104,14 @@ def _plots(released: ReleasedStatistics, name: str, rows: Sequence[Row]) -> Iter
     if released.request.release[name].kind == "survival":
         yield from _survival(released, name)
     counts = [row for row in rows if row.figure == "count" and row.group == ALL]
-    known = [(row.cell, row.interval) for row in counts if row.interval is not None]
-    if len(known) > 1:
-        yield _bars(name, released.counted_unit, known)
+    cells = [(row.cell, row.interval) for row in counts if row.interval is not None]
+    if len(cells) > 1:
+        yield _bars(name, released.counted_unit, cells)
 
 
 def _bars(name: str, counted: str, cells: Sequence[tuple[str, Interval]]) -> Plot:
     """Plot the noisy counts of cells with their intervals."""
-    most, interval = max(cells, key=lambda one: one[1].estimate)
+    most, interval = max(cells, key=lambda cell: cell[1].estimate)
     return Plot(
         title=name,
         alt=f"Bars: {counted} by cell; most are in {most}, {show(interval.estimate)}.",
@@ -123,9 +123,11 @@ def _bars(name: str, counted: str, cells: Sequence[tuple[str, Interval]]) -> Plo
                 name="",
                 mark="bars",
                 x=tuple(range(len(cells))),
-                y=tuple(one.estimate for _, one in cells),
-                low=tuple(one.low or 0.0 for _, one in cells),
-                high=tuple(one.estimate if one.high is None else one.high for _, one in cells),
+                y=tuple(interval.estimate for _, interval in cells),
+                low=tuple(interval.low or 0.0 for _, interval in cells),
+                high=tuple(
+                    interval.estimate if interval.high is None else interval.high for _, interval in cells
+                ),
             ),
         ),
     )
@@ -134,15 +136,15 @@ def _bars(name: str, counted: str, cells: Sequence[tuple[str, Interval]]) -> Plo
 def _survival(released: ReleasedStatistics, name: str) -> Iterator[Plot]:
     """Yield the plot of the Kaplan-Meier curves with their simultaneous bands, if any curve has points."""
     sentences, drawn = [], []
-    for place, (group, curve) in enumerate(curves(released, name).items()):
+    for index, (group, curve) in enumerate(curves(released, name).items()):
         if not len(curve.grid):
             continue
         # S(t) = 1 with certainty at the start of the grid.
         low, high = (np.concatenate(([1.0], end)).tolist() for end in curve.band())
         start = released.request.release[name].grid[0]  # type: ignore[union-attr]
         times = [start, *curve.grid.tolist()]
-        drawn.append(ribbon(place, points=zip(times, low, high, strict=True), opacity=0.16))
-        drawn.append(line(place, name=group, points=zip(times, [1.0, *curve.falling.tolist()], strict=True)))
+        drawn.append(ribbon(index, points=zip(times, low, high, strict=True), opacity=0.16))
+        drawn.append(line(index, name=group, points=zip(times, [1.0, *curve.falling.tolist()], strict=True)))
         last = curve.point(len(curve.grid) - 1)
         value = TOO_FEW if last is None else f"{show(last.estimate)} ({_ends(last.low, last.high)})"
         sentences.append(f"{group}: {value} at {show(float(curve.grid[-1]))}")
@@ -165,11 +167,11 @@ def evaluation_section(run: RunData) -> Section | None:
 
     Released metrics are noisy, have intervals, and are covered by the statement.
     """
-    found = run.evaluated
-    if found is None:
+    evaluation = run.evaluated
+    if evaluation is None:
         return None
-    by_bin = [row_cells(row) for row in found.rows if row.figure == BY_BIN]
-    rows = [row_cells(row) for row in found.rows if row.figure != BY_BIN]
+    by_bin = [row_cells(row) for row in evaluation.rows if row.figure == BY_BIN]
+    rows = [row_cells(row) for row in evaluation.rows if row.figure != BY_BIN]
     bins = collapsible(
         "The calibration as a table", table(HEAD, by_bin, caption="Shares by bin of the score")
     )
@@ -177,11 +179,11 @@ def evaluation_section(run: RunData) -> Section | None:
         identifier="evaluation",
         title="Test metrics",
         remarks=notice(
-            f"Released once, of the model after round {found.round}: every figure follows from noisy sums over "
+            f"Released once, of the model after round {evaluation.round}: every figure follows from noisy sums over "
             "held-out people, and is covered by the statement.",
             kind="note",
         ),
-        plots=list(_evaluation_plots(found)),
+        plots=list(_evaluation_plots(evaluation)),
         body=table(
             HEAD, rows, caption="Figures with their intervals for the population these people come from"
         )
@@ -190,16 +192,16 @@ def evaluation_section(run: RunData) -> Section | None:
 
 
 def _evaluation_plots(evaluation: ReleasedEvaluation) -> Iterator[Plot]:
-    for one in evaluation.drawings:
+    for drawing in evaluation.drawings:
         yield Plot(
-            title=one.title,
-            alt=f"{one.title}: {len(one.points)} noisy points beside a line for {one.line_name}.",
-            caption=one.caption,
-            x=Axis(title=one.x),
-            y=Axis(title=one.y),
+            title=drawing.title,
+            alt=f"{drawing.title}: {len(drawing.points)} noisy points beside a line for {drawing.line_name}.",
+            caption=drawing.caption,
+            x=Axis(title=drawing.x),
+            y=Axis(title=drawing.y),
             series=(
-                line(6, name=one.line_name, points=one.line, dash="dash"),
-                line(0, name="model", points=one.points),
+                line(6, name=drawing.line_name, points=drawing.line, dash="dash"),
+                line(0, name="model", points=drawing.points),
             ),
         )
 
@@ -252,10 +254,10 @@ def _found(fitted: FittedRegression) -> Section:
         )
     ratio = _RATIOS.get(family)
     head = ["", "coefficient", "95 % interval", *([ratio, "95 % interval"] if ratio else [])]
-    body = [_cells(one) for one in fitted.effects]
+    body = [_cells(effect) for effect in fitted.effects]
     width = len(body[0])
     body += [[name, TOO_FEW_HERE, *[""] * (width - 2)] for name in fitted.lost]
-    drawn = list(_forest([one for one in fitted.effects if one.name in fitted.design.names], ratio))
+    drawn = list(_forest([effect for effect in fitted.effects if effect.name in fitted.design.names], ratio))
     return Section(
         identifier="coefficients",
         title=title,
@@ -286,10 +288,13 @@ def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
     """Yield a forest plot: coefficients with their intervals, one below the other."""
     if not effects:
         return
-    ends = [(one.estimate, one.low, one.high) if one.ratio is None else one.ratio for one in effects]
+    ends = [
+        (effect.estimate, effect.low, effect.high) if effect.ratio is None else effect.ratio
+        for effect in effects
+    ]
     label = ratio or "coefficient"
     estimates = "; ".join(
-        f"{one.name}: {show(value)}" for one, (value, _, _) in zip(effects, ends, strict=True)
+        f"{effect.name}: {show(value)}" for effect, (value, _, _) in zip(effects, ends, strict=True)
     )
     yield Plot(
         title=label.capitalize(),
@@ -297,7 +302,7 @@ def _forest(effects: Sequence[Effect], ratio: str | None) -> Iterator[Plot]:
         caption=f"With 95 % intervals for the population, per unit of the column. {estimates}.",
         # No effect is a ratio of 1 or a coefficient of 0; ratios are symmetric on a logarithmic axis.
         x=Axis(title=label, log=ratio is not None, rule=0.0 if ratio is None else 1.0),
-        y=Axis(title="", categories=tuple(one.name for one in effects)),
+        y=Axis(title="", categories=tuple(effect.name for effect in effects)),
         series=(
             Series(
                 name="",

@@ -104,7 +104,7 @@ class RunSummary:
         if self.reached:
             lines.append(
                 f"{self.metric} ({self.coverage}): "
-                + "; ".join(f"{one.label} {one.text}" for one in self.reached)
+                + "; ".join(f"{entry.label} {entry.text}" for entry in self.reached)
             )
         lines.extend(f"Against {party}: {bound}." for party, bound in self.parties)
         lines.extend(self.cautions)
@@ -113,22 +113,22 @@ class RunSummary:
     def _repr_html_(self) -> str:
         """Return the summary for a notebook, with the bars of the report and their style."""
         texts = "".join(
-            f"<p>{'<b>' if not place else ''}{html.escape(text)}{'</b>' if not place else ''}</p>"
-            for place, text in enumerate((self.claim, self.explanation))
+            f"<p>{'<b>' if not index else ''}{html.escape(text)}{'</b>' if not index else ''}</p>"
+            for index, text in enumerate((self.claim, self.explanation))
         )
         bars = self._bars() or ("",) * len(self.reached)
         rows = "".join(
-            f"<tr><td>{html.escape(one.label)}</td><td>{html.escape(one.text)}</td><td>{bar}</td></tr>"
-            for one, bar in zip(self.reached, bars, strict=True)
+            f"<tr><td>{html.escape(entry.label)}</td><td>{html.escape(entry.text)}</td><td>{bar}</td></tr>"
+            for entry, bar in zip(self.reached, bars, strict=True)
         )
-        found = (
+        value_table = (
             f"{_BAR_STYLE}<table class='fedveil-reached'>"
             f"<caption>{html.escape(f'{self.metric}: {self.coverage}')}</caption>{rows}</table>"
             if rows
             else ""
         )
-        known = [*(f"Against {party}: {bound}." for party, bound in self.parties), *self.cautions]
-        return f"{texts}{found}<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in known)}</ul>"
+        sentences = [*(f"Against {party}: {bound}." for party, bound in self.parties), *self.cautions]
+        return f"{texts}{value_table}<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
     def section(self) -> Section:
         """Return the first section of the report."""
@@ -136,9 +136,9 @@ class RunSummary:
 
     def _bars(self) -> tuple[Markup, ...]:
         """Return a bar for each value on [0, 1]; none if a value lies outside."""
-        if not all(0 <= one.value <= 1 for one in self.reached):
+        if not all(0 <= entry.value <= 1 for entry in self.reached):
             return ()
-        return tuple(render_part("bar", one, place == 0) for place, one in enumerate(self.reached))
+        return tuple(render_part("bar", entry, index == 0) for index, entry in enumerate(self.reached))
 
 
 def summarise(run: RunData, *, without_privacy: RunData | None = None) -> RunSummary:
@@ -167,9 +167,9 @@ def summarise(run: RunData, *, without_privacy: RunData | None = None) -> RunSum
         coverage=coverage,
         reached=reached,
         parties=tuple(
-            (one.party, "no protection" if one.epsilon is None else f"ε = {show_epsilon(one.epsilon)}")
-            for one in statement.trust
-            if one.role is not Role.READER
+            (line.party, "no protection" if line.epsilon is None else f"ε = {show_epsilon(line.epsilon)}")
+            for line in statement.trust
+            if line.role is not Role.READER
         ),
         cautions=tuple(_cautions(run, metric, coverage)),
     )
@@ -248,23 +248,23 @@ def _beside(run: RunData, other: RunData, metric: str) -> tuple[Reached, ...]:
 
 def _cautions(run: RunData, metric: str, coverage: str) -> list[str]:
     """Return cautions about quoting the figures."""
-    statement, found = run.statement, []
+    statement, cautions = run.statement, []
     if statement.delta_warning is not None:
-        found.append(statement.delta_warning)
+        cautions.append(statement.delta_warning)
     if coverage == NOT_COVERED and metric:
-        found.append(
+        cautions.append(
             f"The test metric is {NOT_COVERED}: it was computed from private records without noise. Ask before it "
             "leaves those who may read the records; [evaluation] releases it with noise."
         )
     if run.evaluated is None and run.beats_baseline(metric) is False:
-        found.append(
+        cautions.append(
             "The model is no better than the constant baseline: the most frequent class, or the mean."
         )
     if statement.epsilon is not None:
-        found.append("Everything else that is released from the same records adds to ε.")
-        found.append(
+        cautions.append("Everything else that is released from the same records adds to ε.")
+        cautions.append(
             f"The guarantee does not cover everything: the privacy statement names {len(statement.uncovered)} items."
         )
-    if run.rounds and (said := advice(run.rounds, run.rounds[-1].round)) is not None:
-        found.append(said)
-    return found
+    if run.rounds and (advice_text := advice(run.rounds, run.rounds[-1].round)) is not None:
+        cautions.append(advice_text)
+    return cautions

@@ -82,11 +82,11 @@ def front(runs: Sequence[Traded], metric: str, cost: str) -> list[Traded]:
         cost: "seconds" or "mebibytes".
     """
     sign = float(DIRECTION.get(metric, 1))  # a loss is negated, so that larger is better
-    known = [run for run in runs if getattr(run, cost) is not None and metric in run.metrics]
-    places = [(sign * run.metrics[metric], -getattr(run, cost)) for run in known]
+    measured = [run for run in runs if getattr(run, cost) is not None and metric in run.metrics]
+    places = [(sign * run.metrics[metric], -getattr(run, cost)) for run in measured]
     return [
         run
-        for run, (good, cheap) in zip(known, places, strict=True)
+        for run, (good, cheap) in zip(measured, places, strict=True)
         if not any(a >= good and b >= cheap and (a, b) != (good, cheap) for a, b in places)
     ]
 
@@ -215,19 +215,24 @@ def line_labels(runs: Sequence[Traded], key: str) -> list[str]:
         for run in runs
     ]
     varying = sorted(
-        {name for one in settings for name in one} - {key}, key=lambda name: (not _is_name(name), name)
+        {name for setting in settings for name in setting} - {key},
+        key=lambda name: (not _is_name(name), name),
     )
-    others = [name for name in varying if name not in _RESOLVED and not _is_brought_by(name, key, settings)]
-    others += [
-        name for name in _RESOLVED if name in varying and not _is_determined(name, [key, *others], settings)
+    candidates = [
+        name for name in varying if name not in _RESOLVED and not _is_brought_by(name, key, settings)
+    ]
+    candidates += [
+        name
+        for name in _RESOLVED
+        if name in varying and not _is_determined(name, [key, *candidates], settings)
     ]
     telling: list[str] = []
-    for name in others:  # greedy: keep a setting if it splits the runs further
+    for name in candidates:  # greedy: keep a setting if it splits the runs further
         if _count(settings, [*telling, name]) > _count(settings, telling):
             telling.append(name)
     return [
-        ", ".join(f"{name}={one[name]}" if name in one else f"no {name}" for name in telling)
-        for one in settings
+        ", ".join(f"{name}={setting[name]}" if name in setting else f"no {name}" for name in telling)
+        for setting in settings
     ]
 
 
@@ -244,10 +249,10 @@ def _is_brought_by(name: str, key: str, settings: Sequence[Mapping[str, str]]) -
     """
     table = f"{key.rpartition('.')[0]}."
     tables = (table, "local.") if key == "method.name" else (table,)  # methods bring [local] or refuse it
-    without = [one for one in settings if name not in one]
+    without = [setting for setting in settings if name not in setting]
     if not without or not name.startswith(tables) or not _is_determined(name, [key], settings):
         return False
-    return _is_name(key) or all(one[key] == _LEFT_OUT for one in without)
+    return _is_name(key) or all(setting[key] == _LEFT_OUT for setting in without)
 
 
 def _is_determined(name: str, by: Sequence[str], settings: Sequence[Mapping[str, str]]) -> bool:
@@ -257,7 +262,7 @@ def _is_determined(name: str, by: Sequence[str], settings: Sequence[Mapping[str,
 
 def _count(settings: Iterable[Mapping[str, str]], names: Sequence[str]) -> int:
     """Return the number of distinct combinations of some settings."""
-    return len({tuple(one.get(name) for name in names) for one in settings})
+    return len({tuple(setting.get(name) for name in names) for setting in settings})
 
 
 def _place(value: str) -> tuple[bool, float, str]:
@@ -271,7 +276,7 @@ def _place(value: str) -> tuple[bool, float, str]:
 def _means(runs: Sequence[Traded], labels: Sequence[str], name: str) -> dict[str, list[tuple[str, float]]]:
     """Return, for each line, the mean of a metric or cost at each value of the key, in sorted order."""
     grouped: dict[str, dict[str, list[float]]] = {label: {} for label in dict.fromkeys(labels)}
-    for run, label in sorted(zip(runs, labels, strict=True), key=lambda one: _place(one[0].value)):
+    for run, label in sorted(zip(runs, labels, strict=True), key=lambda pair: _place(pair[0].value)):
         number = run.metrics.get(name, getattr(run, name, None))
         if number is not None:
             grouped[label].setdefault(run.value, []).append(number)
@@ -284,5 +289,5 @@ def _means(runs: Sequence[Traded], labels: Sequence[str], name: str) -> dict[str
 def _mebibytes(run: RunData) -> float | None:
     """Return the MiB that all rounds sent to the server; None if some round was not counted."""
     sent = [row.bytes_up for row in run.rounds if row.round > 0]
-    counted = [one for one in sent if one is not None]
+    counted = [size for size in sent if size is not None]
     return sum(counted) / 2**20 if sent and len(counted) == len(sent) else None
