@@ -152,12 +152,12 @@ class Command:
     def load(self, name: str) -> Any:
         """Import the command; return click's object for it, whose help has the examples."""
         module, attribute = self.place.split(":")
-        found = getattr(import_module(f"fedveil.cli.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
+        definition = getattr(import_module(f"fedveil.cli.{module}"), attribute)
+        if not isinstance(definition, typer.Typer):
             single = typer.Typer(add_completion=False)
-            single.command(name)(found)
-            found = single
-        command = typer.main.get_command(found)
+            single.command(name)(definition)
+            definition = single
+        command = typer.main.get_command(definition)
         show_examples(command, name)
         return command
 
@@ -287,7 +287,7 @@ class _LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name, help=one.summary) for name, one in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=command.summary) for name, command in COMMANDS.items()}
         self._listing = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

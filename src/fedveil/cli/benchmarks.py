@@ -87,21 +87,21 @@ def run_benchmark(
         ConfigError: no such benchmark, a page for one without curves, or workers for one that measures time.
     """
     folder, name = Path.cwd() / "benchmarks", name.replace("-", "_")
-    known = sorted(p.stem for p in folder.glob("*.py") if "\ndef rows(" in p.read_text(encoding="utf-8"))
-    if name not in known:
-        there = (
-            f"there are: {', '.join(known)}"
-            if known
+    available = sorted(p.stem for p in folder.glob("*.py") if "\ndef rows(" in p.read_text(encoding="utf-8"))
+    if name not in available:
+        hint = (
+            f"there are: {', '.join(available)}"
+            if available
             else "benchmarks/ is found only in a checkout of fedveil"
         )
-        raise ConfigError(f"no benchmark '{name}'; {there}")
+        raise ConfigError(f"no benchmark '{name}'; {hint}")
     harness = import_from_checkout("benchmarks.harness")
     workers = None if on is None or on.is_this_process else on.open()
     try:
-        found = harness.load(name, quick=quick, smallest=smallest, workers=workers)
+        rows = harness.load(name, quick=quick, smallest=smallest, workers=workers)
     except ValueError as error:
         raise ConfigError(f"--executor, --processes: {error}") from None
-    document: dict[str, Any] = harness.report(name, found, quick=quick, smallest=smallest)
+    document: dict[str, Any] = harness.report(name, rows, quick=quick, smallest=smallest)
     if page is not None:
         try:
             import_from_checkout("benchmarks.curves").write_page(document, page)
@@ -163,7 +163,7 @@ def reproduce_command(
                 replace_file(write.parent / path, text.encode())
         return
     if name is None:
-        rows = [{"table": one, "title": load_table(one).title} for one in table_names()]
+        rows = [{"table": table, "title": load_table(table).title} for table in table_names()]
         print_result(as_json, {"tables": rows}, rows_table(rows))
         return
     table, workers = load_table(name), None if on.is_this_process else on.open
@@ -177,5 +177,5 @@ def reproduce_command(
     except KeyboardInterrupt as stop:
         stop.add_note("the same command goes on where it was")
         raise
-    found = section_rows(table, folder.read(name), least=1)
-    print_result(as_json, {"table": name, "rows": found}, rows_table(found, title=table.title))
+    table_rows = section_rows(table, folder.read(name), least=1)
+    print_result(as_json, {"table": name, "rows": table_rows}, rows_table(table_rows, title=table.title))

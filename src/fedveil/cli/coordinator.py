@@ -78,8 +78,8 @@ class FirstAccept:
         from fedveil.cli.operations import announce
         from fedveil.federation.enrollment.joining import accept
 
-        made = accept(folder, self.sealed, typed_fingerprint(self.fingerprint), passphrase)
-        announce(f"accepted: serial {made.serial}, valid until {made.valid_until}")
+        membership = accept(folder, self.sealed, typed_fingerprint(self.fingerprint), passphrase)
+        announce(f"accepted: serial {membership.serial}, valid until {membership.valid_until}")
 
 
 def print_request(path: Path, fingerprint: str, as_json: bool) -> None:
@@ -107,10 +107,10 @@ def join_command(
     """Make the coordinator's keys and the request for admission, on the coordinator's own host."""
     from fedveil.federation.enrollment.joining import join_as_coordinator
 
-    asked = join_as_coordinator(
+    request = join_as_coordinator(
         folder, charter, passphrase=key.passphrase(), listen=read_address("--listen", listen)
     )
-    print_request(folder / "coordinator.request", asked.fingerprint, as_json)
+    print_request(folder / "coordinator.request", request.fingerprint, as_json)
 
 
 @coordinator.command("accept")
@@ -126,8 +126,8 @@ def accept_command(
     """Accept a sealed membership whose fingerprint the founder read to you; take the certificate beside it."""
     from fedveil.federation.enrollment.joining import accept
 
-    made = accept(folder, sealed, typed_fingerprint(fingerprint), PromptedPassphrase(descriptor))
-    print_result(as_json, {"serial": made.serial}, f"accepted: serial {made.serial}")
+    membership = accept(folder, sealed, typed_fingerprint(fingerprint), PromptedPassphrase(descriptor))
+    print_result(as_json, {"serial": membership.serial}, f"accepted: serial {membership.serial}")
 
 
 @coordinator.command("rotate")
@@ -135,8 +135,8 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
     from fedveil.federation.enrollment.joining import rotate
 
-    asked = rotate(folder, PromptedPassphrase(descriptor))
-    print_request(folder / "coordinator.request", asked.fingerprint, as_json)
+    request = rotate(folder, PromptedPassphrase(descriptor))
+    print_request(folder / "coordinator.request", request.fingerprint, as_json)
 
 
 @coordinator.command("serve")

@@ -106,8 +106,8 @@ def admit_command(
             "order"
         )
     admitted = [admit(folder, path, text) for path, text in zip(requests, typed, strict=True)]
-    lines = (f"admitted: {one.role} {one.name}" for one in admitted)
-    print_result(as_json, {"admitted": [one.name for one in admitted]}, *lines)
+    lines = (f"admitted: {party.role} {party.name}" for party in admitted)
+    print_result(as_json, {"admitted": [party.name for party in admitted]}, *lines)
 
 
 @federation.command("revoke")
@@ -167,16 +167,16 @@ def demo_command(
     from fedveil.federation.hosts.folders import CoordinatorFolder, SiloFolder
     from fedveil.federation.hosts.submission import create_run, read_document
 
-    made = write_demonstration(folder, rounds=rounds, port=port)
-    home = CoordinatorFolder(made.provisioned.coordinator)
+    demonstration = write_demonstration(folder, rounds=rounds, port=port)
+    home = CoordinatorFolder(demonstration.provisioned.coordinator)
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # end as by Ctrl-C, so that all parties are stopped
     service = import_late("fedveil.federation.hosts.silo_service").SiloService
     served: list[CoordinatorService | SiloService] = [open_party(home)]
     try:
-        served += [service(SiloFolder(path)) for path in made.provisioned.silos]
-        _run(home, create_run(home, read_document(made.experiment, home)), as_json=False)
+        served += [service(SiloFolder(path)) for path in demonstration.provisioned.silos]
+        _run(home, create_run(home, read_document(demonstration.experiment, home)), as_json=False)
     finally:
         for party in reversed(served):
             party.stop()
@@ -195,13 +195,13 @@ def check_command(
 
     home = SiloFolder(silo, PromptedPassphrase(descriptor))
     checks = import_late("fedveil.federation.hosts.silo_checks")
-    found = checks.inspect_silo(home)
+    findings = checks.inspect_silo(home)
     if offline:
-        print_result(as_json, found, transposed_table([found]))
+        print_result(as_json, findings, transposed_table([findings]))
         return
     reached = checks.try_coordinator(home)
-    found |= {f"coordinator: {what}": sentence for what, sentence in reached.findings.items()}
-    print_result(as_json, found, transposed_table([found]))
+    findings |= {f"coordinator: {name}": sentence for name, sentence in reached.findings.items()}
+    print_result(as_json, findings, transposed_table([findings]))
     reached.check()
 
 
@@ -215,8 +215,8 @@ def status_command(
     from fedveil.cli.federation_page import write_federation_page
     from fedveil.federation.hosts.folders import CoordinatorFolder
 
-    made = write_federation_page(CoordinatorFolder(home), page)
-    print_result(as_json, {"page": made}, f"page: {made}")
+    path = write_federation_page(CoordinatorFolder(home), page)
+    print_result(as_json, {"page": path}, f"page: {path}")
 
 
 @federation.command("run")

@@ -70,9 +70,11 @@ def federation_page(home: CoordinatorFolder, connection: dict[str, Any] | None) 
 
 def _run_folders(home: CoordinatorFolder) -> list[Path]:
     names = ("experiment.toml", *(kind.file for kind in KINDS))
-    found = [path for name in names for path in (home / "runs").glob(f"*/{name}")]
+    documents = [path for name in names for path in (home / "runs").glob(f"*/{name}")]
     # The document is written once, when the run is submitted; its folder changes until the run ends.
-    return [path.parent for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.parent.name))]
+    return [
+        path.parent for path in sorted(documents, key=lambda path: (path.stat().st_mtime, path.parent.name))
+    ]
 
 
 class _Run:
@@ -126,12 +128,12 @@ def _coordinator(home: CoordinatorFolder, connection: dict[str, Any] | None) -> 
 
 
 def _silos(names: tuple[str, ...], connection: dict[str, Any] | None) -> Markup:
-    known = connection or {}
-    contacts, connected = known.get("last_contact_seconds", {}), known.get("connected", [])
+    facts = connection or {}
+    contacts, connected = facts.get("last_contact_seconds", {}), facts.get("connected", [])
     rows = []
     for name in names:
         ago = contacts.get(name)
-        if connection is None or not known.get("link"):
+        if connection is None or not facts.get("link"):
             state, cause = "unknown", "the coordinator or its link is not served"
         elif name in connected:
             state, cause = "connected", ""
@@ -148,10 +150,12 @@ def _runs(runs: list[_Run]) -> Markup:
     rows = [[run.name, run.state, run.rounds, run.epsilon] for run in runs]
     header = ["run", "state", "rounds", "ε against readers of the results"]
     parts = [table(header, rows, caption="Runs of this coordinator, the oldest first")]
-    others = [[party, run.name, epsilon] for run in runs for party, epsilon in run.parties.items()]
-    if others:
+    party_rows = [[party, run.name, epsilon] for run in runs for party, epsilon in run.parties.items()]
+    if party_rows:
         parts.append(
-            table(["party", "run", "ε against it"], others, caption="Parties that see more than the results")
+            table(
+                ["party", "run", "ε against it"], party_rows, caption="Parties that see more than the results"
+            )
         )
     return join_parts(parts)
 

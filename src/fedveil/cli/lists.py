@@ -48,7 +48,7 @@ def methods_command(as_json: Json = False) -> None:
     """List the methods, with the package that provides each and its keys in the table `method`."""
     from fedveil.reference import entries
 
-    rows = [{"method": one.name, **_row_of(one)} for one in entries("methods")]
+    rows = [{"method": entry.name, **_row_of(entry)} for entry in entries("methods")]
     print_result(as_json, {"methods": rows}, rows_table(rows))
 
 
@@ -64,10 +64,10 @@ def stages_command(
             f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{did_you_mean(kind, _STAGES)}"
         )
     rows = [
-        {"table": SECTIONS[each][0], "name": one.name, **_row_of(one)}
+        {"table": SECTIONS[each][0], "name": entry.name, **_row_of(entry)}
         for each in _STAGES
         if kind in (None, each)
-        for one in entries(each)
+        for entry in entries(each)
     ]
     print_result(as_json, {"stages": rows}, rows_table(rows))
 
@@ -89,26 +89,26 @@ def data_command(
 
     listed = [entry for entry in catalogue(folder) if name in (None, entry.name)]
     if not listed:
-        known = [entry.name for entry in catalogue(folder)]
+        names = [entry.name for entry in catalogue(folder)]
         raise ConfigError(
-            f"no data set '{name}'; there are: {', '.join(known)}{did_you_mean(str(name), known)}"
+            f"no data set '{name}'; there are: {', '.join(names)}{did_you_mean(str(name), names)}"
         )
     if name is not None:
         for file in listed[0].files:
             store(folder).path(file)
         listed = [entry for entry in catalogue(folder) if entry.name == name]
     keys = ("name", "package", "title", "records", "terms", "present")
-    rows = [{key: getattr(one, key) for key in keys} for one in listed]
-    found: dict[str, Any] = {"folder": listed[0].folder, "data": rows}
+    rows = [{key: getattr(entry, key) for key in keys} for entry in listed]
+    document: dict[str, Any] = {"folder": listed[0].folder, "data": rows}
     if name is None:
-        print_result(as_json, found, rows_table(rows))
+        print_result(as_json, document, rows_table(rows))
         return
     files = [
-        {"file": one.path, "digest": ":".join(one.digest), "from": " or ".join(one.urls)}
-        for one in listed[0].files
+        {"file": file.path, "digest": ":".join(file.digest), "from": " or ".join(file.urls)}
+        for file in listed[0].files
     ]
-    said = rows_table(files) if files else "no files: the records come with an installed package"
-    print_result(as_json, {**found, "files": files}, rows_table(rows), said)
+    shown_files = rows_table(files) if files else "no files: the records come with an installed package"
+    print_result(as_json, {**document, "files": files}, rows_table(rows), shown_files)
 
 
 def schema_command(
@@ -137,8 +137,8 @@ def schema_command(
     elif output is None:
         OUT.print(text, highlight=False)
     else:
-        said = "read it, correct the bounds and categories, and keep it public"
-        OUT.print(f"drafted {output}: {said}")
+        advice = "read it, correct the bounds and categories, and keep it public"
+        OUT.print(f"drafted {output}: {advice}")
 
 
 # --- check of tables ---

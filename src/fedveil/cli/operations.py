@@ -38,18 +38,18 @@ def status_command(
     from fedveil.federation.hosts.status import party_status
 
     answer = ask_party(folder, "/connection")
-    found = party_status(folder, served=answer is not None)
+    status = party_status(folder, served=answer is not None)
     connection = json.loads(answer[1]) if answer is not None else {}
     if connection and not metrics:
-        found |= connection if as_json else {name: shown_fact(value) for name, value in connection.items()}
+        status |= connection if as_json else {name: shown_fact(value) for name, value in connection.items()}
     elif connection:
-        found["connection"] = connection
+        status["connection"] = connection
     if metrics:
-        OUT.print(as_metrics(found), end="")
+        OUT.print(as_metrics(status), end="")
     elif as_json:
-        print_json(found)
+        print_json(status)
     else:
-        OUT.print(transposed_table([found]))
+        OUT.print(transposed_table([status]))
 
 
 def shown_fact(value: object) -> object:
@@ -131,14 +131,14 @@ def link_command(
     """Serve the coordinator's link under its own user account, which holds the TLS key and no other key."""
     from fedveil.federation.hosts.link_folder import LinkFolder
 
-    found = LinkFolder(folder)
+    link = LinkFolder(folder)
     serve_link = import_late("fedveil.federation.hosts.link").serve_link
     over = threading.Event()  # an exception out of a signal handler would leave asyncio's loop half open
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     serve_link(
-        found,
+        link,
         over.is_set,
-        listening=lambda: announce(f"listening on {found.settings.address}; Ctrl-C ends it"),
+        listening=lambda: announce(f"listening on {link.settings.address}; Ctrl-C ends it"),
     )
 
 
@@ -186,11 +186,11 @@ def health_command(
     """Exit with code 0 if the party serves, is connected and has valid certificates, otherwise 1 with the cause."""
     from fedveil.federation.hosts.metrics_server import ask_party
 
-    found = ask_party(folder.absolute(), "/ready")
-    if found is None:
+    answer = ask_party(folder.absolute(), "/ready")
+    if answer is None:
         typer.echo(f"{folder}: no process serves it")
-    elif found[0] != 200:
-        typer.echo(sanitize(found[1]))
+    elif answer[0] != 200:
+        typer.echo(sanitize(answer[1]))
     else:
         return
     raise typer.Exit(1)

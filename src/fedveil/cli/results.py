@@ -55,7 +55,7 @@ def report_command(
         as_json,
         {"report": path, "figures": written},
         f"report: {path}",
-        *(f"figure: {one}" for one in written),
+        *(f"figure: {figure}" for figure in written),
     )
 
 
@@ -72,16 +72,16 @@ def compare_command(
     """Compare runs: a table with the standard deviation over seeds, and a page of privacy-utility curves."""
     from fedveil.api.run_folders import compare
 
-    found = compare(*folders)
+    comparison = compare(*folders)
     if figures is not None:
-        found.figures(figures, against=against, formats=figure_formats.split(","))
+        comparison.figures(figures, against=against, formats=figure_formats.split(","))
     if against is not None:
-        written = found.write(page, against=against)
+        written = comparison.write(page, against=against)
         print_result(as_json, {"page": written}, f"comparison: {written}")
         return
-    print_frame(found, as_json)
+    print_frame(comparison, as_json)
     if not as_json:
-        OUT.print(f"comparison: {found.write(page)}")
+        OUT.print(f"comparison: {comparison.write(page)}")
 
 
 def spent_command(
@@ -154,19 +154,23 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Verify a run, bundle or exported ledger (bytes, signatures, chains, epsilon); list what cannot be checked."""
-    found = _verified(made, trust or [], (charter, membership), ledger or [])
-    rows = [{"check": one.name, "outcome": one.outcome, "": one.detail} for one in found.checks]
-    checks = [asdict(one) for one in found.checks]
-    failed = [one for one in found.checks if one.outcome == "fails"]
-    held = sum(one.outcome == "holds" for one in found.checks)
+    verification = _verified(made, trust or [], (charter, membership), ledger or [])
+    rows = [
+        {"check": check.name, "outcome": check.outcome, "": check.detail} for check in verification.checks
+    ]
+    checks = [asdict(check) for check in verification.checks]
+    failed = [check for check in verification.checks if check.outcome == "fails"]
+    n_held = sum(check.outcome == "holds" for check in verification.checks)
     closing = (
-        f"{len(failed)} of {held + len(failed)} checks fail."
+        f"{len(failed)} of {n_held + len(failed)} checks fail."
         if failed
-        else f"All {held} checks hold. What is unchecked cannot be shown by these files."
+        else f"All {n_held} checks hold. What is unchecked cannot be shown by these files."
     )
-    print_result(as_json, {"path": made, "holds": found.holds, "checks": checks}, rows_table(rows), closing)
+    print_result(
+        as_json, {"path": made, "holds": verification.holds, "checks": checks}, rows_table(rows), closing
+    )
     if failed:
-        raise IntegrityError(f"{found.path}: {failed[0].name}: {failed[0].detail}")
+        raise IntegrityError(f"{verification.path}: {failed[0].name}: {failed[0].detail}")
 
 
 def _verified(
@@ -183,18 +187,18 @@ def _verified(
     for option, path in (
         ("--charter", charter),
         ("--membership", membership),
-        *(("--ledger", one) for one in ledgers),
+        *(("--ledger", ledger) for ledger in ledgers),
     ):
         if path is not None and not path.is_file():
             raise ConfigError(f"{option} {path}: there is no such file")
-    given = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
+    options = {"--trust": trust, "--charter": charter, "--membership": membership, "--ledger": ledgers}
     if any((folder_or_file / name).is_file() for name in DOCUMENTS):
-        _refuse(given, "a run folder", {"--charter", "--ledger"})
+        _refuse(options, "a run folder", {"--charter", "--ledger"})
         return verify_run(folder_or_file, charter, ledgers)
     if folder_or_file.suffix == ".json":
-        _refuse(given, "an exported ledger", {"--trust", "--membership"})
+        _refuse(options, "an exported ledger", {"--trust", "--membership"})
         return verify_ledger(folder_or_file, trust, membership)
-    _refuse(given, "a bundle", {"--trust", "--charter"})
+    _refuse(options, "a bundle", {"--trust", "--charter"})
     return verify_bundle(folder_or_file, trust, charter)
 
 
@@ -221,14 +225,14 @@ def audit_command(
     """Attack a run: membership inference, and a lower bound on epsilon that may refute the stated one."""
     from fedveil.api.run_folders import audit
 
-    found = audit(folder, canaries=canaries, code=code or ())
+    result = audit(folder, canaries=canaries, code=code or ())
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
-    for line in found.lines:
-        style = {found.refutation: "bold red", f"WARNING: {found.unlike}": "bold yellow"}.get(line)
+    for line in result.lines:
+        style = {result.refutation: "bold red", f"WARNING: {result.unlike}": "bold yellow"}.get(line)
         OUT.print(line, style=style)
-    OUT.print(f"report: {found.report}")
+    OUT.print(f"report: {result.report}")
 
 
 # --- bundles: a trained model in use ---
@@ -251,8 +255,8 @@ def bundle_command(
     """Pack a run's model, schema, statement and ledger into one folder or zip, for use elsewhere."""
     from fedveil.bundle.writing import bundle_run
 
-    made = bundle_run(run, output, about=about, code=code or ())
-    print_result(as_json, {"bundle": made}, f"bundle: {made}")
+    path = bundle_run(run, output, about=about, code=code or ())
+    print_result(as_json, {"bundle": path}, f"bundle: {path}")
 
 
 def predict_command(
@@ -270,11 +274,11 @@ def predict_command(
 
     _refuse_read("--output", output, (bundle, table))
     check_writable("--output", output)
-    kept = tuple(dict.fromkeys(keep or ()))
-    made = load_bundle(bundle, network).predict_table(table, kept)
-    write_table(made, output, kept)
-    found = {"output": output, "records": made.num_rows, "columns": made.column_names}
-    print_result(as_json, found, f"{made.num_rows} records: {output}")
+    columns = tuple(dict.fromkeys(keep or ()))
+    predictions = load_bundle(bundle, network).predict_table(table, columns)
+    write_table(predictions, output, columns)
+    document = {"output": output, "records": predictions.num_rows, "columns": predictions.column_names}
+    print_result(as_json, document, f"{predictions.num_rows} records: {output}")
 
 
 def export_command(
@@ -293,8 +297,8 @@ def export_command(
     for option, path in {"--onnx": onnx, "--torch": torch}.items():
         _refuse_read(option, path, (bundle,))
     read = load_bundle(bundle, network)
-    made = [*([export_onnx(read, onnx)] if onnx else []), *([export_torch(read, torch)] if torch else [])]
-    print_result(as_json, {"written": made}, *made)
+    paths = [*([export_onnx(read, onnx)] if onnx else []), *([export_torch(read, torch)] if torch else [])]
+    print_result(as_json, {"written": paths}, *paths)
 
 
 def sign_command(
@@ -323,5 +327,5 @@ def _refuse_read(option: str, path: Path | None, read: Sequence[Path]) -> None:
     Raises:
         ConfigError: names the option and the file.
     """
-    if path is not None and any(path.resolve() == one.resolve() for one in read):
+    if path is not None and any(path.resolve() == file.resolve() for file in read):
         raise ConfigError(f"{option} {path}: is what the command reads; give another name")

@@ -58,8 +58,8 @@ def join_command(
         table=FILES.table if files.table is None else files.table.absolute(),
         users=None if files.users is None else files.users.absolute(),
     )
-    asked = join_as_silo(folder, charter, name=name, passphrase=key.passphrase(), holds=holds)
-    print_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
+    request = join_as_silo(folder, charter, name=name, passphrase=key.passphrase(), holds=holds)
+    print_request(folder / f"{request.name}.request", request.fingerprint, as_json)
 
 
 @silo.command("rotate")
@@ -67,8 +67,8 @@ def rotate_command(folder: Folder, descriptor: Descriptor = None, as_json: Json 
     """Make new keys and the request to replace the old ones; they are used once a membership names them."""
     from fedveil.federation.enrollment.joining import rotate
 
-    asked = rotate(folder, PromptedPassphrase(descriptor))
-    print_request(folder / f"{asked.name}.request", asked.fingerprint, as_json)
+    request = rotate(folder, PromptedPassphrase(descriptor))
+    print_request(folder / f"{request.name}.request", request.fingerprint, as_json)
 
 
 @silo.command("accept")
@@ -84,15 +84,17 @@ def accept_command(
     """Accept a sealed membership whose fingerprint the founder read to you, and show who belongs to it."""
     from fedveil.federation.enrollment.joining import accept
 
-    made = accept(folder, sealed, typed_fingerprint(fingerprint), PromptedPassphrase(descriptor))
-    members = {name: public.fingerprint for name, public in zip(made.silos, made.roster, strict=True)}
-    coordinator = made.coordinator.fingerprint
+    membership = accept(folder, sealed, typed_fingerprint(fingerprint), PromptedPassphrase(descriptor))
+    members = {
+        name: public.fingerprint for name, public in zip(membership.silos, membership.roster, strict=True)
+    }
+    coordinator = membership.coordinator.fingerprint
     print_result(
         as_json,
-        {"serial": made.serial, "silos": members, "coordinator": coordinator},
+        {"serial": membership.serial, "silos": members, "coordinator": coordinator},
         *(f"{name}: {print_}" for name, print_ in members.items()),
         f"coordinator: {coordinator}",
-        f"accepted: serial {made.serial}, valid until {made.valid_until}",
+        f"accepted: serial {membership.serial}, valid until {membership.valid_until}",
     )
 
 
@@ -167,7 +169,7 @@ def export_command(
 
     home = SiloFolder(folder, PromptedPassphrase(descriptor))
     membership = home.membership
-    made = export_ledger(
+    path = export_ledger(
         home / "state",
         output,
         identity=home.identity,
@@ -175,7 +177,7 @@ def export_command(
         number=membership.number(home.settings.name),
         delta=home.policy.delta,
     )
-    print_result(as_json, {"export": made}, f"ledger: {made}")
+    print_result(as_json, {"export": path}, f"ledger: {path}")
 
 
 @ledger.command("adopt")

@@ -67,8 +67,8 @@ def stats_command(
         _write_rows(planned, output.csv)
         print_frame(planned, output.as_json)
         return
-    made = release_statistics(document, output.runs, repeat=again)
-    print_release(made.folder, output.as_json, here, csv=output.csv)
+    release = release_statistics(document, output.runs, repeat=again)
+    print_release(release.folder, output.as_json, here, csv=output.csv)
 
 
 def _write_rows(frame: Frame, csv: Path | None) -> None:
@@ -82,14 +82,14 @@ def print_release(folder: Path, as_json: bool, here: bool = False, *, csv: Path 
     from fedveil.api.releases import read_statistics
     from fedveil.cli.options import print_statement
 
-    found = read_statistics(folder, these_people=here)
-    _write_rows(found, csv)
-    report = found.report()
+    release = read_statistics(folder, these_people=here)
+    _write_rows(release, csv)
+    report = release.report()
     if as_json:
-        print_json(found.to_json() | {"report": report})
+        print_json(release.to_json() | {"report": report})
         return
-    print_tables(found)
-    print_statement(found.statement)
+    print_tables(release)
+    print_statement(release.statement)
     OUT.print(f"report: {report}")
 
 
@@ -122,31 +122,31 @@ def show_command(
         _show_fitted(folder, as_json)
         return
     released = read_released(folder)
-    found: list[Row] = []
+    shown: list[Row] = []
     for text in crossed or ():
-        found += cross(released, tuple(part.strip() for part in text.split(",")))
+        shown += cross(released, tuple(part.strip() for part in text.split(",")))
     for text in levels or ():
-        column, equals, given = text.partition("=")
+        column, equals, numbers = text.partition("=")
         try:
-            asked = tuple(float(part) for part in given.split(","))
+            orders = tuple(float(part) for part in numbers.split(","))
         except ValueError:
-            asked = ()
-        if not equals or not asked:
+            orders = ()
+        if not equals or not orders:
             raise ConfigError(f"--quantile {text}: expected COLUMN=Q,Q,..., for instance age=.1,.9")
-        found += quantiles(released, column.strip(), asked)
+        shown += quantiles(released, column.strip(), orders)
     if not crossed and not levels:
-        found = list(rows(released))
+        shown = list(rows(released))
     if as_json:
-        print_json({"counted": released.counted_unit, "rows": [row.to_json() for row in found]})
+        print_json({"counted": released.counted_unit, "rows": [row.to_json() for row in shown]})
         return
-    print_rows(found, here)
+    print_rows(shown, here)
 
 
-def _show_evaluated(evaluated: ReleasedEvaluation, asked: bool, here: bool, as_json: bool) -> None:
+def _show_evaluated(evaluated: ReleasedEvaluation, has_options: bool, here: bool, as_json: bool) -> None:
     """Print the test metrics of a run again."""
     from fedveil.cli.options import print_rows
 
-    if asked:
+    if has_options:
         raise ConfigError(
             "--cross and --quantile are of releases of `fedveil stats`; this run released test metrics"
         )
@@ -162,11 +162,11 @@ def _show_fitted(folder: Path, as_json: bool) -> None:
     from fedveil.api.releases import effects_json
     from fedveil.statistics.inference.result import read_fitted
 
-    found = read_fitted(folder)
+    fitted = read_fitted(folder)
     if as_json:
-        print_json(effects_json(found))
+        print_json(effects_json(fitted))
     else:
-        print_effects(found)
+        print_effects(fitted)
 
 
 # --- regressions --------------------------------------------------------------------------------------------
@@ -191,13 +191,13 @@ def infer_command(
     check_writable("--csv", output.csv)
     document = read_releases(file, InferenceDocument)
     if plan:
-        found = plan_regression(document)
-        _write_rows(found, output.csv)
-        tables = (rows_table(found.releases), rows_table(found.shown))
-        print_result(output.as_json, found.to_json(), *tables, *found.lines)
+        planned = plan_regression(document)
+        _write_rows(planned, output.csv)
+        tables = (rows_table(planned.releases), rows_table(planned.shown))
+        print_result(output.as_json, planned.to_json(), *tables, *planned.lines)
         return
-    made = release_regression(document, output.runs, repeat=again)
-    print_inference(made.folder, output.as_json, csv=output.csv)
+    regression = release_regression(document, output.runs, repeat=again)
+    print_inference(regression.folder, output.as_json, csv=output.csv)
 
 
 def print_inference(folder: Path, as_json: bool, *, csv: Path | None = None) -> None:
@@ -205,14 +205,14 @@ def print_inference(folder: Path, as_json: bool, *, csv: Path | None = None) -> 
     from fedveil.api.releases import read_regression
     from fedveil.cli.options import print_statement
 
-    found = read_regression(folder)
-    _write_rows(found, csv)
-    report = found.report()
+    regression = read_regression(folder)
+    _write_rows(regression, csv)
+    report = regression.report()
     if as_json:
-        print_json(found.to_json() | {"report": report})
+        print_json(regression.to_json() | {"report": report})
         return
-    print_effects(found.fitted)
-    print_statement(found.statement)
+    print_effects(regression.fitted)
+    print_statement(regression.statement)
     OUT.print(f"report: {report}")
 
 

@@ -90,7 +90,7 @@ def run_command(
     from fedveil.run.training_run import run
 
     study = load_study(source, chosen.selection)
-    if transcript and all(one.protection.name == "none" for one in study.experiments):
+    if transcript and all(experiment.protection.name == "none" for experiment in study.experiments):
         raise ConfigError(
             "--transcript: no protocol runs here, so there is no message to list; "
             "--set protection.name=secure-aggregation adds one"
@@ -99,23 +99,23 @@ def run_command(
     prepared = _prepared(study)
     parent = runs if single else _fresh(runs / study.name)
     if rank() > 0:  # under torchrun, rank 0 prints and writes for all
-        for one in prepared:
-            run(one, parent, NullObserver())
+        for ready in prepared:
+            run(ready, parent, NullObserver())
         return
     if not as_json:
         for line in (*study.choices, *(() if single else (study.title,))):
             OUT.print(line)
     outcomes, report = [], None
     with observer(OUT, quiet=as_json) as watching:
-        for one in prepared:
+        for ready in prepared:
             if not as_json:
-                for said in people_warnings(one):
-                    OUT.print(f"{one.experiment.name}: {said}")
-            outcome = run(one, parent, watching, transcript=transcript)
+                for warning in people_warnings(ready):
+                    OUT.print(f"{ready.experiment.name}: {warning}")
+            outcome = run(ready, parent, watching, transcript=transcript)
             report = write_report(outcome.folder)
             outcomes.append(outcome)
     if not single:
-        report = compare([one.folder for one in outcomes]).write(parent / "comparison.html")
+        report = compare([ended.folder for ended in outcomes]).write(parent / "comparison.html")
     _end(outcomes, report, as_json)
 
 
@@ -160,29 +160,31 @@ def check_command(
 
     study = load_study(source, chosen.selection)
     populations = PopulationCache()
-    held = dict.fromkeys(one.data.table for one in study.experiments if one.data.table is not None)
-    reports = [data_report(read_schema(table.schema_file), table.files) for table in held]
+    tables = dict.fromkeys(
+        experiment.data.table for experiment in study.experiments if experiment.data.table is not None
+    )
+    reports = [data_report(read_schema(table.schema_file), table.files) for table in tables]
     if not as_json:
         for report in reports:
             print_report(report)
         for line in study.choices:
             OUT.print(line)
     # One experiment is ready at a time, to save memory.
-    found = CheckFrame(
+    frame = CheckFrame(
         rows=tuple(check_row(_ready(study, experiment, populations)) for experiment in study.experiments),
         budgets=tuple(experiment.privacy.budget for experiment in study.experiments),
     )
     if as_json:
         looked = {"data": [report.to_json() for report in reports]}
-        print_json({"study": study.name, "experiments": list(found.rows)} | looked)
+        print_json({"study": study.name, "experiments": list(frame.rows)} | looked)
     else:
-        shown = found.shown
+        shown = frame.shown
         OUT.print(transposed_table(shown) if len(shown) == 1 else rows_table(shown, title=study.title))
-        for line in found.lines:
+        for line in frame.lines:
             OUT.print(line)
-        for row in found.rows:
-            for said in (*row["warnings"], *row["not read"]):
-                OUT.print(f"{row['experiment']}: {said}")
+        for row in frame.rows:
+            for remark in (*row["warnings"], *row["not read"]):
+                OUT.print(f"{row['experiment']}: {remark}")
 
 
 @expand_option_groups
@@ -214,14 +216,14 @@ def sweep_command(
         raise
     folders = [runs / point.experiment.name for point in grid]
     spent = joint_cost_of_points(grid, runs)
-    found = sweep_frame(rows, spent, runs)
+    frame = sweep_frame(rows, spent, runs)
     pages = [
         write_tradeoff(folders, axis.key, runs / f"{axis.key}.html", spent=spent["told"]) for axis in axes
     ]
     if as_json:
         print_json({"rows": rows, "pages": pages, "together": spent})
         return
-    print_frame(found, as_json=False)
+    print_frame(frame, as_json=False)
     OUT.print(*pages, sep="\n")
 
 
@@ -260,20 +262,24 @@ def _end(outcomes: list[Outcome], report: Path | None, as_json: bool) -> None:
     if as_json:
         runs = [
             {
-                "folder": one.folder,
-                "rounds": one.rounds,
-                "stopped": one.stopped,
-                "test": one.row["test"],
-                "evaluation": None if one.evaluated is None else one.evaluated.to_json(),
-                "seconds": one.seconds,
-                "statement": one.statement.to_json(),
+                "folder": outcome.folder,
+                "rounds": outcome.rounds,
+                "stopped": outcome.stopped,
+                "test": outcome.row["test"],
+                "evaluation": None if outcome.evaluated is None else outcome.evaluated.to_json(),
+                "seconds": outcome.seconds,
+                "statement": outcome.statement.to_json(),
             }
-            for one in outcomes
+            for outcome in outcomes
         ]
         print_json({"runs": runs, "report": report})
     else:
         _print_end(outcomes, report)
-    refused = [f"{one.folder}: {one.stopped}" for one in outcomes if one.stopped and not one.rounds]
+    refused = [
+        f"{outcome.folder}: {outcome.stopped}"
+        for outcome in outcomes
+        if outcome.stopped and not outcome.rounds
+    ]
     if refused:
         raise BudgetError(f"refused before the first round: {'; '.join(refused)}")
 
@@ -286,25 +292,25 @@ def _print_end(outcomes: list[Outcome], report: Path | None) -> None:
     from fedveil.run.remarks import explain_open_server
 
     OUT.print(outcome_table(outcomes))
-    for one in outcomes:
-        if one.was_complete:
+    for outcome in outcomes:
+        if outcome.was_complete:
             OUT.print(
-                f"{one.folder.name}: all {one.rounds} rounds were made before; nothing was trained or charged "
-                f"(`fedveil verify {one.folder}` prints the statement)",
+                f"{outcome.folder.name}: all {outcome.rounds} rounds were made before; nothing was trained or charged "
+                f"(`fedveil verify {outcome.folder}` prints the statement)",
                 highlight=False,
             )
             continue
-        if one.evaluated is not None:
-            print_rows(one.evaluated.rows)
-        if one.stopped and one.rounds:
-            OUT.print(f"{one.folder.name}: stopped: {one.stopped}")
-        to_server = one.statement.line_for(Role.SERVER)
-        for said in (
-            advice_of(one.folder),
-            explain_open_server(RunFolder.open(one.folder)[1], one.statement.epsilon, to_server),
+        if outcome.evaluated is not None:
+            print_rows(outcome.evaluated.rows)
+        if outcome.stopped and outcome.rounds:
+            OUT.print(f"{outcome.folder.name}: stopped: {outcome.stopped}")
+        to_server = outcome.statement.line_for(Role.SERVER)
+        for remark in (
+            advice_of(outcome.folder),
+            explain_open_server(RunFolder.open(outcome.folder)[1], outcome.statement.epsilon, to_server),
         ):
-            if said is not None:
-                OUT.print(f"{one.folder.name}: {said}", highlight=False)
+            if remark is not None:
+                OUT.print(f"{outcome.folder.name}: {remark}", highlight=False)
     if len(outcomes) == 1 and not outcomes[0].was_complete:
         print_statement(outcomes[0].statement)
     OUT.print(f"report: {report}")
@@ -393,9 +399,9 @@ def plan_command(
     from fedveil.api.planning import plan
     from fedveil.run.planning import read_over
 
-    found = plan(
+    frame = plan(
         **asked.numbers, parameters=parameters, over=None if over is None else dict([read_over(over)])
     )
-    print_frame(found, as_json)
+    print_frame(frame, as_json)
     if over is None and not as_json:
-        OUT.print(f"table and plot over the rounds: {found.write(page)}")
+        OUT.print(f"table and plot over the rounds: {frame.write(page)}")

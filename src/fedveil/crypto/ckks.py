@@ -207,8 +207,8 @@ class CkksParameters:
         Raises:
             CryptoError: a residue that is not below the prime.
         """
-        count, rest = len(data) // self.word_bytes, 8 - self.word_bytes
-        overlapping = np.ndarray((count,), "<u8", data + bytes(rest), strides=(self.word_bytes,))
+        count, padding = len(data) // self.word_bytes, 8 - self.word_bytes
+        overlapping = np.ndarray((count,), "<u8", data + bytes(padding), strides=(self.word_bytes,))
         words = overlapping & np.uint64(2**self.prime_bits - 1)
         if (words >= self.prime).any():
             raise CryptoError("a ciphertext or key has a residue that is not below its prime")
@@ -349,11 +349,11 @@ class CkksKey:
         form = ciphertext_bytes(tuple(parameters.context.first_parms_id()), words, ntt=True)
         self._file.load(ciphertext, parameters.context, form)
         seal.Evaluator(parameters.context).transform_from_ntt_inplace(ciphertext)
-        found = parse_ciphertext(self._file.save(ciphertext))[0, 0].astype(np.int64)
-        found -= (found > parameters.prime // 2) * np.int64(parameters.prime)
-        if np.abs(found).max() != 1:
+        values = parse_ciphertext(self._file.save(ciphertext))[0, 0].astype(np.int64)
+        values -= (values > parameters.prime // 2) * np.int64(parameters.prime)
+        if np.abs(values).max() != 1:
             raise CryptoError("a CKKS key's coefficients are -1, 0 and 1; these bytes are no key")
-        return np.asarray(found, dtype=np.float64)
+        return np.asarray(values, dtype=np.float64)
 
 
 class CkksSum:

@@ -130,14 +130,14 @@ def same_fingerprint(typed: str, expected: str) -> bool:
     """
     kind, _, digits = expected.partition(" ")
     typed = "".join(typed.lower().split())
-    found = _FINGERPRINT.fullmatch(typed)
-    if found is None:
+    match = _FINGERPRINT.fullmatch(typed)
+    if match is None:
         raise ConfigError(
             f"fingerprint: '{kind}' and 8 groups of 4 hexadecimal digits are needed, as they are read out"
         )
-    if found["kind"] not in ("", kind):
+    if match["kind"] not in ("", kind):
         raise ConfigError(f"fingerprint: a fingerprint of the {kind} is needed; what was typed is not one")
-    return found["digits"] == digits.replace(" ", "")
+    return match["digits"] == digits.replace(" ", "")
 
 
 @dataclass(frozen=True)

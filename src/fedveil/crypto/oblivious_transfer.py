@@ -110,8 +110,8 @@ class TransferSender:
         inverse = invert(first, modulus)
         points = [first, *(raised * inverse % modulus for raised in self._raised)]
         return [
-            seal(_key(point, context, place), message, context)
-            for place, (point, message) in enumerate(zip(points, messages, strict=True))
+            seal(_key(point, context, index), message, context)
+            for index, (point, message) in enumerate(zip(points, messages, strict=True))
         ]
 
 
@@ -165,7 +165,7 @@ def _random_exponent() -> int:
     return secrets.randbits(EXPONENT_BITS - 1) | 1
 
 
-def _key(point: mpz, context: bytes, place: int) -> bytes:
-    # H(PK_i^r, transfer, i): context and place are hashed too, so equal points of two transfers give different keys.
-    name = len(context).to_bytes(4, "big") + context + place.to_bytes(4, "big")
+def _key(point: mpz, context: bytes, index: int) -> bytes:
+    # H(PK_i^r, transfer, i): context and index are hashed too, so equal points of two transfers give different keys.
+    name = len(context).to_bytes(4, "big") + context + index.to_bytes(4, "big")
     return sha256(b"fedveil/1/transfer" + name + int(point).to_bytes(POINT_BYTES, "big")).digest()

@@ -351,9 +351,9 @@ class PaillierPrivateKey:
         Raises:
             CryptoError: the file is missing, readable by others, or contains no Paillier key.
         """
-        place = f"{path} holds no Paillier key: it"
-        document = parse_json(read_private_file(path), place, CryptoError)
-        with reading(place, CryptoError):
+        prefix = f"{path} holds no Paillier key: it"
+        document = parse_json(read_private_file(path), prefix, CryptoError)
+        with reading(prefix, CryptoError):
             if document["kind"] != "paillier" or document["schema_version"] != 1:
                 raise CryptoError(f"{path} holds no Paillier key of version 1")
             return cls(mpz(document["p"], 16), mpz(document["q"], 16))
@@ -476,15 +476,15 @@ def _prime(bits: int) -> mpz:
         least, most = (0b11 << (bits - 2)) // (2 * a) + 1, ((mpz(1) << bits) - 1) // (2 * a)
         first = least + secrets.randbelow(int(most - least)) | 1
         room = min(_SIEVE, int(most - first) // 2)
-        kept = np.ones(max(0, room), dtype=np.bool_)
+        sieve = np.ones(max(0, room), dtype=np.bool_)
         for small in primes:
             half = pow(2, -1, small)
-            kept[int(-first * half % small) :: small] = False
+            sieve[int(-first * half % small) :: small] = False
             if a % small:
                 step = pow(int(4 * a % small), -1, small)
-                kept[int(-(2 * a * first + 1) * step % small) :: small] = False
-        for index in np.flatnonzero(kept).tolist():
+                sieve[int(-(2 * a * first + 1) * step % small) :: small] = False
+        for index in np.flatnonzero(sieve).tolist():
             b = first + 2 * index
             candidate = 2 * a * b + 1
-            if all(is_strong_prp(one, 2) and is_prime(one, _PRIME_TESTS) for one in (b, candidate)):
+            if all(is_strong_prp(number, 2) and is_prime(number, _PRIME_TESTS) for number in (b, candidate)):
                 return candidate

@@ -95,7 +95,7 @@ def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urand
     """
     bits = max(1, (bound - 1).bit_length())
     top = _limbs(bound, minimum=len(range(0, bits, LIMB_BITS)))
-    kept: list[list[Residues]] = [[] for _ in range(len(range(0, bits, LIMB_BITS)))]
+    accepted: list[list[Residues]] = [[] for _ in range(len(range(0, bits, LIMB_BITS)))]
     missing = count
     while missing > 0:
         drawn = random_limbs(bits, 2 * missing + 16, draw)
@@ -106,10 +106,10 @@ def random_below(bound: int, count: int, draw: Callable[[int], bytes] = os.urand
         if len(top) > len(drawn):  # the bound is a power of two: every draw lies below it
             below[:] = True
         chosen = np.flatnonzero(below)[:missing]
-        for store, limb in zip(kept, drawn, strict=True):
+        for store, limb in zip(accepted, drawn, strict=True):
             store.append(limb[chosen])
         missing -= len(chosen)
-    return [np.concatenate(parts) for parts in kept]
+    return [np.concatenate(parts) for parts in accepted]
 
 
 def keyed_residues(stream: KeyedStream, modulus: int, count: int) -> Residues:
@@ -119,9 +119,9 @@ def keyed_residues(stream: KeyedStream, modulus: int, count: int) -> Residues:
     missing = count
     while missing > 0:
         words: UInt64[np.ndarray, " n"] = stream.uint64(missing + missing // 8 + 16) >> shift
-        kept = words[words < np.uint64(modulus)][:missing].astype(np.int64)
-        parts.append(kept)
-        missing -= len(kept)
+        accepted = words[words < np.uint64(modulus)][:missing].astype(np.int64)
+        parts.append(accepted)
+        missing -= len(accepted)
     return np.concatenate(parts)
 
 

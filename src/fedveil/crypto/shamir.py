@@ -108,5 +108,5 @@ def odd_one_out(shares: Sequence[Share], fit: Callable[[list[Share]], bool]) -> 
         shares: shares of one secret, at least one of them wrong.
         fit: returns whether a list of shares is verifiably right.
     """
-    found = [one for one in shares if fit([other for other in shares if other is not one])]
-    return found[0] if len(found) == 1 else None
+    candidates = [share for share in shares if fit([other for other in shares if other is not share])]
+    return candidates[0] if len(candidates) == 1 else None

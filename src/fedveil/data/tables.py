@@ -312,9 +312,8 @@ def hold_out(
     assert records.key is not None, "tables name their users"
     folder = folder_beside(records.features)
     marked = held_out(records.user, records.silo, records.key, share, seed, folder)
-    unmarked = take_values(
-        np.array([True, False]), marked.view(np.int8), folder
-    )  # not marked, some at a time
+    # Inverted through take_values, which handles some records at a time.
+    unmarked = take_values(np.array([True, False]), marked.view(np.int8), folder)
     train = Records(
         features=select_records(records.features, unmarked, folder),
         targets=select_records(records.targets, unmarked, folder),

@@ -107,17 +107,17 @@ class SampleDraw:
             kinds: kinds of messages that the method sends.
             start: state at the start of the round.
         """
-        found: dict[type[SessionMessage], Callable[[], SessionMessage]] = {}
+        builders: dict[type[SessionMessage], Callable[[], SessionMessage]] = {}
         if (users := self.users) is not None:
-            found = {
+            builders = {
                 SamplingCommitment: lambda: SamplingCommitment(commitment=self.commitment),
                 SampledFlag: lambda: SampledFlag(drawn=bool(users[silo])),
                 SampledUsers: lambda: SampledUsers(users=users),
             }
         if (clip := start.clip) is not None:
-            found[RoundClip] = lambda: RoundClip(length=clip)
-        found[GlobalModel] = lambda: GlobalModel(values=start.model)
-        return [build() for kind, build in found.items() if kind in kinds]
+            builders[RoundClip] = lambda: RoundClip(length=clip)
+        builders[GlobalModel] = lambda: GlobalModel(values=start.model)
+        return [build() for kind, build in builders.items() if kind in kinds]
 
 
 EVERYBODY = SampleDraw()

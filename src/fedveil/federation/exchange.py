@@ -71,16 +71,16 @@ def check_models_agree(answers: Answers, silos: Sequence[str]) -> None:
     """
     tags = {silo: single_message(parts, ModelStored, silo).tag for silo, parts in answers.items()}
     ((common, having),) = Counter(tags.values()).most_common(1)
-    others = [silo for silo, tag in tags.items() if tag != common]
-    if not others:
+    outliers = [silo for silo, tag in tags.items() if tag != common]
+    if not outliers:
         return
     if 2 * having > len(tags):
         raise ProtocolError(
-            "ends the round with another model or optimiser's state than most silos", silo=others[0]
+            "ends the round with another model or optimiser's state than most silos", silo=outliers[0]
         )
     first = next(silo for silo, tag in tags.items() if tag == common)
     raise ProtocolError(
-        f"silos {silos[first]} and {silos[others[0]]} end the round with different models or optimisers' states"
+        f"silos {silos[first]} and {silos[outliers[0]]} end the round with different models or optimisers' states"
     )
 
 
@@ -202,8 +202,8 @@ class Exchange:
             IntegrityError: the heads differ; names the silo.
         """
         shown = [part.signed[0] for part in message.parts if isinstance(part, RequestSignature)]
-        joined = (part.heads for part in message.parts if isinstance(part, Join))
-        shown += [head for heads in joined for head, _ in heads[message.sender : message.sender + 1]]
+        joins = (part.heads for part in message.parts if isinstance(part, Join))
+        shown += [head for heads in joins for head, _ in heads[message.sender : message.sender + 1]]
         if any(head != message.head for head in shown):
             raise IntegrityError(
                 f"silo {silo}: shows the other silos another ledger head than the coordinator"

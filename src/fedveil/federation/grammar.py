@@ -138,10 +138,10 @@ class Grammar:
         steps = ExchangeStep((*before, *self.protocol.begin, *self.task), answer), *following
         return tuple(
             ExchangeStep(  # signed requests and ledger heads, shown to all silos before the next exchange
-                (*((RequestSignatures,) if place else ()), *step.requests),
+                (*((RequestSignatures,) if index else ()), *step.requests),
                 (*step.replies, Attestation if step is steps[-1] else RequestSignature),
             )
-            for place, step in enumerate(steps)
+            for index, step in enumerate(steps)
         )
 
 

@@ -105,15 +105,17 @@ def check_heads(
         RefusalError: a signature does not hold, or too few silos are present.
     """
     for silo, (heard, own) in relayed.silos:
-        known = silo < len(roster) and silo != reader
-        if not known or not (
+        is_peer = silo < len(roster) and silo != reader
+        if not is_peer or not (
             _signed(roster[silo], session, reader, heard) and _signed(roster[silo], session, silo, own)
         ):
             raise RefusalError(Code.HEADS, silo)
     if len(relayed.silos) < least:
         raise RefusalError(Code.HEADS_FEW, len(relayed.silos), least)
-    found = {silo: (heard[0], own[0]) for silo, (heard, own) in relayed.silos}
-    return {silo: one for silo, (one, _) in found.items()}, {silo: one for silo, (_, one) in found.items()}
+    heads = {silo: (heard[0], own[0]) for silo, (heard, own) in relayed.silos}
+    return {silo: head for silo, (head, _) in heads.items()}, {
+        silo: head for silo, (_, head) in heads.items()
+    }
 
 
 def _statement(session: bytes, silo: int, head: bytes) -> bytes:
@@ -166,8 +168,8 @@ class SeenHeads:
 
     def last(self, silo: str) -> bytes:
         """Return the last known head of a silo; zeros if unknown."""
-        seen = self._all.get((self._charter, silo))
-        return bytes.fromhex(seen[-1]) if seen else NONE
+        heads = self._all.get((self._charter, silo))
+        return bytes.fromhex(heads[-1]) if heads else NONE
 
     def hear(self, heads: dict[str, bytes]) -> None:
         """Note new heads, so that they survive a crash of the process; zeros are skipped.
@@ -201,20 +203,20 @@ class SeenHeads:
         self._durable = True
 
     def _note(self, charter: str, silo: str, head: str) -> None:
-        seen = self._all.setdefault((charter, silo), [])
-        seen.append(head)
-        del seen[: -self._n_kept]
+        heads = self._all.setdefault((charter, silo), [])
+        heads.append(head)
+        del heads[: -self._n_kept]
 
     def _write(self, new: Sequence[tuple[str, str]]) -> None:
         """Append lines; rewrite the file if most of its lines are too old."""
-        lines = [_line(self._charter, *one) for one in new]
+        lines = [_line(self._charter, *entry) for entry in new]
         with writing(self._path, RunFolderError):
             if self._lines <= 2 * sum(map(len, self._all.values())):
                 self._durable = False
                 self._log.append(*lines, flush=False)
                 self._lines += len(lines)
             else:
-                every = [*(_line(*key, head) for key, seen in self._all.items() for head in seen), *lines]
+                every = [*(_line(*key, head) for key, heads in self._all.items() for head in heads), *lines]
                 self._log.replace(every)
                 self._lines, self._durable = len(every), True
 

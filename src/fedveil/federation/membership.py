@@ -78,8 +78,8 @@ class FoundingDocument(DocumentTable):
     @classmethod
     def text_of(cls, version: int, facts: dict[str, Any]) -> str:
         """Return the TOML document with these fields; :meth:`facts_of` reads it back."""
-        made = cls.model_construct(**facts | {"schema_version": version})
-        return tomlkit.dumps(made.model_dump(mode="json", exclude_defaults=True))
+        document = cls.model_construct(**facts | {"schema_version": version})
+        return tomlkit.dumps(document.model_dump(mode="json", exclude_defaults=True))
 
 
 class _CharterDocument(FoundingDocument):
@@ -241,18 +241,18 @@ class Membership:
     def __post_init__(self) -> None:
         """Refuse duplicate names, identity keys and node keys, and members with a revoked key."""
         members, identities = (*self.silos, "the coordinator"), (*self.roster, self.coordinator)
-        for what, theirs in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
+        for kind, theirs in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
             owners: dict[object, str] = {}
             # Not strict: nodes may be empty, and have no entry for the coordinator.
-            for member, one in zip(members, theirs, strict=False):
-                if one and one in owners:
+            for member, value in zip(members, theirs, strict=False):
+                if value and value in owners:
                     raise ConfigError(
-                        f"{owners[one]} and {member} have the same {what}; each member has its own"
+                        f"{owners[value]} and {member} have the same {kind}; each member has its own"
                     )
-                owners[one] = member
+                owners[value] = member
         revoked = (
-            {one.identity for one in self.revoked},
-            {one.transport for one in self.revoked if one.transport},
+            {revoked_key.identity for revoked_key in self.revoked},
+            {revoked_key.transport for revoked_key in self.revoked if revoked_key.transport},
         )
         if set(identities) & revoked[0] or self.server in revoked[1]:
             raise ConfigError("a member of the federation has a key that was revoked")
@@ -350,7 +350,7 @@ class Membership:
         silo has another number. Every field that is not named here must be equal.
         """
         n = len(present.silos)
-        kept = replace(
+        restricted = replace(
             self,
             silos=self.silos[:n],
             roster=self.roster[:n],
@@ -359,7 +359,7 @@ class Membership:
             valid_until=present.valid_until,
             seal=present.seal,
         )
-        return kept == present and self.valid_until >= present.valid_until
+        return restricted == present and self.valid_until >= present.valid_until
 
     def to_toml(self) -> str:
         """Return the document; :meth:`read` reads it back."""
@@ -390,7 +390,7 @@ class Membership:
         facts = _Document.facts_of(parse_toml(text, place, ConfigError), place)
         members = facts.pop("silos")
         nodes = tuple(member.node for member in members)
-        revoked = tuple(Revoked(**dict(one)) for one in facts.pop("revoked"))
+        revoked = tuple(Revoked(**dict(entry)) for entry in facts.pop("revoked"))
         return cls(
             silos=tuple(member.name for member in members),
             roster=tuple(member.identity for member in members),
@@ -463,8 +463,8 @@ def pack_answer(outcome: Outcome) -> bytes:
 
 def _outcome_of(answer: bytes) -> Outcome:
     code = answer[len(_MAGIC) :]
-    known = len(code) == 1 and code[0] in set(Outcome)
-    return Outcome(code[0]) if known else Outcome.REFUSED
+    is_valid = len(code) == 1 and code[0] in set(Outcome)
+    return Outcome(code[0]) if is_valid else Outcome.REFUSED
 
 
 class MembershipDelivery:
@@ -487,17 +487,17 @@ class MembershipDelivery:
         """Set the current messages; those of silos without an answer to the delivery are held back until then."""
         for silo in withdrawn:
             self._held.pop(silo, None)
-        held = {silo: message for silo, message in messages.items() if silo not in self._answered}
-        self._held |= held
-        self._transport.offer({**messages, **dict.fromkeys(held, self._message)}, withdrawn)
+        withheld = {silo: message for silo, message in messages.items() if silo not in self._answered}
+        self._held |= withheld
+        self._transport.offer({**messages, **dict.fromkeys(withheld, self._message)}, withdrawn)
 
     def collect(self, seconds: float) -> list[Received]:
         """Return the answers that have arrived, without those to the delivery."""
         received = self._transport.collect(seconds)
-        for one in received:
-            if is_delivery(one.message):
-                self._note(one.silo, _outcome_of(one.message))
-        return [one for one in received if not is_delivery(one.message)]
+        for answer in received:
+            if is_delivery(answer.message):
+                self._note(answer.silo, _outcome_of(answer.message))
+        return [answer for answer in received if not is_delivery(answer.message)]
 
     def close(self) -> None:
         """Release the transport's connections."""

@@ -59,11 +59,11 @@ def counted_sentence(policy: Mapping[str, Any]) -> tuple[str, str]:
         policy: its keys and values.
     """
     readers, coordinator = "what readers of the models learn", "what the coordinator learns"
-    seen = readers if policy["trust_coordinator"] else coordinator
+    counted = readers if policy["trust_coordinator"] else coordinator
     if not (policy["trust_silos"] or policy["without_guarantee"]):
-        return f"{seen}, or another silo if that is more", ""
+        return f"{counted}, or another silo if that is more", ""
     silos = "what other silos learn"
-    return seen, silos if policy["trust_coordinator"] else f"{silos}, nor {readers}"
+    return counted, silos if policy["trust_coordinator"] else f"{silos}, nor {readers}"
 
 
 class Policy(DocumentTable):
@@ -158,9 +158,9 @@ class Policy(DocumentTable):
     @field_validator("models", "losses")
     @classmethod
     def _shipped(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        kind, known = ("model", MODELS) if info.field_name == "models" else ("loss", LOSSES)
+        kind, registry = ("model", MODELS) if info.field_name == "models" else ("loss", LOSSES)
         for name in names:
-            _exists(check_name, name, kind, known)
+            _exists(check_name, name, kind, registry)
         return names
 
     @classmethod
@@ -193,17 +193,17 @@ class Policy(DocumentTable):
                 differs from the coordinator's.
         """
         try:
-            found = third_party(asked_for(document))
+            members = third_party(asked_for(document))
         except ConfigError as error:
             raise RefusalError(Code.PACKAGE, detail=str(error)) from None
-        for key, member in found.items():
+        for key, member in members.items():
             if member.package not in self.packages:
                 raise RefusalError(
                     Code.PACKAGE,
                     detail=f"{key} = {sanitize(member.name)!r} comes from the package {sanitize(member.package)}; this "
                     f"silo allows: {', '.join((PACKAGE, *self.packages))}",
                 )
-        if coordinator_versions != (installed := versions(found.values())):
+        if coordinator_versions != (installed := versions(members.values())):
             raise RefusalError(
                 Code.VERSION,
                 detail=f"the coordinator composed the experiment with {sanitize(str(coordinator_versions))}, and this "
@@ -302,13 +302,13 @@ class Policy(DocumentTable):
             RefusalError: the method guarantees nothing against a party that the policy counts.
         """
         counted = Role.READER if self.trust_coordinator else Role.SERVER
-        asked = (counted,) if self.trust_silos else (counted, Role.SILO)
-        for role in () if self.without_guarantee else asked:
-            if any(isinstance(one, NoGuarantee) for one in atoms(guarantee.event_for(role))):
+        roles = (counted,) if self.trust_silos else (counted, Role.SILO)
+        for role in () if self.without_guarantee else roles:
+            if any(isinstance(atom, NoGuarantee) for atom in atoms(guarantee.event_for(role))):
                 raise RefusalError(_NOT_AGAINST[role])
         if self.without_guarantee:
             return guarantee.event_for(counted)
-        return dominating_event(guarantee.event_for(role) for role in asked)
+        return dominating_event(guarantee.event_for(role) for role in roles)
 
 
 def _exists(check: Callable[..., object], *arguments: Any) -> None:
@@ -420,10 +420,10 @@ def _read(path: Path) -> dict[int, float]:
         return {}
     with reading(path, RunFolderError):
         content = parse_json(read_content(path, RunFolderError, largest=_LARGEST), path, RunFolderError)
-        found = {int(hour): float(seconds) for hour, seconds in content.items()}
-        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in found.values()):
+        usage = {int(hour): float(seconds) for hour, seconds in content.items()}
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in usage.values()):
             raise ValueError
-        return found
+        return usage
 
 
 class Deadline:

@@ -115,8 +115,8 @@ def session_name(run: bytes, opened: bytes, nonces: Nonces) -> bytes:
         nonces: nonces of the silos that were asked, with their numbers.
     """
     # Fixed widths: no two lists of (silo, nonce) give the same bytes.
-    asked = b"".join(silo.to_bytes(2, "big") + nonce for silo, nonce in nonces)
-    return hashlib.sha256(b"fedveil/3/session name" + run + opened + asked).digest()[:NONCE_BYTES]
+    encoded = b"".join(silo.to_bytes(2, "big") + nonce for silo, nonce in nonces)
+    return hashlib.sha256(b"fedveil/3/session name" + run + opened + encoded).digest()[:NONCE_BYTES]
 
 
 def session_run(session: bytes, agreed: bytes) -> bytes:
@@ -142,8 +142,8 @@ class SessionAdmission:
 
     def ready_message(self, run: bytes) -> Ready:
         """Return the `Ready` reply for a run: the nonce, and the seconds for which another run has the silo."""
-        left = 0.0 if run == self._run else self._until - self._clock()
-        return Ready(nonce=self._nonce, busy=max(0, round(left)))
+        seconds_left = 0.0 if run == self._run else self._until - self._clock()
+        return Ready(nonce=self._nonce, busy=max(0, round(seconds_left)))
 
     def admits(self, silo: int, run: bytes, session: bytes, terms: Terms) -> bool:
         """Return whether terms begin a session.

@@ -235,8 +235,12 @@ class SiloParty:
             beginning: the first :data:`~.transport.interface.BEGINNING` bytes, or more; unverified.
         """
         session, last = self._session, self._last
-        known = session is not None and last is not None and session_in(beginning) == (last.run, last.session)
-        return min(self._policy.max_message_bytes, session.longest if known and session else LARGEST_OPENING)
+        is_current = (
+            session is not None and last is not None and session_in(beginning) == (last.run, last.session)
+        )
+        return min(
+            self._policy.max_message_bytes, session.longest if is_current and session else LARGEST_OPENING
+        )
 
     def _open(self, data: bytes) -> SignedMessage:
         return SignedMessage.open(
@@ -343,7 +347,7 @@ class SiloParty:
             marks=ReplayMarks(self._state / KEPT),
             models=ModelStore(self._state / MODELS, message.run),
         )
-        place = ClientContext(
+        client_context = ClientContext(
             run=session_run(message.session, agreed),
             number=self._number,
             identity=self._identity,
@@ -351,7 +355,7 @@ class SiloParty:
             secret=lambda: self._store.secret(books.place),
         )
         session = SiloSession(
-            work=work, place=place, terms=terms, agreed=agreed, session=message.session, books=books
+            work=work, place=client_context, terms=terms, agreed=agreed, session=message.session, books=books
         )
         if closing is not None:
             self._admission.admit()
@@ -432,10 +436,10 @@ class SiloParty:
         says nothing about batches, so no round of it may have been trained in batches.
         """
         now, trained = terms.experiment, self._ledger.training_terms(run.hex())
-        for one in self._ledger.charged_terms(run.hex()) - {terms.digest.hex()}:
-            before = self._charged_terms(one)
+        for digest in self._ledger.charged_terms(run.hex()) - {terms.digest.hex()}:
+            before = self._charged_terms(digest)
             text = before.experiment
-            batched = one in trained and not is_batch_independent_run(text)
+            batched = digest in trained and not is_batch_independent_run(text)
             if without_trainer(text) != without_trainer(now) or (batched and is_batch_independent_run(now)):
                 raise RefusalError(Code.OTHER_EXPERIMENT)
             if not self._has_same_silos(before.membership):
@@ -449,11 +453,11 @@ class SiloParty:
             self._state / TERMS / f"{digest}.message", RunFolderError, largest=LARGEST_OPENING
         )
         # A coordinator whose key was revoked since may have signed the terms.
-        known = (
+        coordinators = (
             self._membership.coordinator,
             *(revoked_key.identity for revoked_key in self._membership.revoked),
         )
-        for identity in known:
+        for identity in coordinators:
             with suppress(ProtocolError):
                 message = SignedMessage.open(
                     data, sender=SERVER, identity=identity, recipient=self._number, largest=LARGEST_OPENING

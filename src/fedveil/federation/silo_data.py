@@ -193,17 +193,17 @@ def load_silo_population(
     """
     listed = _listed(schema, files.users)
     declared = DeclaredTables(schema=schema, silos=membership.silos)
-    found = None
+    main_silos = None
     if files.main_silos is not None:
         ids = tuple(map(str, range(schema.n_users))) if listed is None else listed
-        found = read_main_silos(files.main_silos, ids, membership.silos)
+        main_silos = read_main_silos(files.main_silos, ids, membership.silos)
     party = PartyTable(
         declared=declared,
         silo=silo,
         path=files.table,
         file_format=files.file_format,
         users=listed,
-        main_silos=found,
+        main_silos=main_silos,
     )
     return party.load_population()
 
@@ -216,13 +216,13 @@ def _listed(schema: Schema, path: Path | None) -> tuple[str, ...] | None:
         )
     if path is None:
         return None
-    found = read_salted(path)
-    if found.digest != schema.users:
+    user_list = read_salted(path)
+    if user_list.digest != schema.users:
         raise DataError(
-            f"{path}: a list of users with the sha256 {found.digest}, and the schema names "
+            f"{path}: a list of users with the sha256 {user_list.digest}, and the schema names "
             + ("none: ids are numbers from 0 then" if schema.users is None else f"that with {schema.users}")
         )
-    return found.lines
+    return user_list.lines
 
 
 def load_public_test_table(schema: Schema, test: Path | None, membership: Membership) -> PartyTable:

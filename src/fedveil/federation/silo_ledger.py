@@ -78,11 +78,11 @@ class SiloLedger:
             missing = _missing(state, self._ledger, answers)
             if missing:
                 raise _refused(self._ledger, missing[0])
-            known = self._serial(charter)
-            if serial < known:
+            last_serial = self._serial(charter)
+            if serial < last_serial:
                 raise IntegrityError(
-                    f"the membership has serial {serial}, but this silo was served under {known}: put the later one "
-                    "back"
+                    f"the membership has serial {serial}, but this silo was served under {last_serial}: put the later "
+                    "one back"
                 )
             # Before the first note: _missing takes a ledger with notes and without a head file for one whose head was
             # deleted.
@@ -90,7 +90,7 @@ class SiloLedger:
                 _write_head(state, self._ledger.head.digest)
             self._ledger.note("opened", os.urandom(16).hex())
             self._note_policy(policy)
-            if serial > known:
+            if serial > last_serial:
                 self._ledger.note("membership", f"{charter.hex()} {serial}")
         except BaseException:
             self._ledger.close()
@@ -115,7 +115,9 @@ class SiloLedger:
         """Return the largest serial number noted for the federation of a charter; 0 if none."""
         with reading(self._ledger.path, RunFolderError):
             served = (note.text.split() for note in self._ledger.notes if note.kind == "membership")
-            return max((int(serial) for known, serial in served if known == charter.hex()), default=0)
+            return max(
+                (int(serial) for noted_charter, serial in served if noted_charter == charter.hex()), default=0
+            )
 
     def names(self, terms: str) -> bool:
         """Return whether a charge was made under some terms, given as SHA-256 in hexadecimal."""
@@ -148,10 +150,10 @@ class SiloLedger:
         Raises:
             RefusalError: the silo has signed another end.
         """
-        known = self.end_record(run)
-        if known not in (None, line):
+        signed_line = self.end_record(run)
+        if signed_line not in (None, line):
             raise RefusalError(Code.RUN_OVER)
-        if known is None:
+        if signed_line is None:
             self._ledger.note("ended", f"{run} {line}")
 
     def require(self, head: bytes) -> None:
@@ -171,11 +173,11 @@ class SiloLedger:
         """
         self._ledger.close()
         # The file may have been replaced while it was closed: it must contain the last line that this process wrote.
-        known, found = self._ledger.head.digest, _open(self._state)
-        if not found.contains(known):
-            found.close()
-            raise _refused(found, known)
-        self._ledger = found
+        head, ledger = self._ledger.head.digest, _open(self._state)
+        if not ledger.contains(head):
+            ledger.close()
+            raise _refused(ledger, head)
+        self._ledger = ledger
         self._note_policy(policy)
 
     def close(self) -> None:
@@ -221,15 +223,15 @@ def adopt(state: Path, reason: str, more: tuple[str, ...] = ()) -> int:
 
 def _missing(state: Path, ledger: Ledger, answers: RecordStore) -> list[str]:
     """Return the heads that other files remember and the ledger does not contain."""
-    known = list(answers.heads())
+    heads = list(answers.heads())
     if (state / HEAD).exists():
         text = read_content(state / HEAD, IntegrityError, largest=64).decode(errors="replace")
         if len(text) != 64 or set(text) - set("0123456789abcdef"):
             raise IntegrityError(f"{state / HEAD}: damaged; restore it, or adopt the ledger as it is")
-        known.append(text)
+        heads.append(text)
     elif ledger.notes:
-        known.append(_UNKNOWN)  # the head file is written before the first note, so it was deleted
-    return [head for head in known if not ledger.contains(head)]
+        heads.append(_UNKNOWN)  # the head file is written before the first note, so it was deleted
+    return [head for head in heads if not ledger.contains(head)]
 
 
 def _terms(entries: Iterable[Entry]) -> set[str]:
@@ -256,12 +258,12 @@ def _write_head(state: Path, digest: str) -> None:
 
 def _refused(ledger: Ledger, head: str) -> IntegrityError:
     if head == _UNKNOWN:
-        what = f"{HEAD}, which stood beside it, is gone"
+        detail = f"{HEAD}, which stood beside it, is gone"
     elif not ledger.entries:
-        what = f"it has no charges, but one that ended with {head} is remembered"
+        detail = f"it has no charges, but one that ended with {head} is remembered"
     else:
-        what = f"it has {len(ledger.entries)} charges, and does not contain the one that ended with {head}"
+        detail = f"it has {len(ledger.entries)} charges, and does not contain the one that ended with {head}"
     return IntegrityError(
-        f"{ledger.path}: lines are missing: {what}. What was spent is unknown, so this silo takes part in nothing: "
+        f"{ledger.path}: lines are missing: {detail}. What was spent is unknown, so this silo takes part in nothing: "
         "put back the ledger as it was last, or answer for what is missing by `fedveil silo ledger adopt`"
     )

@@ -82,11 +82,11 @@ class ReplayMark:
         """
         if record is None:
             return False
-        found = ReplayMark.from_record(record)
-        if found.head == self.head:
-            return found.length >= self.length
+        mark = ReplayMark.from_record(record)
+        if mark.head == self.head:
+            return mark.length >= self.length
         # position() is -1 for a head that the ledger lacks.
-        return 0 <= ledger.position(self.head) < ledger.position(found.head)
+        return 0 <= ledger.position(self.head) < ledger.position(mark.head)
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ class ReplayMarks:
 def _last(log: LineLog, lines: Sequence[bytes]) -> ReplayMark | None:
     if not lines:
         return None
-    found = _LINE.fullmatch(lines[-1])
-    if found is None:
+    match = _LINE.fullmatch(lines[-1])
+    if match is None:
         raise IntegrityError(
             f"{log.path}, line {len(lines)}: damaged; the stored answer is unknown, so this silo cannot continue the "
             "run; restore the file as it was last"
         )
-    return ReplayMark(found[1].decode(), int(found[2]))
+    return ReplayMark(match[1].decode(), int(match[2]))
 
 
 @dataclass(frozen=True, kw_only=True)

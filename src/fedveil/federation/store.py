@@ -126,8 +126,10 @@ class RoundRecord:
             if refused > 1:
                 raise ValueError("the flag `refused` is neither 0 nor 1")
             request, binding = (reader.fixed_bytes(_DIGEST_BYTES) for _ in range(2))
-            given = reader.block()
-            before, after = (load_arrays(one) if one else {} for one in (reader.block(), reader.block()))
+            contribution = reader.block()
+            before, after = (
+                load_arrays(block) if block else {} for block in (reader.block(), reader.block())
+            )
             reader.finish()
         except (ProtocolError, SafetensorError, KeyError, ValueError) as error:
             raise RunFolderError(f"damaged, or of another kind ({type(error).__name__})") from None
@@ -136,7 +138,7 @@ class RoundRecord:
             request=request,
             binding=binding,
             head=head,
-            given=given,
+            given=contribution,
             before=before,
             after=after,
             refused=bool(refused),

@@ -120,13 +120,13 @@ def request_signatures(answers: Mapping[int, Iterable[SessionMessage]]) -> Signa
 
 def inconsistent_silos(roster: Roster, context: bytes, signatures: Signatures) -> Sequence[int]:
     """Return the silos without a valid signature over this E."""
-    found = []
+    silos = []
     for silo, (head, signature) in signatures:
         try:
             roster[silo].verify(_SIGNED_AS + context + head, signature)
         except (CryptoError, IndexError):
-            found.append(silo)
-    return found
+            silos.append(silo)
+    return silos
 
 
 def check_request_signatures(roster: Roster, context: bytes, signatures: Signatures, least: int) -> None:
@@ -141,8 +141,8 @@ def check_request_signatures(roster: Roster, context: bytes, signatures: Signatu
     Raises:
         RefusalError: a silo received another request (names the first), or signatures are missing (gives the count).
     """
-    others = inconsistent_silos(roster, context, signatures)
-    if others:
-        raise RefusalError(Code.ASKED_APART, others[0])
+    inconsistent = inconsistent_silos(roster, context, signatures)
+    if inconsistent:
+        raise RefusalError(Code.ASKED_APART, inconsistent[0])
     if len(signatures) < least:
         raise RefusalError(Code.ASKED_FEW, len(signatures), least)

@@ -118,9 +118,9 @@ class Reader:
     def integers(self, size: int) -> list[mpz]:
         """Read a list of unsigned integers, which must have ``size`` bytes each."""
         count = self.count(4, size)
-        found = self.number(4)
-        if found != size:
-            raise ProtocolError(f"numbers of {size} bytes are expected, the message has numbers of {found}")
+        width = self.number(4)
+        if width != size:
+            raise ProtocolError(f"numbers of {size} bytes are expected, the message has numbers of {width}")
         raw = self.fixed_bytes(count * size)
         return [mpz.from_bytes(raw[first : first + size], "big") for first in range(0, count * size, size)]
 

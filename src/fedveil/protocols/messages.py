@@ -235,15 +235,15 @@ class Inbox:
                 f"{envelope.round_id.attempt}, which is not being played",
                 silo=sender,
             )
-        found = envelope.message
-        if not isinstance(found, kinds):
-            raise ProtocolError(f"did not expect a message with {found.purpose} now", silo=sender)
+        received = envelope.message
+        if not isinstance(received, kinds):
+            raise ProtocolError(f"did not expect a message with {received.purpose} now", silo=sender)
         # Marked as seen only after all other checks, so that a refused message does not block the right one.
-        key = (envelope.sender, found.kind)
+        key = (envelope.sender, received.kind)
         if key in self._seen:
-            raise ProtocolError(f"sent {found.purpose} twice (a replay)", silo=sender)
+            raise ProtocolError(f"sent {received.purpose} twice (a replay)", silo=sender)
         self._seen.add(key)
-        return found
+        return received
 
 
 def _ascending(silos: Iterable[int]) -> bool:
@@ -260,7 +260,7 @@ SILOS: Final = repeated(number(2), size=2).with_check(_ascending, _ASCEND)
 def by_silo(layout: FieldCodec[_T]) -> FieldCodec[tuple[tuple[int, _T], ...]]:
     """Return the codec of pairs of a silo's number and a value; the numbers ascend."""
     values = repeated(pair(number(2), layout), size=2)
-    return values.with_check(lambda found: _ascending(silo for silo, _ in found), _ASCEND)
+    return values.with_check(lambda pairs: _ascending(silo for silo, _ in pairs), _ASCEND)
 
 
 SIGNED_KEY: Final[FieldCodec[SignedKey]] = pair(fixed_bytes(KEY_BYTES), fixed_bytes(SIGNATURE_BYTES)).mapped(

@@ -301,7 +301,7 @@ class RecoverableSilo(SiloParty[Units, Units]):
     def _hold(self, relayed: RelayedShares) -> list[bytes]:
         if len(relayed.shares) + 1 < self._threshold:
             raise ProtocolError(f"shares of {len(relayed.shares) + 1} silos; {self._threshold} are needed")
-        held = {self.index: self._own}
+        shares = {self.index: self._own}
         for silo, sealed in relayed.shares:
             if silo not in self._cohort or silo == self.index:
                 raise ProtocolError("shares come from a silo that is not in the directory", silo=silo)
@@ -312,8 +312,8 @@ class RecoverableSilo(SiloParty[Units, Units]):
                 raise ProtocolError(f"its shares were refused: {error}", silo=silo) from error
             if len(content) != 2 * SHARE_BYTES:
                 raise ProtocolError("its shares have a wrong length", silo=silo)
-            held[silo] = content[:SHARE_BYTES], content[SHARE_BYTES:]
-        self._held, self._phase = held, Phase.VECTORS
+            shares[silo] = content[:SHARE_BYTES], content[SHARE_BYTES:]
+        self._held, self._phase = shares, Phase.VECTORS
         return []
 
     def _sign(self, survivors: Survivors) -> list[bytes]:
@@ -530,7 +530,9 @@ class RecoverableServer(Party):
         """
         masks: list[tuple[bytes, bool]] = []
         for silo in self._sharers:
-            shares = [Share(point=holder + 1, value=given[silo]) for holder, given in revealed.items()]
+            shares = [
+                Share(point=holder + 1, value=by_dealer[silo]) for holder, by_dealer in revealed.items()
+            ]
             if silo in self._cohort:
                 masks.append((self._secret(silo, "own mask", shares, self._seed_of), False))
                 continue
@@ -590,7 +592,7 @@ class RecoverableServer(Party):
             )
         if len(shares) > self._threshold and consistent(shares, threshold=self._threshold):
             return ProtocolError(f"dealt shares of another {purpose} than its own", silo=silo)
-        holders, threshold = [one.point - 1 for one in shares], self._threshold
+        holders, threshold = [share.point - 1 for share in shares], self._threshold
         return ProtocolError(
             f"the shares of silo {silo}'s {purpose} do not give the one that it announced: silo {silo} dealt wrong "
             f"ones, or one of the silos {holders} gave a wrong one; {len(shares)} shares at a threshold of {threshold} "

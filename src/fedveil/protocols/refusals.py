@@ -386,8 +386,10 @@ class RefusalError(FedveilError):
         self, code: Code, *numbers: float, detail: str | None = None, silo: str | None = None
     ) -> None:
         self.why = Refusal(code, tuple(map(float, numbers)))
-        who = "" if silo is None else f"silo {silo} "
-        super().__init__(f"{who}refuses ({code.cause}): {self.why.sentence if detail is None else detail}")
+        subject = "" if silo is None else f"silo {silo} "
+        super().__init__(
+            f"{subject}refuses ({code.cause}): {self.why.sentence if detail is None else detail}"
+        )
 
     @property
     def cause(self) -> Cause:

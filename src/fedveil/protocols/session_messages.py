@@ -393,7 +393,7 @@ def single_message(parts: Sequence[SessionMessage], kind: type[_P], silo: int) -
     Raises:
         ProtocolError: the answer contains no message of the kind, or several.
     """
-    found = [part for part in parts if isinstance(part, kind)]
-    if len(found) != 1:
-        raise ProtocolError(f"sent {len(found)} parts of kind {kind.__name__} instead of 1", silo=silo)
-    return found[0]
+    messages = [part for part in parts if isinstance(part, kind)]
+    if len(messages) != 1:
+        raise ProtocolError(f"sent {len(messages)} parts of kind {kind.__name__} instead of 1", silo=silo)
+    return messages[0]

@@ -66,7 +66,7 @@ def export_ledger(
     lines, _, complete = parse_lines(path, content)
     messages = {
         origin: read_content(state / TERMS / f"{origin}.message", RunFolderError).hex()
-        for origin in sorted({one.origin.terms for one in _charges(lines) if one.origin is not None})
+        for origin in sorted({entry.origin.terms for entry in _charges(lines) if entry.origin is not None})
     }
     document = {
         "schema_version": 1,
@@ -74,7 +74,7 @@ def export_ledger(
         "number": number,
         "public": identity.public.raw.hex(),
         "coordinator": membership.coordinator.raw.hex(),
-        "before": [one.identity.raw.hex() for one in membership.revoked],
+        "before": [revoked.identity.raw.hex() for revoked in membership.revoked],
         "membership": membership.digest.hex(),
         "time": now(),
         # Without a torn last line: a serving silo may be in the middle of a write.
@@ -123,17 +123,19 @@ class LedgerExport:
 
     def rounds_of(self, run: str) -> list[RoundPlace]:
         """Return the charged rounds of all parts of a run, once for each charge."""
-        return [place for place, _ in self._charged(run, self.lines)]
+        return [round_place for round_place, _ in self._charged(run, self.lines)]
 
     def terms_of(self, run: str) -> set[str]:
         """Return the terms of a run's charges; "" for charges without terms."""
-        return {"" if one.origin is None else one.origin.terms for _, one in self._charged(run, self.lines)}
+        return {
+            "" if entry.origin is None else entry.origin.terms for _, entry in self._charged(run, self.lines)
+        }
 
     def after_end(self, run: str) -> list[RoundPlace]:
         """Return the rounds of a run that were charged after the silo had signed its end."""
         for number, line in enumerate(self.lines):
             if isinstance(line, Note) and line.kind == "ended" and line.text.startswith(run):
-                return [place for place, _ in self._charged(run, self.lines[number:])]
+                return [round_place for round_place, _ in self._charged(run, self.lines[number:])]
         return []
 
     def has_charge(self, run: str, place: RoundPlace, terms: str, head: str) -> bool:
@@ -149,7 +151,9 @@ class LedgerExport:
             return False
         lines = self.lines[: self.digests.index(head) + 1]
         return (place, terms) in [
-            (one, line.origin.terms) for one, line in self._charged(run, lines) if line.origin is not None
+            (round_place, line.origin.terms)
+            for round_place, line in self._charged(run, lines)
+            if line.origin is not None
         ]
 
     def _charged(self, run: str, lines: Sequence[Line]) -> Iterator[tuple[RoundPlace, Entry]]:
@@ -171,14 +175,14 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
         ConfigError: a trusted key is malformed.
     """
     check_trusted(trusted)
-    found: list[Check] = []
+    results: list[Check] = []
     try:
         export = LedgerExport.read(path)
     except FedveilError as error:
-        found.append(Check(name="file", outcome="fails", detail=str(error)))
+        results.append(Check(name="file", outcome="fails", detail=str(error)))
     else:
         document, lines = export.document, export.lines
-        found.append(Check(name="file", outcome="holds", detail=f"{len(lines)} lines, one chain, signed"))
+        results.append(Check(name="file", outcome="holds", detail=f"{len(lines)} lines, one chain, signed"))
         checks = {
             "signature": lambda: _whose(document, trusted),
             "membership": lambda: _member(path, document, membership),
@@ -189,8 +193,8 @@ def verify_ledger(path: Path, trusted: Sequence[str] = (), membership: Path | No
         }
         # The signature does not vouch for the content: the signer may have written any fields, so every check parses
         # defensively.
-        found += [run_check(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
-    return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
+        results += [run_check(name, reading(path, IntegrityError)(check)) for name, check in checks.items()]
+    return Verification(path=path, checks=(*results, *not_checkable(NOT_CHECKABLE)))
 
 
 def _charges(lines: Sequence[Line]) -> list[Entry]:
@@ -236,29 +240,29 @@ def _member(path: Path, document: dict[str, Any], membership: Path | None) -> st
         raise Unchecked(
             f"whose the coordinator's key {coordinator[:16]}... is was not asked: --membership names them"
         )
-    known = Membership.read(membership)
-    if silo not in known.silos or known.roster[known.silos.index(silo)].raw.hex() != public:
+    federation = Membership.read(membership)
+    if silo not in federation.silos or federation.roster[federation.silos.index(silo)].raw.hex() != public:
         raise IntegrityError(f"{membership}: its silo '{sanitize(silo)}' has another key, or there is none")
-    revoked = {revoked_key.identity.raw.hex() for revoked_key in known.revoked}
-    if known.coordinator.raw.hex() != coordinator or not revoked.issuperset(document["before"]):
+    revoked = {revoked_key.identity.raw.hex() for revoked_key in federation.revoked}
+    if federation.coordinator.raw.hex() != coordinator or not revoked.issuperset(document["before"]):
         raise IntegrityError(f"{path}: names another coordinator than {membership}")
-    return f"silo and coordinator are those of serial {known.serial} ({known.fingerprint})"
+    return f"silo and coordinator are those of serial {federation.serial} ({federation.fingerprint})"
 
 
 def _same_epsilon(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
     delta, stated = float(document["delta"]), dict(document["epsilon"])
     if not 0 < delta < 1:
         raise IntegrityError(f"{path}: delta = {delta} is no probability")
-    found = _spent(lines, delta)
+    computed = _spent(lines, delta)
     # A stated epsilon above the computed one is accepted; 1e-9 covers rounding differences between machines.
-    if found.keys() != stated.keys() or any(
+    if computed.keys() != stated.keys() or any(
         (value is None) != (stated[name] is None) or (value is not None and value > stated[name] * (1 + 1e-9))
-        for name, value in found.items()
+        for name, value in computed.items()
     ):
         raise IntegrityError(f"{path}: its charges cost another epsilon than it states")
-    if not found:
+    if not computed:
         raise Unchecked(f"no accountant has a bound for all of its charges at delta {delta:g}")
-    shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in found.items())
+    shown = ", ".join(f"{show_epsilon(value)} by {name}" for name, value in computed.items())
     return f"{len(_charges(lines))} charges cost {shown} at delta {delta:g}, computed again"
 
 
@@ -271,23 +275,23 @@ def _counted(path: Path, lines: Sequence[Line]) -> str:
             views[view] += 1
         elif line.kind == "policy":
             view = counted_sentence(parse_json(line.text, path, IntegrityError))
-    found = "; ".join(f"{many} charges count {seen}" for (seen, _), many in views.items())
-    left = "; ".join(dict.fromkeys(but for _, but in views if but))
-    if left:
-        raise Unchecked(f"{found}. Epsilon here does not count {left}")
-    return found or "nothing was charged"
+    summary = "; ".join(f"{many} charges count {counted}" for (counted, _), many in views.items())
+    omitted = "; ".join(dict.fromkeys(but for _, but in views if but))
+    if omitted:
+        raise Unchecked(f"{summary}. Epsilon here does not count {omitted}")
+    return summary or "nothing was charged"
 
 
 def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
     """Check every charge against the signed message that requested it."""
-    asked = set[str]()
-    coordinators = {bytes.fromhex(one) for one in (document["coordinator"], *document["before"])}
+    proposals = set[str]()
+    coordinators = {bytes.fromhex(key) for key in (document["coordinator"], *document["before"])}
     named = {hashlib.sha256(raw).hexdigest(): PublicIdentity(raw) for raw in coordinators}
     charges = _charges(lines)
     for entry in charges:
         origin = entry.origin
         # The digest of the terms covers membership and experiment: one message proves all charges under these terms.
-        if origin is None or origin.terms in asked:
+        if origin is None or origin.terms in proposals:
             continue
         if origin.coordinator not in named:
             raise Unchecked(
@@ -302,9 +306,9 @@ def _terms(path: Path, document: dict[str, Any], lines: Sequence[Line]) -> str:
         )
         if single_message(message.parts, Terms, SERVER).digest.hex() != origin.terms:
             raise IntegrityError(f"{path}: line {entry.index + 1} names other terms than its message has")
-        asked.add(origin.terms)
+        proposals.add(origin.terms)
     silent = sum(entry.origin is None for entry in charges)
-    sentence = f"{len(asked)} proposals, each signed by the coordinator"
+    sentence = f"{len(proposals)} proposals, each signed by the coordinator"
     return sentence + (f"; {silent} charges name none" if silent else "")
 
 

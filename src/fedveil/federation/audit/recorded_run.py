@@ -147,23 +147,23 @@ class RecordedRun:
         A ledger and a statement that both lack a charge agree with each other.
         """
         document = self._document
-        made = [(document.name, number) for number in range(1, self._last_round() + 1)]
+        results = [(document.name, number) for number in range(1, self._last_round() + 1)]
         for name, prefix in FILES.items():
             if name in self._files:
                 with reading(name, IntegrityError):
                     count = len(parse_json(self._files[name], name, IntegrityError)["releases"])
                 numbers = range(1, count + 1)
-                made += (
+                results += (
                     [(f"{document.name}/{prefix}{number}", BESIDE) for number in numbers]
                     if prefix
                     else [(document.name, number) for number in numbers]
                 )
         charged = {(entry.run, entry.round) for entry in self.charges}
-        if lost := [one for one in made if one not in charged]:
+        if lost := [result for result in results if result not in charged]:
             run, number = lost[0]
-            what = f"round or release {number}" if number else f"release {sanitize(run)}"
-            raise IntegrityError(f"{LEDGER}: does not charge {what}, whose result is there")
-        return f"{len(made)} rounds and releases, each charged"
+            missing = f"round or release {number}" if number else f"release {sanitize(run)}"
+            raise IntegrityError(f"{LEDGER}: does not charge {missing}, whose result is there")
+        return f"{len(results)} rounds and releases, each charged"
 
     def _last_round(self) -> int:
         """Return the last training round that left metrics or a checkpoint; 0 without one."""
@@ -198,21 +198,23 @@ class RecordedRun:
             sealed = charter is not None
             detail = "a run in one process: nobody signed it" + ", under no charter" * sealed
             return (Check(name="signatures", outcome="fails" if sealed else "unchecked", detail=detail),)
-        found = [
+        checks = [
             run_check("membership", lambda: self._memberships(charter)),
             run_check("rounds", self._rounds),
             run_check("end", lambda: self._end(has_all_files)),
         ]
         if SCHEMA in self._files and PREPROCESSED not in self._files:
-            found.append(run_check("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values())))
+            checks.append(
+                run_check("schema", lambda: check_schema(self._files[SCHEMA], self._terms.values()))
+            )
         record = [self._record_line(line.data) for line in self._lines]
-        if any(one.part for one in record) or self._files.keys() & FILES:
-            found.append(
+        if any(line.part for line in record) or self._files.keys() & FILES:
+            checks.append(
                 run_check(
                     "releases", lambda: check_releases(self._files, record, has_all_files=has_all_files)
                 )
             )
-        return found
+        return checks
 
     def _record_line(self, data: Mapping[str, Any]) -> RecordLine:
         membership, experiment = self._terms_of(ROUNDS, data)
@@ -222,33 +224,39 @@ class RecordedRun:
 
     def _memberships(self, charter: Path | None) -> str:
         self._terms = read_terms(self._file(TERMS))
-        found = [membership for membership, _ in self._terms.values()]
-        if not found:
+        memberships = [membership for membership, _ in self._terms.values()]
+        if not memberships:
             raise IntegrityError("the terms of the run are missing")
-        words = ", ".join(f"serial {one.serial} ({one.fingerprint})" for one in found)
+        words = ", ".join(
+            f"serial {membership.serial} ({membership.fingerprint})" for membership in memberships
+        )
         if charter is None:
             raise Unchecked(
                 f"{words}; its seal was not checked: --charter names the charter that you received"
             )
-        for one in found:
-            one.check_seal(Charter.read(charter))
+        for membership in memberships:
+            membership.check_seal(Charter.read(charter))
         return f"{words}, sealed by the charter's founder"
 
     def same_document(self) -> str:
         """Check that the document is the one that the statement describes and that the silos received."""
-        place, document = self._place_of_document, self._document
+        name, document = self._place_of_document, self._document
         if STATEMENT in self._files:
-            wish, said, users = document.privacy, self.read_statement, document.data.n_users
-            check_same_privacy(said, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed)
-            if document.data.table is None and said.units != users:
-                raise IntegrityError(f"the statement counts {said.units} users, and {users} are declared")
+            wish, statement, users = document.privacy, self.read_statement, document.data.n_users
+            check_same_privacy(
+                statement, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed
+            )
+            if document.data.table is None and statement.units != users:
+                raise IntegrityError(
+                    f"the statement counts {statement.units} users, and {users} are declared"
+                )
         if not self.is_federated:
             raise Unchecked(f"{document.name}: no other party holds a copy of it")
-        for membership, asked in read_terms(self._file(TERMS)).values():
+        for membership, experiment in read_terms(self._file(TERMS)).values():
             if without_trainer(
-                public_text(document, membership.silos, parse_terms(asked)[1])
-            ) != without_trainer(asked):
-                raise IntegrityError(f"{place}: not the document that the silos received")
+                public_text(document, membership.silos, parse_terms(experiment)[1])
+            ) != without_trainer(experiment):
+                raise IntegrityError(f"{name}: not the document that the silos received")
         return f"{document.name}: the one that the silos were asked for"
 
     def _rounds(self) -> str:
@@ -262,31 +270,31 @@ class RecordedRun:
         # A round may have several charges; its line names the ledger head at the release, after the last of them.
         charged = {self._place(entry): heads[entry.index] for entry in self.charges}
         for number, line in enumerate(lines, start=1):
-            place = f"{ROUNDS}, line {number}"
-            with reading(place, IntegrityError):
-                data = parse_json(line, place, IntegrityError)
+            where = f"{ROUNDS}, line {number}"
+            with reading(where, IntegrityError):
+                data = parse_json(line, where, IntegrityError)
                 trained += data["part"] == ""
                 due = trained if data["part"] == "" else 1
                 if canonical(data) != line or (data["schema_version"], data["round"]) != (1, due):
-                    raise IntegrityError(f"{place}: not as it was written")
+                    raise IntegrityError(f"{where}: not as it was written")
                 if bytes.fromhex(data["previous"]) != previous:
-                    raise IntegrityError(f"{place}: does not continue the line before it")
+                    raise IntegrityError(f"{where}: does not continue the line before it")
                 if model is not None and data["part"] == "" and data["model"] != model:
                     raise IntegrityError(
-                        f"{place}: begins with another model than the round before it ended with"
+                        f"{where}: begins with another model than the round before it ended with"
                     )
-                membership, experiment = self._terms_of(place, data)
+                membership, experiment = self._terms_of(where, data)
                 attendance = RunRules.from_terms(experiment, len(membership.silos))
                 if fault := attendance.position_error(data["part"], parts, data["model"], model):
-                    raise IntegrityError(f"{place}: {fault}")
+                    raise IntegrityError(f"{where}: {fault}")
                 if data["released"] != (released.digest() if releases else NOTHING).hex():
                     raise IntegrityError(
-                        f"{place}: the silos received other releases than the lines before it have"
+                        f"{where}: the silos received other releases than the lines before it have"
                     )
                 at = data["part"], due
                 if charged.pop(at, None) != data["ledger"]:
-                    raise IntegrityError(f"{place}: {LEDGER} does not charge {_named(at)} as the line says")
-                self._check_line(place, data)
+                    raise IntegrityError(f"{where}: {LEDGER} does not charge {_named(at)} as the line says")
+                self._check_line(where, data)
                 signatures += len(data["silos"])
                 previous = hashlib.sha256(line).digest()
                 # Releases leave the model unchanged: the next training round must continue from the last training
@@ -302,33 +310,35 @@ class RecordedRun:
         self._unplayed = frozenset(charged)
         return f"{len(self._lines)} rounds, one chain; {signatures} signatures of silos, and the coordinator's on each"
 
-    def _check_line(self, place: str, data: Mapping[str, Any]) -> None:
+    def _check_line(self, where: str, data: Mapping[str, Any]) -> None:
         """Check the coordinator's signature and the silos' signatures of one line."""
-        membership, experiment = self._terms_of(place, data)
-        run, terms, asked = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked"))
-        known = bytes.fromhex(data["model"]) + bytes.fromhex(data["released"])
+        membership, experiment = self._terms_of(where, data)
+        run, terms, context = (bytes.fromhex(data[key]) for key in ("run", "terms", "asked"))
+        model_and_releases = bytes.fromhex(data["model"]) + bytes.fromhex(data["released"])
         if run.hex() != self._run():
-            raise IntegrityError(f"{place}: of another run")
+            raise IntegrityError(f"{where}: of another run")
         _verify(
-            f"{place}: the coordinator",
+            f"{where}: the coordinator",
             membership.coordinator,
             coordinator_attestation(data),
             data["signature"],
         )
         if not _DIGEST.fullmatch(str(data.get("next"))):
-            raise IntegrityError(f"{place}: the field next, which the coordinator signed, is no digest")
+            raise IntegrityError(f"{where}: the field next, which the coordinator signed, is no digest")
         numbers = [silo["silo"] for silo in data["silos"]]
         silos = len(membership.silos)
         if not numbers or numbers != sorted(set(numbers)) or not 0 <= numbers[0] <= numbers[-1] < silos:
-            raise IntegrityError(f"{place}: signed by no silo, twice by one, or by none of the {silos}")
+            raise IntegrityError(f"{where}: signed by no silo, twice by one, or by none of the {silos}")
         least = RunRules.from_terms(experiment, silos).quorum
         if len(numbers) < least:
-            raise IntegrityError(f"{place}: signed by {len(numbers)} silos, and a round needs {least}")
+            raise IntegrityError(f"{where}: signed by {len(numbers)} silos, and a round needs {least}")
         for silo in data["silos"]:
             name = membership.silos[silo["silo"]]
             head = bytes.fromhex(silo["head"])
-            content = round_attestation(run, terms, (data["part"], data["round"]), asked, known, head)
-            _verify(f"{place}: silo {name}", membership.roster[silo["silo"]], content, silo["signature"])
+            content = round_attestation(
+                run, terms, (data["part"], data["round"]), context, model_and_releases, head
+            )
+            _verify(f"{where}: silo {name}", membership.roster[silo["silo"]], content, silo["signature"])
 
     def _end(self, has_all_files: bool) -> str:
         """Check the signed end of the run: record, statement, files and tensors, and the silos' signatures."""
@@ -375,15 +385,15 @@ class RecordedRun:
         missing = [name for number, name in enumerate(membership.silos) if number not in signed]
         words = f"statement{' and model' if data['tensors'] else ''} signed by the coordinator"
         # Files written after the signature (reports, audits) are named in the result, because nobody signed them.
-        others = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if has_all_files else []
+        unsigned = sorted(self._files.keys() - files - {AGREED, CONTENTS}) if has_all_files else []
         if has_all_files:
             words += f", with {len(files)} files"
         if missing:
             raise Unchecked(
                 f"{words}; the statement not by {', '.join(missing)}: they were silent, or refused"
             )
-        if others:
-            words += f"; made later, and signed by nobody: {', '.join(others)}"
+        if unsigned:
+            words += f"; made later, and signed by nobody: {', '.join(unsigned)}"
         return f"{words}; the statement by {len(signed)} silos, who computed it again and held it against their charges"
 
     def _contents(self, digest: str) -> frozenset[str]:
@@ -391,8 +401,8 @@ class RecordedRun:
         if hashlib.sha256(self._file(CONTENTS)).hexdigest() != digest:
             raise IntegrityError(f"{CONTENTS}: was changed after the run was signed")
         files = parse_json(self._file(CONTENTS), CONTENTS, IntegrityError)["files"]
-        for name, said in files.items():
-            if hashlib.sha256(self._file(name)).hexdigest() != said:
+        for name, listed in files.items():
+            if hashlib.sha256(self._file(name)).hexdigest() != listed:
                 raise IntegrityError(f"{name}: was changed after the run was signed")
         added = sorted(self._files.keys() - files.keys() - MADE_LATER)
         if added:
@@ -400,20 +410,20 @@ class RecordedRun:
         return frozenset(files)
 
     def _same_tensors(self, tensors: Mapping[str, str]) -> None:
-        found = digests_of(self._files[MODEL]) if MODEL in self._files else {}
-        for name in sorted(tensors.keys() | found.keys()):
-            if found.get(name) != tensors.get(name):
+        digests = digests_of(self._files[MODEL]) if MODEL in self._files else {}
+        for name in sorted(tensors.keys() | digests.keys()):
+            if digests.get(name) != tensors.get(name):
                 raise IntegrityError(f"{MODEL}: tensor '{name}' is not the one that was signed")
 
     def model(self) -> str:
         """Check that the checkpoint holds the model of the last training round."""
         if not self._trained:
             raise Unchecked("no round was signed")
-        said = self._trained[-1]["next"]
-        if said == NOTHING.hex():
+        digest = self._trained[-1]["next"]
+        if digest == NOTHING.hex():
             raise Unchecked("only the silos have the model")
         model = arrays_of(self._file(CHECKPOINT), CHECKPOINT).get("model")
-        if model is None or hashlib.sha256(model.astype("<f4").tobytes()).hexdigest() != said:
+        if model is None or hashlib.sha256(model.astype("<f4").tobytes()).hexdigest() != digest:
             raise IntegrityError(f"{CHECKPOINT}: not the model that round {len(self._trained)} ended with")
         return f"the checkpoint has the model that round {len(self._trained)} ended with"
 
@@ -422,14 +432,14 @@ class RecordedRun:
         export = LedgerExport.read(path)
         rounds = 0
         for line in self._lines:
-            place = line.data["part"], line.data["round"]
+            round_place = line.data["part"], line.data["round"]
             membership, _ = self._terms_of(ROUNDS, line.data)
             for silo in line.data["silos"]:
                 if membership.roster[silo["silo"]] != export.public:
                     continue
-                if not export.has_charge(line.data["run"], place, line.data["terms"], silo["head"]):
+                if not export.has_charge(line.data["run"], round_place, line.data["terms"], silo["head"]):
                     raise IntegrityError(
-                        f"{path}: does not charge {_named(place)} before the head that was signed"
+                        f"{path}: does not charge {_named(round_place)} before the head that was signed"
                     )
                 rounds += 1
         for membership, experiment in self._terms.values():
@@ -470,9 +480,9 @@ class RecordedRun:
 
     @cached_property
     def _document(self) -> Experiment | TableDocument:
-        place = self._place_of_document
-        text = as_text(self._file(place), place, IntegrityError)
-        return DOCUMENTS[place](parse_toml(text, place, IntegrityError), place)
+        name = self._place_of_document
+        text = as_text(self._file(name), name, IntegrityError)
+        return DOCUMENTS[name](parse_toml(text, name, IntegrityError), name)
 
     def _file(self, name: str) -> bytes:
         if name not in self._files:
@@ -486,27 +496,27 @@ class RecordedRun:
         with reading(AGREED, IntegrityError):
             return str(parse_json(self._file(AGREED), AGREED, IntegrityError)["run"])
 
-    def _terms_of(self, place: str, data: Mapping[str, Any]) -> tuple[Membership, str]:
+    def _terms_of(self, where: str, data: Mapping[str, Any]) -> tuple[Membership, str]:
         if data["terms"] not in self._terms:
-            raise IntegrityError(f"{place}: the terms that it names are missing")
+            raise IntegrityError(f"{where}: the terms that it names are missing")
         return self._terms[data["terms"]]
 
 
-def _named(place: RoundPlace) -> str:
-    part, number = place
+def _named(round_place: RoundPlace) -> str:
+    part, number = round_place
     return f"release {sanitize(part)}" if part else f"round {number}"
 
 
-def _verify(who: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
+def _verify(signer: str, identity: PublicIdentity, content: bytes, signature: str) -> None:
     """Check a signature in hexadecimal."""
     raw = bytes.fromhex(signature)
     # bytes.fromhex accepts blanks and capitals: two spellings of one signature would be a changed byte unnoticed.
     if raw.hex() != signature:
-        raise IntegrityError(f"{who}: the signature is not as it was written")
+        raise IntegrityError(f"{signer}: the signature is not as it was written")
     try:
         identity.verify(content, raw)
     except CryptoError:
-        raise IntegrityError(f"{who} did not sign this") from None
+        raise IntegrityError(f"{signer} did not sign this") from None
 
 
 # --- verification of a run folder ---
@@ -534,25 +544,28 @@ def verify_run(path: Path, charter: Path | None = None, ledgers: Sequence[Path] 
         charter: charter of the federation, from a trusted source; None: the founder's signature is not checked.
         ledgers: ledgers exported by silos of the run.
     """
-    found: list[Check] = []
+    checks: list[Check] = []
     try:
         # Read once: every check sees the same bytes, even if the folder changes meanwhile.
         files = files_of(path)
     except FedveilError as error:
-        found.append(Check(name="files", outcome="fails", detail=str(error)))
+        checks.append(Check(name="files", outcome="fails", detail=str(error)))
     else:
         run = RecordedRun(files)
-        found.append(run_check("experiment", run.same_document))
-        found.append(run_check("ledger", run.ledger))
-        found.append(run_check("statement", run.statement))
-        found.extend(epsilons(run))
+        checks.append(run_check("experiment", run.same_document))
+        checks.append(run_check("ledger", run.ledger))
+        checks.append(run_check("statement", run.statement))
+        checks.extend(epsilons(run))
         if not run.is_federated:  # between institutions the signed rounds name their charges
-            found.append(run_check("charges", run.released))
-        found.extend(run.check_signatures(charter, has_all_files=True))
+            checks.append(run_check("charges", run.released))
+        checks.extend(run.check_signatures(charter, has_all_files=True))
         if EXPERIMENT in files:
-            found.append(run_check("model", run.model))
-        found.extend(run_check(f"ledger {one}", lambda one=one: run.in_ledger(one)) for one in ledgers)  # type: ignore[misc]
-    return Verification(path=path, checks=(*found, *not_checkable(NOT_CHECKABLE)))
+            checks.append(run_check("model", run.model))
+        checks.extend(
+            run_check(f"ledger {ledger}", lambda ledger=ledger: run.in_ledger(ledger))  # type: ignore[misc]
+            for ledger in ledgers
+        )
+    return Verification(path=path, checks=(*checks, *not_checkable(NOT_CHECKABLE)))
 
 
 def epsilons(run: RecordedRun) -> Sequence[Check]:

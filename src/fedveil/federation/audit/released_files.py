@@ -87,9 +87,13 @@ def check_releases(files: Mapping[str, bytes], record: Sequence[RecordLine], *, 
         raise IntegrityError(f"{next(iter(contents))}: the record has no release")
     # A complete evaluation repeats the numbers of its intermediate file: count them once.
     numbers = {
-        name: made for name, (_, made) in contents.items() if name != EVALUATING or EVALUATED not in contents
+        name: releases
+        for name, (_, releases) in contents.items()
+        if name != EVALUATING or EVALUATED not in contents
     }
-    digests = [(name, digest_of_release(one)) for name, made in numbers.items() for one in made]
+    digests = [
+        (name, digest_of_release(release)) for name, releases in numbers.items() for release in releases
+    ]
     # Not strict: the two lengths are compared below, with an error or a result of their own.
     for line, (name, digest) in zip(released, digests, strict=False):
         if line.digest != digest.hex() or not line.part.startswith(FILES[name]):
@@ -152,10 +156,10 @@ def _read(files: Mapping[str, bytes]) -> _Contents:
             continue
         with reading(name, IntegrityError):
             data = parse_json(files[name], name, IntegrityError)
-            sums = [NoisySum.from_json(one, len(one["vector"]), name) for one in data["releases"]]
+            sums = [NoisySum.from_json(release, len(release["vector"]), name) for release in data["releases"]]
             if not sums:
                 raise ValueError
-        contents[name] = data, [(one.std, one.vector) for one in sums]
+        contents[name] = data, [(noisy_sum.std, noisy_sum.vector) for noisy_sum in sums]
     return contents
 
 
@@ -210,7 +214,7 @@ def _expected_content(
     experiment, expected = parse(tables, _TERMS), dict[str, Any]()
     if PREPROCESSED in numbers:
         # The membership may be renewed during a run: preprocessing is checked with the one of its own last line.
-        (*_, line) = (one for one in record if one.part.startswith("prep/"))
+        (*_, line) = (line for line in record if line.part.startswith("prep/"))
         refined = _preprocessed(experiment, replace(declared, silos=line.membership.silos), numbers)
         schema = refined.schema.model_dump(mode="json", exclude_none=True)
         expected = {PREPROCESSED: refined.to_json(), SCHEMA: schema}
@@ -223,7 +227,7 @@ def _expected_content(
             expected[EVALUATED] = planned.combine_releases(experiment.name, rounds, sums).to_json()
             # The file of the unfinished evaluation, where it was kept, has all releases but the last.
             sums = sums[:-1]
-        releases = [one.to_json() for one in sums]
+        releases = [noisy_sum.to_json() for noisy_sum in sums]
         expected[EVALUATING] = {"schema_version": SCHEMA_VERSION, "releases": releases}
     return expected
 

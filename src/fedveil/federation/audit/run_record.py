@@ -96,7 +96,9 @@ def known_before(opening: Sequence[SessionMessage], run_part: RunPart | None) ->
         run_part: the part of the run, with the numbers released before it; None for the training of a run without
             other parts.
     """
-    model = (hashlib.sha256(one.encode()).digest() for one in opening if isinstance(one, GlobalModel))
+    model = (
+        hashlib.sha256(message.encode()).digest() for message in opening if isinstance(message, GlobalModel)
+    )
     released = () if run_part is None else run_part.released
     return next(model, NOTHING) + digest_of_all(map(digest_of_release, released))
 
@@ -151,10 +153,10 @@ def arrays_of(content: bytes, place: object) -> dict[str, np.ndarray]:
     """
     with reading(place, RunFolderError):
         try:
-            found: dict[str, np.ndarray] = load_arrays(content)
+            tensors: dict[str, np.ndarray] = load_arrays(content)
         except SafetensorError:
             raise RunFolderError(f"{place} is damaged: no safetensors file") from None
-    return found
+    return tensors
 
 
 def digests_of(tensors: bytes) -> dict[str, str]:
@@ -254,16 +256,18 @@ class RunRecord:
         Raises:
             ProtocolError: a signature is not the silo's, or covers other data; names the silo.
         """
-        silos, (context, known) = [], request
+        silos, (context, model_and_releases) = [], request
         for silo, parts in answers.items():
             head = heads[self.membership.silos[silo]]
             signature = single_message(parts, Attestation, silo).signature
             self._check(
-                silo, round_attestation(self.run, self._terms, place, context, known, head), signature
+                silo,
+                round_attestation(self.run, self._terms, place, context, model_and_releases, head),
+                signature,
             )
             silos.append({"silo": silo, "head": head.hex(), "signature": signature.hex()})
         self._pending = _RoundSignatures(
-            place=place, context=context, model_and_releases=known, silos=tuple(silos)
+            place=place, context=context, model_and_releases=model_and_releases, silos=tuple(silos)
         )
 
     def add(self, after: bytes, ledger: str) -> None:
@@ -349,21 +353,21 @@ class RunRecord:
                 except ProtocolError as error:
                     _log.warning("silo %s: %s", name, error.reason)
                     return False
-                others = [one for one in self._agreed["silos"] if one["silo"] != silo]
-                found = [*others, {"silo": silo, "signature": part.signature.hex()}]
-                self._agreed["silos"] = sorted(found, key=lambda one: int(one["silo"]))
+                other_entries = [entry for entry in self._agreed["silos"] if entry["silo"] != silo]
+                entries = [*other_entries, {"silo": silo, "signature": part.signature.hex()}]
+                self._agreed["silos"] = sorted(entries, key=lambda entry: int(entry["silo"]))
                 self._write()
                 return True
         return False
 
     def _signed_before(self, closing: Finalize) -> list[dict[str, Any]]:
         """Return the silos' signatures from an earlier session that are valid for this end of the run."""
-        content, found = final_attestation(self.run, self._terms, closing), []
-        for one in signed_end(self.folder.path):
+        content, entries = final_attestation(self.run, self._terms, closing), []
+        for entry in signed_end(self.folder.path):
             with suppress(ProtocolError):
-                self._check(int(one["silo"]), content, bytes.fromhex(one["signature"]))
-                found.append(one)
-        return found
+                self._check(int(entry["silo"]), content, bytes.fromhex(entry["signature"]))
+                entries.append(entry)
+        return entries
 
     @property
     def _last(self) -> bytes:
@@ -455,17 +459,17 @@ def read_terms(content: bytes) -> dict[str, tuple[Membership, str]]:
     Raises:
         RunFolderError: a line is damaged; names the line.
     """
-    found = {}
+    terms = {}
     lines, torn = split_lines(content)
     for number, line in enumerate(lines, start=1):
-        place = f"{TERMS}, line {number}"
-        with reading(place, RunFolderError):
-            document = parse_json(line, place, RunFolderError)
-            membership = Membership.parse(str(document["membership"]), place)
+        where = f"{TERMS}, line {number}"
+        with reading(where, RunFolderError):
+            document = parse_json(line, where, RunFolderError)
+            membership = Membership.parse(str(document["membership"]), where)
             experiment = str(document["experiment"])
             if canonical({"membership": membership.to_toml(), "experiment": experiment}) != line:
-                raise RunFolderError(f"{place}: not as it was written")
-        found[hashlib.sha256(membership.digest + experiment.encode()).hexdigest()] = membership, experiment
+                raise RunFolderError(f"{where}: not as it was written")
+        terms[hashlib.sha256(membership.digest + experiment.encode()).hexdigest()] = membership, experiment
     if torn:
         raise RunFolderError(f"{TERMS}: its last line is torn")
-    return found
+    return terms

@@ -64,13 +64,13 @@ class KeyDigests:
 
     def __call__(self, certificate: bytes) -> str:
         """Return the digest; empty where a certificate cannot be read."""
-        known = self._read(certificate)
-        return "" if known is None else known[0]
+        facts = self._read(certificate)
+        return "" if facts is None else facts[0]
 
     def has_expired(self, certificate: bytes) -> bool:
         """Return whether a certificate has expired; one that cannot be read has not."""
-        known = self._read(certificate)
-        return known is not None and datetime.now(UTC) > known[1]
+        facts = self._read(certificate)
+        return facts is not None and datetime.now(UTC) > facts[1]
 
     def _read(self, certificate: bytes) -> tuple[str, datetime] | None:
         if certificate not in self._known:

@@ -82,11 +82,11 @@ def provision(
     )
     charter = places.authority / "charter.toml"
     request = join_as_coordinator(places.coordinator, charter, passphrase=None)
-    asked = [(places.coordinator / "coordinator.request", request)]
+    requests = [(places.coordinator / "coordinator.request", request)]
     for name, path in zip(silos, places.silos, strict=True):
         request = join_as_silo(path, charter, name=name, passphrase=None, policy=policy)
-        asked.append((path / f"{name}.request", request))
-    for file, request in asked:
+        requests.append((path / f"{name}.request", request))
+    for file, request in requests:
         admit(places.authority, file, request.fingerprint)
     sealed = seal(places.authority, None)
     for path in (places.coordinator, *places.silos):

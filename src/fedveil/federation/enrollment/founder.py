@@ -251,37 +251,37 @@ def admit(folder: Path, request: Path, fingerprint: str) -> Request:
         IntegrityError: another fingerprint, a foreign request, or a key that was revoked, was admitted under another
             name, or is not replaced by its owner.
     """
-    asked = Request.read(request)
-    asked.check(Charter.read(folder / CHARTER).digest)
-    if not same_fingerprint(fingerprint, asked.fingerprint):
+    party = Request.read(request)
+    party.check(Charter.read(folder / CHARTER).digest)
+    if not same_fingerprint(fingerprint, party.fingerprint):
         raise IntegrityError(
             f"{request}: its fingerprint is another than the one that was typed in: another request, or a changed one"
         )
-    if asked.role == "silo" and asked.name == COORDINATOR:
+    if party.role == "silo" and party.name == COORDINATOR:
         raise ConfigError(f"{request}: a silo cannot be named '{COORDINATOR}'")
     revoked = _revoked(folder)
-    if asked.identity in {revoked_key.identity for revoked_key in revoked} or asked.transport_digest in {
+    if party.identity in {revoked_key.identity for revoked_key in revoked} or party.transport_digest in {
         revoked_key.transport for revoked_key in revoked
     }:
         raise IntegrityError(f"{request}: its key was revoked; a revoked key does not come back")
-    place = folder / _ADMITTED / f"{_slot(asked)}.request"
+    target = folder / _ADMITTED / f"{_slot(party)}.request"
     for other in sorted((folder / _ADMITTED).glob("*.request")):
-        known = Request.read(other)
+        admitted = Request.read(other)
         # Both under one key could not be sealed, and revoking either would revoke the key of both.
-        if other != place and (
-            known.identity == asked.identity or known.transport_digest == asked.transport_digest
+        if other != target and (
+            admitted.identity == party.identity or admitted.transport_digest == party.transport_digest
         ):
             raise IntegrityError(
-                f"{request}: its key was admitted as '{known.name}'; each party has its own keys and one name"
+                f"{request}: its key was admitted as '{admitted.name}'; each party has its own keys and one name"
             )
-    if place.exists():
-        before = Request.read(place)
-        if before.identity != asked.identity:
-            asked.replaces(before.identity)
-            if asked.role == "coordinator":
+    if target.exists():
+        before = Request.read(target)
+        if before.identity != party.identity:
+            party.replaces(before.identity)
+            if party.role == "coordinator":
                 _keep_revoked(folder, Revoked(identity=before.identity, since=_day(0), reason=_REPLACED))
-    asked.write(place)
-    return asked
+    party.write(target)
+    return party
 
 
 def revoke(folder: Path, name: str, reason: str) -> Revoked:
@@ -300,14 +300,14 @@ def revoke(folder: Path, name: str, reason: str) -> Revoked:
     """
     if len(reason) > LONGEST_REASON:
         raise ConfigError(f"--reason has {len(reason)} characters; a membership takes {LONGEST_REASON}")
-    place = folder / _ADMITTED / f"{COORDINATOR if name == COORDINATOR else f'silo-{name}'}.request"
-    if not place.is_file():
+    path = folder / _ADMITTED / f"{COORDINATOR if name == COORDINATOR else f'silo-{name}'}.request"
+    if not path.is_file():
         raise ConfigError(f"{folder}: no silo '{name}' was admitted")
-    asked = Request.read(place)
-    one = Revoked(identity=asked.identity, since=_day(0), reason=reason, transport=asked.transport_digest)
-    _keep_revoked(folder, one)
-    place.unlink()
-    return one
+    party = Request.read(path)
+    revoked = Revoked(identity=party.identity, since=_day(0), reason=reason, transport=party.transport_digest)
+    _keep_revoked(folder, revoked)
+    path.unlink()
+    return revoked
 
 
 def seal(
@@ -331,22 +331,22 @@ def seal(
     admitted = [Request.read(path) for path in sorted((folder / _ADMITTED).glob("*.request"))]
     target = folder / "sealed" / MEMBERSHIP
     before = Membership.read(target) if target.exists() else None
-    known = () if before is None else before.silos
+    earlier = () if before is None else before.silos
     # Silos that were sealed before keep their order: who is added changes nobody's number.
     silos = sorted(
-        (one for one in admitted if one.role == "silo"),
-        key=lambda one: (known.index(one.name) if one.name in known else len(known), one.name),
+        (party for party in admitted if party.role == "silo"),
+        key=lambda party: (earlier.index(party.name) if party.name in earlier else len(earlier), party.name),
     )
-    coordinators = [one for one in admitted if one.role == "coordinator"]
+    coordinators = [party for party in admitted if party.role == "coordinator"]
     if not silos or len(coordinators) != 1:
         raise ConfigError(f"{folder}: admit the coordinator and at least one silo before you seal")
     serial = max(above, 0 if before is None else before.serial) + 1
     membership = Membership(
-        silos=tuple(one.name for one in silos),
-        roster=tuple(one.identity for one in silos),
+        silos=tuple(silo.name for silo in silos),
+        roster=tuple(silo.identity for silo in silos),
         coordinator=coordinators[0].identity,
         schema_digest=charter.schema_digest,
-        nodes=tuple(one.transport for one in silos),
+        nodes=tuple(silo.transport for silo in silos),
         serial=serial,
         valid_until=_day(days),
         charter=charter.digest,
@@ -380,12 +380,12 @@ def _revoked(folder: Path) -> tuple[Revoked, ...]:
         document = parse_json(read_content(path, ConfigError), path, ConfigError)
         return tuple(
             Revoked(
-                identity=PublicIdentity(bytes.fromhex(one["identity"])),
-                since=one["since"],
-                reason=one["reason"],
-                transport=one.get("transport", ""),
+                identity=PublicIdentity(bytes.fromhex(entry["identity"])),
+                since=entry["since"],
+                reason=entry["reason"],
+                transport=entry.get("transport", ""),
             )
-            for one in document
+            for entry in document
         )
 
 

@@ -269,26 +269,26 @@ def _replace_membership(
         offered.check_follows(Membership.read(target), sealed)
     if (folder / COORDINATOR_SETTINGS).exists():
         keys = _keys_of_coordinator(folder, offered, passphrase)
-        kept, certificate, key = _server_key(folder).with_name("server.crt"), "server.crt", offered.server
+        current, certificate, key = _server_key(folder).with_name("server.crt"), "server.crt", offered.server
     else:
         name = SiloSettings.read(folder / "silo.toml").name
         keys = _keys_of_silo(folder, offered, name, passphrase)
-        kept, certificate = folder / CLIENT, client_certificate(name)
+        current, certificate = folder / CLIENT, client_certificate(name)
         key = node_key_digest(offered.nodes[offered.number(name)])
     _check_own(sealed, None not in keys.values())
-    given = sealed.parent / certificate
+    issued = sealed.parent / certificate
     if (
-        not given.exists() and kept.exists()
+        not issued.exists() and current.exists()
     ):  # the membership alone was handed out, or its acceptance was interrupted
-        given = kept
-    if certificate_key_digest(given) != key:
-        raise IntegrityError(f"{given}: of another key than {sealed.name} names for this party")
-    if given != kept:
-        _write(kept, read_content(given, ConfigError))
+        issued = current
+    if certificate_key_digest(issued) != key:
+        raise IntegrityError(f"{issued}: of another key than {sealed.name} names for this party")
+    if issued != current:
+        _write(current, read_content(issued, ConfigError))
     with writing(folder, ConfigError):
-        for present, found in keys.items():
-            if found is not None and found != present:
-                os.replace(found, present)
+        for present, source in keys.items():
+            if source is not None and source != present:
+                os.replace(source, present)
                 sync_folder(present.parent)
     _write(target, offered.to_toml().encode())
 

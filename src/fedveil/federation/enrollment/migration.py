@@ -51,13 +51,13 @@ def migrate(home: SiloFolder, target: Path) -> tuple[str, ...]:
     with closing(RunningFolder(home.path)):
         _check_settled(home)
         membership = (home / MEMBERSHIP).read_bytes()
-        made = next((one for one in target.parents if one.exists()), target.parent)
+        ancestor = next((parent for parent in target.parents if parent.exists()), target.parent)
         target.mkdir(parents=True, mode=0o700)
         for name in (*_SETTINGS, *_KEYS):
             shutil.copy2(home / name, target / name)
         if (home / STATE).exists():
             shutil.copytree(home / STATE, target / STATE)
-        _synced(target, made)
+        _synced(target, ancestor)
         _retire(home, (*_KEYS, STATE))
         replace_file(target / MEMBERSHIP, membership)
     tables = (settings.table, settings.users, settings.main_silos)

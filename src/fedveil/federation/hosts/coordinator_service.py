@@ -281,9 +281,9 @@ class CoordinatorService:
         Raises:
             FedveilError: the file is not one that this coordinator may go on under.
         """
-        found = self._file.read_if_changed(self._newest)
-        if found is not None:
-            self._newest = found
+        membership = self._file.read_if_changed(self._newest)
+        if membership is not None:
+            self._newest = membership
 
     def _renew(self) -> None:
         """Go on under the newest membership; no run is played now.
@@ -313,9 +313,9 @@ class CoordinatorService:
         for connection in accept_connections(self._listening, self._stopping.is_set):
             connection.settimeout(_QUESTION_SECONDS)
             try:
-                asked = json.loads(receive_frame(connection))
-                is_document = "document" in asked
-                path = Path(asked["document" if is_document else "run"])
+                submission = json.loads(receive_frame(connection))
+                is_document = "document" in submission
+                path = Path(submission["document" if is_document else "run"])
                 send_frame(connection, json.dumps({"before": self._waiting.unfinished_tasks}).encode())
                 connection.settimeout(None)
             except (OSError, ProtocolError, ValueError, KeyError, TypeError, RecursionError) as error:

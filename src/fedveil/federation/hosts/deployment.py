@@ -102,10 +102,10 @@ def write_deployment(folder: Path, hosting: Hosting) -> tuple[Path, ...]:
             right = _RIGHT.get(name, f"must match {_VALUES[name]}")
             raise ConfigError(f"{name.lower()} = {value!r}: does not fit into a service's file: {right}")
     containers = CONTAINERS if hosting.image is not None else ()
-    made = {folder / name: _filled(name, values) for name in (*SERVICES, *containers)}
+    texts = {folder / name: _filled(name, values) for name in (*SERVICES, *containers)}
     if containers:
-        made[folder / REQUIREMENTS] = _locked(folder / PACKAGES)
-    return _write_new(made)
+        texts[folder / REQUIREMENTS] = _locked(folder / PACKAGES)
+    return _write_new(texts)
 
 
 def write_flower_app(folder: Path, bridge: Path) -> tuple[Path, ...]:
@@ -137,8 +137,8 @@ def write_flower_app(folder: Path, bridge: Path) -> tuple[Path, ...]:
             }
         },
     }
-    made = {folder / "pyproject.toml": tomlkit.dumps(project)}
-    return _write_new(made | _bridge_modules(folder / BRIDGE_PACKAGE, "flower"))
+    texts = {folder / "pyproject.toml": tomlkit.dumps(project)}
+    return _write_new(texts | _bridge_modules(folder / BRIDGE_PACKAGE, "flower"))
 
 
 def write_nvflare_job(
@@ -172,9 +172,9 @@ def write_nvflare_job(
         "app/config/config_fed_server.json": {"format_version": 2, "workflows": [server], "components": []},
         "app/config/config_fed_client.json": {"format_version": 2, "executors": [site], "components": []},
     }
-    made = {folder / name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
+    texts = {folder / name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
     custom = {} if installed else _bridge_modules(folder / "app" / "custom" / BRIDGE_PACKAGE, "nvflare")
-    return _write_new(made | custom)
+    return _write_new(texts | custom)
 
 
 def _whole(path: Path) -> str:
@@ -210,14 +210,14 @@ def _locked(packages: Path) -> str:
         wheels = sorted(packages.iterdir())
     lines = []
     for wheel in wheels:
-        found = _WHEEL.fullmatch(wheel.name)
-        if found is None:
+        match = _WHEEL.fullmatch(wheel.name)
+        if match is None:
             raise ConfigError(
                 f"{packages}: {sanitize(wheel.name)} is no wheel; containers are built of wheels alone"
             )
-        name = found[1].lower().replace("_", "-")
+        name = match[1].lower().replace("_", "-")
         extra = "[federation]" if name == "fedveil" else ""
-        lines.append(f"{name}{extra}=={found[2]} --hash=sha256:{digest_of(wheel)}\n")
+        lines.append(f"{name}{extra}=={match[2]} --hash=sha256:{digest_of(wheel)}\n")
     if sum(line.startswith(f"fedveil[federation]=={__version__} ") for line in lines) != 1:
         raise ConfigError(f"{packages}: one wheel of fedveil {__version__} is needed, as .ci/wheel builds it")
     return "".join(lines)
@@ -225,4 +225,4 @@ def _locked(packages: Path) -> str:
 
 def _filled(name: str, values: dict[str, str]) -> str:
     template = files("fedveil").joinpath("deploy", name).read_text(encoding="utf-8")
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)

@@ -130,9 +130,9 @@ class _Folder(ABC):
 
     def under(self, membership: Membership) -> Self:
         """Return the folder with a membership that stays the same, whatever its file becomes, until it is over."""
-        found = copy(self)
-        found._fixed = membership
-        return found
+        folder = copy(self)
+        folder._fixed = membership
+        return folder
 
     @property
     def membership(self) -> Membership:
@@ -170,12 +170,12 @@ class _Folder(ABC):
         """
         last_day = datetime.strptime(self.membership.valid_until, "%Y-%m-%d").replace(tzinfo=UTC)
         ends = last_day + timedelta(days=1)
-        found = {
+        expiries = {
             "membership.toml": (ends - datetime.now(UTC)) / timedelta(days=1),
             "ca.crt": days_left(self / "ca.crt", self / "ca.crt"),
             **self._own_expiry(),
         }
-        return min(found.items(), key=itemgetter(1))
+        return min(expiries.items(), key=itemgetter(1))
 
     @abstractmethod
     def _own_expiry(self) -> dict[str, float]:
@@ -234,14 +234,14 @@ class MembershipFile:
         if self._refused is not None and self._refused[0] == stamp:
             raise self._refused[1]
         try:
-            found = self._folder.membership
-            found.check_follows(present, self._folder / MEMBERSHIP)
+            membership = self._folder.membership
+            membership.check_follows(present, self._folder / MEMBERSHIP)
             self._folder.again().check_own_keys()
         except FedveilError as error:
             self._refused = stamp, error
             raise
         self._stamp = stamp
-        return found
+        return membership
 
     def accept_added(self, offered: Membership, newest: Membership) -> None:
         """Replace the file by a membership that only adds silos, or is valid for longer, and has its signature.
@@ -370,14 +370,14 @@ class SiloFolder(_Folder):
             )
         data = import_module("fedveil.federation.silo_data")
         files = data.SiloFiles(table, users, main_silos, settings.format)
-        found: LocalPopulation = data.load_silo_population(self.schema, files, membership, number)
-        return found
+        population: LocalPopulation = data.load_silo_population(self.schema, files, membership, number)
+        return population
 
     @property
     def policy(self) -> Policy:
         """The silo's own limits."""
-        found: Policy = import_module("fedveil.federation.policy").Policy.read(self / "policy.toml")
-        return found
+        policy: Policy = import_module("fedveil.federation.policy").Policy.read(self / "policy.toml")
+        return policy
 
 
 def members_of(membership: Membership) -> Members:

@@ -83,8 +83,8 @@ class Link:
         if settings.port:
             context = self._context = server_context(folder)
             public = SiloEndpoint(self.mailbox, by_certificate(digests), limits)
-            place = f'{folder / "link.toml"}: host = "{settings.host}", port = {settings.port}'
-            opened = listen_at(settings.host, settings.port, place, _BACKLOG)
+            where = f'{folder / "link.toml"}: host = "{settings.host}", port = {settings.port}'
+            opened = listen_at(settings.host, settings.port, where, _BACKLOG)
 
             def member_of(certificate: bytes) -> int | None:
                 return self.mailbox.number(digests(certificate))
@@ -170,10 +170,10 @@ def _stamp_of(folder: LinkFolder) -> tuple[tuple[int, int] | None, ...]:
 
     def one(path: Path) -> tuple[int, int] | None:
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     return one(folder / "server.crt"), one(folder / "server.key")
 

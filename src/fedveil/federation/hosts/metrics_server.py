@@ -327,10 +327,10 @@ def _read(connection: socket.socket, seconds: float) -> bytes:
     """
     until, question = time.monotonic() + seconds, b""
     while b"\r\n\r\n" not in question and len(question) < _LONGEST:
-        left = until - time.monotonic()
-        if left <= 0:
+        seconds_left = until - time.monotonic()
+        if seconds_left <= 0:
             raise TimeoutError
-        connection.settimeout(left)
+        connection.settimeout(seconds_left)
         some = connection.recv(_LONGEST - len(question))
         if not some:
             break

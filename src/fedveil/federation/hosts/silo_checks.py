@@ -150,10 +150,10 @@ def _resolve(host: str, proxy: str | None) -> str:
     if proxy is not None:
         return f"{host} is resolved by the proxy"
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"{host} cannot be resolved: {error.strerror or error}"
-    return f"{host} is {', '.join(sorted({str(one[4][0]) for one in found}))}"
+    return f"{host} is {', '.join(sorted({str(entry[4][0]) for entry in entries}))}"
 
 
 def _describe_proxy(proxy: str | None) -> str:

@@ -127,13 +127,13 @@ class ServedSilo:
     def _read_membership(self) -> None:
         """Note the newest membership, if the file has changed; one that is not to be used ends no session."""
         try:
-            found = self._file.read_if_changed(self._newest)
+            membership = self._file.read_if_changed(self._newest)
         except FedveilError as error:
             # The party itself refuses sessions for as long as the file is not right.
             self._report(f"the changed membership is not used: {error}")
             return
-        if found is not None:
-            self._newest = found
+        if membership is not None:
+            self._newest = membership
         if self._party is None:
             self._party = self._reopened()
 
@@ -266,11 +266,11 @@ class SiloService:
         """End the network process where a membership was accepted: the next one has its keys and certificate."""
         while not self._stopping.wait(_LOOK_SECONDS):
             try:
-                found = self._membership.read_if_changed(self._newest)
+                membership = self._membership.read_if_changed(self._newest)
             except FedveilError:
                 continue  # the key process says so
-            if found is not None:
-                self._newest = found
+            if membership is not None:
+                self._newest = membership
                 with self._lock:
                     if not self._stopping.is_set():
                         self._is_renewed = True

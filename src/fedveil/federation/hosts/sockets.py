@@ -56,10 +56,10 @@ def address(path: Path) -> str:
     if len(os.fsencode(path)) <= _LONGEST_NAME:
         return str(path)
     folder = path.parent
-    known = _open_folders.get(folder)
-    if known is None or not os.path.samestat(os.fstat(known), os.stat(folder)):
-        known = _open_folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    return f"/proc/self/fd/{known}/{path.name}"
+    descriptor = _open_folders.get(folder)
+    if descriptor is None or not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+        descriptor = _open_folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    return f"/proc/self/fd/{descriptor}/{path.name}"
 
 
 def listen(path: Path, group: int | None = None) -> socket.socket:

@@ -61,20 +61,20 @@ def _common(home: CoordinatorFolder | SiloFolder, role: str) -> dict[str, Any]:
 
 def _coordinator(home: CoordinatorFolder) -> dict[str, Any]:
     runs = sorted((home / "runs").glob("*/experiment.toml"), key=lambda path: path.stat().st_mtime)
-    found = _common(home, "coordinator") | {
+    status = _common(home, "coordinator") | {
         "silos": len(home.membership.silos),
         "runs": len(runs),
     }
     if runs:
         folder, experiment = runs[-1].parent, read_toml(runs[-1])
         rows = read_rows(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-        found |= {
+        status |= {
             "run": experiment.get("name"),
             "round": rows[-1]["round"] if rows else 0,
             "rounds": experiment.get("rounds"),
             "state": _ENDED[(folder / END).exists()],
         }
-    return found
+    return status
 
 
 def _silo(home: SiloFolder) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
     ).LEDGER  # loads PyTorch, which a coordinator need not
     policy, path = home.policy, home / "state" / ledger
     allowed = None if policy.budget is None else policy.epsilon
-    found = _common(home, "silo") | {
+    status = _common(home, "silo") | {
         "name": home.settings.name,
         "allowed_epsilon": allowed,
         "delta": policy.delta,
@@ -92,12 +92,12 @@ def _silo(home: SiloFolder) -> dict[str, Any]:
         stamp = path.stat()
         written = stamp.st_ino, stamp.st_size, stamp.st_mtime_ns
         head, spent = _read_spent(path, written, policy.accountant, policy.delta)
-        found |= {
+        status |= {
             "ledger_head": head,
             "spent_epsilon": spent if spent < float("inf") else None,
             "spent_ratio": spent / allowed if allowed is not None and spent < float("inf") else None,
         }
-    return found
+    return status
 
 
 @lru_cache(maxsize=1)
@@ -130,9 +130,9 @@ class SiloConnection:
         """Note a line of the network process: a contact, or a fault. That process faces the network, and may lie."""
         fault = report.get("fault", "") if isinstance(report, dict) else ""
         if fault is not None:
-            given = fault if isinstance(fault, dict) else {}
+            fields = fault if isinstance(fault, dict) else {}
             fault = {
-                name: one_line(str(given.get(name, "unknown"))[:LONGEST_SENTENCE])
+                name: one_line(str(fields.get(name, "unknown"))[:LONGEST_SENTENCE])
                 for name in ("code", "sentence")
             }
         with self._lock:
@@ -158,8 +158,8 @@ class SiloConnection:
         trouble = self.trouble()
         with self._lock:
             contact = None if self._contact is None else round(self._clock() - self._contact, 1)
-        found: dict[str, Any] = {"connected": not trouble, "last_contact_seconds": contact}
-        return found | ({"cause": trouble} if trouble else {})
+        facts: dict[str, Any] = {"connected": not trouble, "last_contact_seconds": contact}
+        return facts | ({"cause": trouble} if trouble else {})
 
 
 class BridgeConnection:
@@ -219,10 +219,10 @@ class LinkConnection:
     def facts(self) -> dict[str, Any]:
         """Return the state of the connections for ``status`` and the metrics."""
         with self._lock:
-            seen, silos = self._seen, self._silos
-        if seen is None:
+            ages, silos = self._seen, self._silos
+        if ages is None:
             return {"link": False, "cause": self.trouble()}
-        contacts = {name: ago for name, ago in zip(silos, seen, strict=True) if ago is not None}
+        contacts = {name: ago for name, ago in zip(silos, ages, strict=True) if ago is not None}
         connected = sorted(name for name, ago in contacts.items() if ago <= CONTACT_SECONDS)
         return {
             "link": True,

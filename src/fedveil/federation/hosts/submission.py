@@ -80,8 +80,8 @@ def _experiment(content: dict[str, Any], path: Path, home: CoordinatorFolder) ->
         raise ConfigError(
             f"{path}: model.name and model.loss: silos allow models and losses by name; give both"
         )
-    found, _ = beginning(experiment)
-    return found
+    with_digest, _ = beginning(experiment)
+    return with_digest
 
 
 def _check_schema(document: Experiment | TableDocument, path: Path, home: CoordinatorFolder) -> None:
@@ -207,8 +207,8 @@ def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment
     if table is None or (table.test_file is None and experiment.evaluation is None):
         raise RunFolderError(f"{folder.path}: not a run of a federation")
     own = load_public_test_table(home.schema, table.test_file, home.membership)
-    found = read_preprocessed(folder.path)
-    own = own if found is None else own.with_refined_schema(found.schema, found.clip)
+    preprocessed = read_preprocessed(folder.path)
+    own = own if preprocessed is None else own.with_refined_schema(preprocessed.schema, preprocessed.clip)
     share = own.load_population()
     return prepare(experiment, FixedPopulation(share, declared=share.declared), trains=False)
 
@@ -226,11 +226,11 @@ class Submission:
     """
 
     def __init__(self, home: CoordinatorFolder, run: Path, *, asks_policies: bool = False) -> None:
-        what = "document" if asks_policies else "run"
+        key = "document" if asks_policies else "run"
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._connection.connect(address(home / "run" / SOCKET))
-            send_frame(self._connection, json.dumps({what: str(run.absolute())}).encode())
+            send_frame(self._connection, json.dumps({key: str(run.absolute())}).encode())
             self.before = int(json.loads(receive_frame(self._connection))["before"])
         except (OSError, ProtocolError) as error:
             self._connection.close()
@@ -308,15 +308,15 @@ def watch(
     Raises:
         RunFolderError: as :func:`wait`.
     """
-    done = max(1, len(read_rows(folder / "metrics.jsonl")))
-    observer.on_run_start(folder.path, experiment, done - 1)
+    n_shown = max(1, len(read_rows(folder / "metrics.jsonl")))
+    observer.on_run_start(folder.path, experiment, n_shown - 1)
 
     def look() -> None:
-        nonlocal done
+        nonlocal n_shown
         rows = read_rows(folder / "metrics.jsonl")
-        for row in rows[done:]:
+        for row in rows[n_shown:]:
             observer.on_round_end(row)
-        done = max(done, len(rows))
+        n_shown = max(n_shown, len(rows))
 
     return wait(again, folder.path, submission, look)
 
@@ -357,7 +357,9 @@ def open_session(
 
 def _plan(part: Part) -> SessionPlan:
     """Return the plan of a part's session."""
-    phase = RunPart(name=part.name, released=tuple((one.std, one.vector) for one in part.before))
+    phase = RunPart(
+        name=part.name, released=tuple((noisy_sum.std, noisy_sum.vector) for noisy_sum in part.before)
+    )
     if isinstance(part, ReleasePart):
         return release_plan(part.planned, empty_groups(), part.privacy, phase, len(part.model))
     assert isinstance(part, TrainingPart)

@@ -83,9 +83,9 @@ class RoundInstructions:
 
     def get(self, kind: type[_P]) -> _P | None:
         """Return the part of a kind; None if none was received."""
-        found = self._parts.get(kind)
-        assert found is None or isinstance(found, kind)
-        return found
+        part = self._parts.get(kind)
+        assert part is None or isinstance(part, kind)
+        return part
 
     def encode(self) -> bytes:
         """Return the bytes of all parts, in the order of their kinds."""
@@ -311,9 +311,9 @@ class SiloSession:
         self._task = None
         round_id = RoundId(run=self._run, round=task.round, attempt=0)
         self.client.check_round(round_id)
-        given = self._round_input(task)
+        round_input = self._round_input(task)
         self.instructions, self._ended = RoundInstructions(), False
-        return [ProtocolMessage(message=message) for message in self.client.contribute(round_id, given)]
+        return [ProtocolMessage(message=message) for message in self.client.contribute(round_id, round_input)]
 
     def _round_input(self, task: RoundTask) -> Any:
         """Return the silo's input to a round: the persisted one, or a new one that is charged first.
@@ -390,15 +390,15 @@ class SiloSession:
         Allowed are the next round, and a later one if rounds can proceed without this silo. A round that the protocol
         does not repeat may be requested again.
         """
-        done = 0 if last is None else last.round
+        last_round = 0 if last is None else last.round
         agreement = self._agreement
-        if number == done and not agreement.repeatable:
+        if number == last_round and not agreement.repeatable:
             return
         if agreement.quorum < agreement.clients:
-            if number < done:
-                raise RefusalError(Code.ROUND_OVER, number, done)
-        elif number != done + 1:
-            raise RefusalError(Code.ROUND_AHEAD, number, done)
+            if number < last_round:
+                raise RefusalError(Code.ROUND_OVER, number, last_round)
+        elif number != last_round + 1:
+            raise RefusalError(Code.ROUND_AHEAD, number, last_round)
 
     def _learn(self) -> list[SessionMessage]:
         """Make the server's step once the sum has arrived; persist the next model and confirm it."""
@@ -433,14 +433,16 @@ class SiloSession:
         return RefusalError(Code.OTHER_SUM, self._record.round, detail=reason)
 
 
-def _check_state(charged_rounds: list[int], done: int, repeatable: bool) -> None:
+def _check_state(charged_rounds: list[int], last_round: int, repeatable: bool) -> None:
     """Refuse to continue if the ledger and the records of a run disagree about its past.
 
     Args:
         charged_rounds: charged rounds of the part, with repetitions.
-        done: last round with a persisted input; 0 if none.
+        last_round: last round with a persisted input; 0 if none.
         repeatable: whether a repeated round is the same release.
     """
-    required = set(range(1, done + 1)) if repeatable else {done} - {0}
-    if not required <= set(charged_rounds) or (repeatable and set(charged_rounds) - set(range(1, done + 2))):
+    required = set(range(1, last_round + 1)) if repeatable else {last_round} - {0}
+    if not required <= set(charged_rounds) or (
+        repeatable and set(charged_rounds) - set(range(1, last_round + 2))
+    ):
         raise RefusalError(Code.REPLACED)

@@ -74,10 +74,10 @@ class SiloCharges:
             StatementMismatchError: the ledger has another release, or one more than once; or it lacks one that needs
                 this silo.
         """
-        found = {name: self.rounds_of(name) for name, _ in self.times if name}
-        if any(name not in releases or times != Counter([1]) for name, times in found.items()):
+        charged = {name: self.rounds_of(name) for name, _ in self.times if name}
+        if any(name not in releases or times != Counter([1]) for name, times in charged.items()):
             raise StatementMismatchError
-        if self.needs_all_silos and len(found) < len(releases):
+        if self.needs_all_silos and len(charged) < len(releases):
             raise StatementMismatchError
 
 
@@ -160,7 +160,7 @@ def check_releases(prepared: PreparedReleases, closing: Finalize, silo_charges: 
     if closing.round or closing.charges or not silo_charges.times:
         raise StatementMismatchError
     _check_length(closing)
-    silo_charges.require([prepared.part(made) for made in range(prepared.count)])
+    silo_charges.require([prepared.part(index) for index in range(prepared.count)])
     once = [1] * prepared.count
     _compare(
         _read_statement(closing), prepared.series.statement(prepared.document.name, once, prepared.notes)
@@ -197,7 +197,7 @@ def _consists_of_charges(
         remaining: atoms of the stated event without the releases. Consumed.
     """
     begun, charges = counts
-    rest = charges - least.total()
+    n_further = charges - least.total()
     # The event of a repeated attempt differs from the first one: its strength is at least 1
     # (guarantee.event_at_round).
     first, again = (
@@ -211,12 +211,12 @@ def _consists_of_charges(
     for number, times in least.items():
         remaining.subtract(first[number])
         remaining.subtract({atom: (times - 1) * count for atom, count in again[number].items()})
-    if _consists_of(remaining, again, rest):
+    if _consists_of(remaining, again, n_further):
         return True
-    if not rest or not begun or begun in least:
+    if not n_further or not begun or begun in least:
         return False
     remaining.subtract(first[begun])  # round charged, but not requested from this silo
-    return _consists_of(remaining, again, rest - 1)
+    return _consists_of(remaining, again, n_further - 1)
 
 
 def _consists_of(remaining: Counter[Event], events: Mapping[int, Counter[Event]], number: int) -> bool:
@@ -228,13 +228,13 @@ def _consists_of(remaining: Counter[Event], events: Mapping[int, Counter[Event]]
     counts = list(events.values()) or [Counter[Event]()]
     shared = reduce(and_, counts)
     releases = {atom for event in counts for atom in event - shared}
-    others = Counter(remaining)
-    others.subtract({atom: number * count for atom, count in shared.items()})
+    unshared = Counter(remaining)
+    unshared.subtract({atom: number * count for atom, count in shared.items()})
     n_own = max(sum((event - shared).values()) for event in counts)
     return (
-        min(others.values(), default=0) >= 0
-        and {atom for atom, times in others.items() if times} <= releases
-        and others.total() == number * n_own
+        min(unshared.values(), default=0) >= 0
+        and {atom for atom, times in unshared.items() if times} <= releases
+        and unshared.total() == number * n_own
     )
 
 

@@ -186,15 +186,15 @@ def earlier_sums(
     Raises:
         RefusalError: a vector has another length or impossible numbers, or a standard deviation is impossible.
     """
-    made: NoisySums = ()
+    sums: NoisySums = ()
     for std, vector in reported:
-        expected, found = release(made), NoisySum(vector, std)
+        expected, noisy_sum = release(sums), NoisySum(vector, std)
         # The noise of a sum depends on the number of silos in it: one value per possible number.
         possible = {expected.std(summed) for summed in range(1, expected.public.n_silos + 1)}
-        if not found.fits(expected.step.length) or std not in possible:
+        if not noisy_sum.fits(expected.step.length) or std not in possible:
             raise RefusalError(Code.RELEASED)
-        made = (*made, found)
-    return made
+        sums = (*sums, noisy_sum)
+    return sums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -260,19 +260,19 @@ def make_release_task(
     series = prepared.series
     if len(phase.released) >= prepared.count:
         raise RefusalError(Code.RELEASED)
-    made = earlier_sums(phase.released, prepared.release)
-    if phase.name != prepared.part(len(made)):
+    sums = earlier_sums(phase.released, prepared.release)
+    if phase.name != prepared.part(len(sums)):
         raise RefusalError(Code.RELEASED)
-    release = prepared.release(made)
+    release = prepared.release(sums)
     policy.check_release(release.step.length, release.std())
-    events = [one.with_grid(policy.event(one.guarantee)) for one in series.releases]
+    events = [planned.with_grid(policy.event(planned.guarantee)) for planned in series.releases]
     own = table.columns(release.step.columns)
     return SiloReleaseTask(
         plan=release_plan(release, own.pairs(), series.privacy.randomness(), phase),
         whole_run=ComposedEvent(events=tuple(events)),
         rounds=prepared.count,
         release=release,
-        charged_event=events[len(made)],
+        charged_event=events[len(sums)],
         records=lambda _: own,
         states=partial(check_releases, prepared),
         seconds=policy.round_seconds,
@@ -495,8 +495,8 @@ class SiloTrainingTask(SiloTask):
         if not np.array_equal(digest, last.before[_RECORDS]):
             raise RefusalError(Code.RECORDS)
         # With an empty sum, decode_sum only advances the reader's state from the start of the last round.
-        played, model = with_clip(method, float(last.before[UNIT][0])), _as_tensor(last.before[MODEL])
-        _, state = decode_sum(played, np.zeros(0), model, _state(last.before))
+        clipped_method, model = with_clip(method, float(last.before[UNIT][0])), _as_tensor(last.before[MODEL])
+        _, state = decode_sum(clipped_method, np.zeros(0), model, _state(last.before))
         return {**stays, **_named(state)}
 
     # --- where the silos alone have the models -----------------------------------------------------------------
@@ -525,8 +525,10 @@ class SiloTrainingTask(SiloTask):
         context = prepared.round_context(record.round, model, _state(record.before), self.plan.privacy)
         silos = prepared.population.n_silos
         total = prepared.protocol_spec.decode_sum(result)
-        made, state = next_model(context, total, n_silos=silos, summed=silos, n_sampled=self.plan.n_users)
-        return _kept(made, state), prepared.task.state(released_model(prepared.method, made, state))
+        new_model, state = next_model(
+            context, total, n_silos=silos, summed=silos, n_sampled=self.plan.n_users
+        )
+        return _kept(new_model, state), prepared.task.state(released_model(prepared.method, new_model, state))
 
 
 def _kept(model: Float32[Tensor, " d"], state: State) -> Tensors:

@@ -128,17 +128,17 @@ class Bridge:
     def _exchange(self, silo: str, send: SendMessage, tag: str) -> str:
         """Fetch the current message, unless it is the one of the tag, and bring its answer; return its tag."""
         mailbox = self._connections[silo]
-        status, found, message = mailbox.request_whole(
+        status, headers, message = mailbox.request_whole(
             "GET", "/v1/message", {"Silo": silo, "If-None-Match": tag}
         )
         if status == HTTPStatus.NO_CONTENT:
-            if "Replaced" in found:
+            if "Replaced" in headers:
                 raise OSError("another bridge or silo fetches these messages; is the silo served twice?")
             return tag
         if status != HTTPStatus.OK:
             raise OSError(f"the mailbox answered {status}")
         self._last = time.monotonic()
-        new_tag, answer = found.get("ETag", ""), send(message)
+        new_tag, answer = headers.get("ETag", ""), send(message)
         self._last = time.monotonic()
         status, _, _ = mailbox.request_whole("POST", "/v1/answer", {"Silo": silo, "Answers": new_tag}, answer)
         if status not in _DELIVERED:
@@ -164,10 +164,10 @@ class TimedSocket(socket.socket):
         self._seconds, self._until = seconds, time.monotonic() + seconds + size / LEAST_RATE
 
     def _set_time_left(self) -> None:
-        left = self._until - time.monotonic()
-        if left <= 0:
+        seconds_left = self._until - time.monotonic()
+        if seconds_left <= 0:
             raise TimeoutError("too slow")
-        self.settimeout(None if math.isinf(left) else min(self._seconds, left))
+        self.settimeout(None if math.isinf(seconds_left) else min(self._seconds, seconds_left))
 
     def connect(self, *arguments: Any) -> None:
         """Connect, within what is left of the time."""

@@ -39,11 +39,11 @@ _log = logging.getLogger("fedveil.bridge")
 @client.query()
 def answer_query(message: Message, context: Context) -> Message:
     """Return the key process's answer to a message; without a message, the silo's name, as the operator set it."""
-    asked = message.content.config_records[_RECORD]
+    record = message.content.config_records[_RECORD]
     node = context.node_config
-    if _MESSAGE not in asked:
+    if _MESSAGE not in record:
         return Message(_content(_SILO, str(node[_SILO])), reply_to=message)
-    answer = ask_key_process(str(node["socket"]), bytes(asked[_MESSAGE]))  # type: ignore[arg-type]
+    answer = ask_key_process(str(node["socket"]), bytes(record[_MESSAGE]))  # type: ignore[arg-type]
     return Message(_content(_MESSAGE, answer), reply_to=message)
 
 

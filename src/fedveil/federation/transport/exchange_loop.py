@@ -200,8 +200,8 @@ def _send_farewells(transport: Transport, party: CoordinatorParty[Any], clock: C
     waiting = dict(party.farewells)
     transport.offer(waiting)
     until = clock() + _FAREWELL_SECONDS
-    while waiting and (left := until - clock()) > 0:
-        for received in transport.collect(min(0.5, left)):
+    while waiting and (seconds_left := until - clock()) > 0:
+        for received in transport.collect(min(0.5, seconds_left)):
             try:
                 party.receive(received.silo, received.message)
             except ProtocolError as error:

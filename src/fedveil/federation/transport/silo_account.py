@@ -149,9 +149,9 @@ def _state_privacy(spent: Event, budget: Budget) -> Statement:
         (server,),
         mechanisms=tuple(
             f"{number} updates of this silo, each clipped to an l2 norm C, with discrete Gaussian noise of "
-            f"{show_noise(one.noise_multiplier)} C on every coordinate before it leaves"
-            for one, number in atoms(spent).items()
-            if isinstance(one, GaussianEvent)
+            f"{show_noise(event.noise_multiplier)} C on every coordinate before it leaves"
+            for event, number in atoms(spent).items()
+            if isinstance(event, GaussianEvent)
         ),
         randomness="the operating system's generator",
         uncovered=UNCOVERED,

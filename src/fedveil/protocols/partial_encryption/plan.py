@@ -83,10 +83,10 @@ def largest(
     # np.partition finds the count-th largest value in O(d); only values equal to it need an order.
     least = np.partition(values, len(values) - count)[len(values) - count]
     chosen: np.ndarray = values > least
-    ties, left = np.flatnonzero(values == least), count - int(chosen.sum())
-    if key is not None and left < len(ties):
+    ties, needed = np.flatnonzero(values == least), count - int(chosen.sum())
+    if key is not None and needed < len(ties):
         ties = ties[secret_order(key, len(ties))]
-    chosen[ties[:left]] = True
+    chosen[ties[:needed]] = True
     return chosen
 
 
@@ -134,9 +134,9 @@ def decode_bitmap(data: bytes, length: int, ones: int) -> Bool[np.ndarray, " d"]
         bits[places] = True
     else:
         raise ProtocolError("a bitmap comes in a form that does not exist")
-    found = int(bits.sum())
-    if found != ones:
-        raise ProtocolError(f"a bitmap has {found} ones; {ones} are due")
+    n_ones = int(bits.sum())
+    if n_ones != ones:
+        raise ProtocolError(f"a bitmap has {n_ones} ones; {ones} are due")
     return bits
 
 
@@ -500,11 +500,11 @@ class PartialInputs:
         )
 
 
-def _numbers(reader: Reader, kept: str) -> np.ndarray:
+def _numbers(reader: Reader, dtype: str) -> np.ndarray:
     content = reader.block()
     if len(content) % 8:
         raise ProtocolError(f"kept numbers of 8 bytes have {len(content)} bytes")
-    return np.frombuffer(content, dtype=kept)
+    return np.frombuffer(content, dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -270,17 +270,19 @@ class PartialClient(PartialSilo):
         """
         if not self.awaits_encryption or self._client_input is None:
             return []
-        given, self._client_input = self._client_input, None
+        client_input, self._client_input = self._client_input, None
         partition, number = self.partition, self.round_id.round
-        if given.divided is None:
-            clear, hidden = self._spec.divide(given.message, partition, number, self._place)
-            given = replace(given, divided=SplitUpdate(partition=partition, clear=clear, hidden=hidden))
+        if client_input.divided is None:
+            clear, hidden = self._spec.divide(client_input.message, partition, number, self._place)
+            client_input = replace(
+                client_input, divided=SplitUpdate(partition=partition, clear=clear, hidden=hidden)
+            )
             # Before the parts leave: after a crash the same parts must go out, not the message with fresh noise.
-            self._place.persist(given)
-        assert given.divided is not None
-        if not np.array_equal(given.divided.partition, partition):
+            self._place.persist(client_input)
+        assert client_input.divided is not None
+        if not np.array_equal(client_input.divided.partition, partition):
             raise ProtocolError(f"round {number} was answered for another partition", silo=self.index)
-        return [self.encrypt_update(given.divided.clear, given.divided.hidden)]
+        return [self.encrypt_update(client_input.divided.clear, client_input.divided.hidden)]
 
 
 def vote_std(vote_noise: float, votes: int) -> float:

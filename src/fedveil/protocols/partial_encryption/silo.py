@@ -186,10 +186,10 @@ class PartialSilo(KeyedSilo[PartialInputs, PartialResult]):
             self._divide(np.full(plan.length, count > 0))
             return []
         sizes = np.abs(values)[self._order]
-        asked = plan.votes(self._round_id.round)
-        own = derive(self.order_secret, f"{_TIES} {self.index}", round_id) if asked else None
+        votes = plan.votes(self._round_id.round)
+        own = derive(self.order_secret, f"{_TIES} {self.index}", round_id) if votes else None
         chosen = largest(sizes if plan.pick == "largest" else -sizes, count, own)
-        if not asked:
+        if not votes:
             self._divide(chosen)
             return []
         self._phase = Phase.PARTITION

@@ -49,17 +49,18 @@ def in_threads(function: Callable[..., _T], *columns: Iterable[Any]) -> list[_T]
     count = min(len(rows), os.cpu_count() or 1)
     if count < 2:
         return [function(*row) for row in rows]
-    made: dict[int, _T] = {}
+    results: dict[int, _T] = {}
     failed: list[BaseException] = []
-    left = iter(range(len(rows)))  # next() of a range iterator is atomic, so each index goes to one thread
+    # next() of a range iterator is atomic, so each index goes to one thread.
+    remaining = iter(range(len(rows)))
 
     def work() -> None:
         get_context().allow_release_gil = True  # each thread has its own gmpy2 context
         try:
-            for place in left:
+            for index in remaining:
                 if failed:
                     return
-                made[place] = function(*rows[place])
+                results[index] = function(*rows[index])
         except BaseException as error:
             failed.append(error)
 
@@ -70,7 +71,7 @@ def in_threads(function: Callable[..., _T], *columns: Iterable[Any]) -> list[_T]
         thread.join()
     if failed:
         raise failed[0]
-    return [made[place] for place in range(len(rows))]
+    return [results[index] for index in range(len(rows))]
 
 
 # --- weights ------------------------------------------------------------------------------------------------
@@ -164,7 +165,9 @@ class PaillierKeyHolder:
     def encrypt(self, weights: Sequence[int]) -> list[bytes]:
         """Return one fresh ciphertext for every number modulo n."""
         size = self._key.public.ciphertext_bytes
-        return [int(made).to_bytes(size, "big") for made in in_threads(self._key.encrypt, weights)]
+        return [
+            int(ciphertext).to_bytes(size, "big") for ciphertext in in_threads(self._key.encrypt, weights)
+        ]
 
     def begin(self) -> None:
         """Discard the sum of an earlier attempt."""

@@ -161,15 +161,15 @@ class WeightingPlan:
         if not self.powers_of_ten:
             return math.lcm(*range(1, self.largest_count + 1))
         levels = _levels(self.count_limit)
-        sums, found = {0}, 1
+        sums, multiple = {0}, 1
         for _ in range(self.silos):
             new = {total + level for total in sums for level in levels} - sums
             sums |= new
             # Sums of fewer silos are among these sums, because a silo may have no record of a user.
-            found = math.lcm(found, *new)
-            if found.bit_length() > _LARGEST_COMMON_BITS:
+            multiple = math.lcm(multiple, *new)
+            if multiple.bit_length() > _LARGEST_COMMON_BITS:
                 break
-        return found
+        return multiple
 
     @property
     def count_limit(self) -> int:

@@ -123,13 +123,13 @@ def choose_parameters(plan: WeightingPlan) -> RlweParameters:
     Raises:
         ProtocolError: no ring holds the sums; the message names the settings to change.
     """
-    found = []
+    candidates = []
     for degree, primes in _RINGS:
         for count in range(1, _MOST_PRIMES + 1):
             bits = max(_PLAIN_BITS[0], plan.exponent_bits + 2, math.ceil(plan.slot_bits / count) + 1)
             if bits in _PLAIN_BITS:
-                found.append(_parameters(plan, Ring(degree=degree, primes=primes), bits, count))
-    fitting = [parameters for parameters in found if parameters.spare_bits >= 0]
+                candidates.append(_parameters(plan, Ring(degree=degree, primes=primes), bits, count))
+    fitting = [parameters for parameters in candidates if parameters.spare_bits >= 0]
     if not fitting:
         raise ProtocolError(
             f"the sum needs {plan.slot_bits} bits (C alone, for N_max = {plan.largest_count}, has "

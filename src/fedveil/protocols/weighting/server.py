@@ -107,7 +107,7 @@ class WeightingServer(CohortServer):
             )
         self._inbox.open(round_id)
         # After a complete round every silo has the round's weights, so that an empty list stands for them.
-        known = self._phase is Phase.DONE
+        is_known = self._phase is Phase.DONE
         self._round_id = self._bound(round_id, self._cohort)
         self._arrived, self._own_masks = set(), []
         self._holder.begin()
@@ -119,8 +119,8 @@ class WeightingServer(CohortServer):
             self._drawn = len(taking_part)
             weights = [inverse if user in taking_part else 0 for user, inverse in self._inverses.items()]
             self._weights = tuple(self._holder.encrypt(weights))
-            known = False
-        return self._to_cohort(EncryptedWeights(blocks=() if known else self._weights))
+            is_known = False
+        return self._to_cohort(EncryptedWeights(blocks=() if is_known else self._weights))
 
     def result(self) -> Float64[np.ndarray, " d"]:
         """Return the weighted noisy sum of all silos in grid units.
@@ -216,7 +216,9 @@ class WeightingServer(CohortServer):
         for inverse in self._inverses.values():
             # `chosen` of P places hold Enc(B_u), the others Enc(0): the server does not learn the silos' place.
             drawn = drawn_places(self._plan.places, self._plan.chosen)
-            self._places.append(self._holder.encrypt([inverse if place else 0 for place in drawn.tolist()]))
+            self._places.append(
+                self._holder.encrypt([inverse if is_chosen else 0 for is_chosen in drawn.tolist()])
+            )
         return self._to_cohort(TransferOffer(public=self._sender.public, constants=self._sender.constants))
 
     def _answer(self, sender: int, requests: TransferRequests) -> list[tuple[int, bytes]]:

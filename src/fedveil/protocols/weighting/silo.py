@@ -283,7 +283,7 @@ class WeightingSilo(KeyedSilo[WeightedInputs, Float64[np.ndarray, " d"]]):
         # All silos derive the same places from the common seed, so that a user is sampled in all silos or in none.
         places = UniformIntegers(derive(self._root, _PLACE, self._round_id), self._plan.places)
         self._receivers = [
-            TransferReceiver.choose(int(place), offer.constants) for place in places.take(len(self._present))
+            TransferReceiver.choose(int(index), offer.constants) for index in places.take(len(self._present))
         ]
         self._offer = offer
         self._phase = Phase.TRANSFER

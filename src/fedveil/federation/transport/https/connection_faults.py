@@ -123,9 +123,9 @@ def fault_of_status(status: int, cause: str) -> Fault:
     """Return the fault behind an HTTP status of 400 or more."""
     if cause in _STATUS_SENTENCES:
         return Fault(cause, _STATUS_SENTENCES[cause])
-    known = {403: "not-a-member", 429: "busy", 503: "not-ready"}
-    if status in known:
-        return Fault(known[status], _STATUS_SENTENCES[known[status]])
+    causes = {403: "not-a-member", 429: "busy", 503: "not-ready"}
+    if status in causes:
+        return Fault(causes[status], _STATUS_SENTENCES[causes[status]])
     return Fault(f"status-{status}", f"the coordinator's address answered with HTTP status {status}")
 
 

@@ -151,18 +151,18 @@ class SiloEndpoint:
 
     async def _get_message(self, slot: Slot, request: Request) -> Response:
         """Return the current message, once it is another than the silo was given last."""
-        given, held = request.header("If-None-Match"), request.header("Have")
+        known_tag, known_digest = request.header("If-None-Match"), request.header("Have")
         until = time.monotonic() + self._limits.poll_seconds
         own = slot.newest = object()
         slot.wake()  # an older request, perhaps of a dead connection, waits no longer
-        while not slot.tag or slot.tag == given:
+        while not slot.tag or slot.tag == known_tag:
             if slot.newest is not own:
                 return Response(204, {"Replaced": "1"})
-            left = until - time.monotonic()
-            if left <= 0 or not await request.wait(slot.changed, left):
+            seconds_left = until - time.monotonic()
+            if seconds_left <= 0 or not await request.wait(slot.changed, seconds_left):
                 return Response(204)
             self._admit(request)  # its certificate may have expired, or its key been revoked, while it waited
-        if slot.digest == held:
+        if slot.digest == known_digest:
             return Response(200, {TAG_HEADER: slot.tag, "Again": "1"})
         return Response(200, {TAG_HEADER: slot.tag}, slot.message)
 
@@ -197,8 +197,8 @@ class CoordinatorEndpoint:
                 self._mailbox.introduce(Members(**{name: tuple(value) for name, value in document.items()}))
                 return self._respond(204)
             case "GET", interface.MEMBERS_PATH:
-                seen = json.dumps(self._mailbox.last_contacts())
-                return self._respond(200, seen.encode())
+                contacts = json.dumps(self._mailbox.last_contacts())
+                return self._respond(200, contacts.encode())
             case "PUT", interface.MESSAGES_PATH:
                 await self._offer(request)
                 return self._respond(204)
@@ -233,7 +233,7 @@ class CoordinatorEndpoint:
         until = time.monotonic() + (min(seconds, _LONGEST_POLL) if math.isfinite(seconds) else 0.0)
         while not (answers := mailbox.collect()):
             mailbox.arrived.clear()
-            left = until - time.monotonic()
-            if left <= 0 or not await request.wait(mailbox.arrived, left):
+            seconds_left = until - time.monotonic()
+            if seconds_left <= 0 or not await request.wait(mailbox.arrived, seconds_left):
                 break
         return self._respond(200, b"".join(pack_frames(answers)))

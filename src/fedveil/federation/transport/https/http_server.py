@@ -111,10 +111,10 @@ class Request:
         Raises:
             RefusedRequestError: it was sent twice.
         """
-        found = [value for key, value in self._fields if key == name.lower().encode()]
-        if len(found) > 1:
+        values = [value for key, value in self._fields if key == name.lower().encode()]
+        if len(values) > 1:
             raise RefusedRequestError(400, "repeated-header")
-        return found[0].decode("latin-1") if found else ""
+        return values[0].decode("latin-1") if values else ""
 
     def check_length(self, largest: int) -> None:
         """Check the announced length of the body.
@@ -251,8 +251,8 @@ class Connection:
                 raise ClosedByPeerError
             return waiting.done()
         finally:
-            for one in (waiting, reading):
-                one.cancel()
+            for task in (waiting, reading):
+                task.cancel()
             await asyncio.gather(waiting, reading, return_exceptions=True)
 
     async def _send(self, response: Response) -> None:
@@ -279,11 +279,11 @@ class Connection:
 
     async def _linger(self) -> None:
         """Read a little of what is still sent, so that the client gets to read the answer before a reset."""
-        left = _LINGER_BYTES
+        bytes_left = _LINGER_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
-                while left > 0 and (data := await self._reader.read(_READ_BYTES)):
-                    left -= len(data)
+                while bytes_left > 0 and (data := await self._reader.read(_READ_BYTES)):
+                    bytes_left -= len(data)
 
 
 class HttpServer:
@@ -426,7 +426,7 @@ class HttpServer:
             del self._strangers[task]
             own = self._members.setdefault(member, {})
             own[task] = None
-            task.add_done_callback(lambda done: own.pop(done, None))
+            task.add_done_callback(lambda ended: own.pop(ended, None))
             if len(own) > self._limits.member_connections:
                 next(iter(own)).cancel()
         return await self._handler(request)

@@ -139,13 +139,13 @@ class Mailbox:
 
     def collect(self) -> list[tuple[int, bytes]]:
         """Take answers: at least one if there is any, and about 1 MiB of them."""
-        taken, size = list[tuple[int, bytes]](), 0
+        answers, size = list[tuple[int, bytes]](), 0
         for silo, slot in enumerate(self._slots.values()):
-            if slot.answer is not None and (not taken or size + len(slot.answer) <= _COLLECTED_BYTES):
-                taken.append((silo, slot.answer))
+            if slot.answer is not None and (not answers or size + len(slot.answer) <= _COLLECTED_BYTES):
+                answers.append((silo, slot.answer))
                 size += len(slot.answer)
                 slot.answer = None
-        return taken
+        return answers
 
     def last_contacts(self) -> list[float | None]:
         """Return the seconds since each silo's last request; 0 while one waits, None if there was none."""
@@ -222,8 +222,8 @@ class MailboxClient:
         except (OSError, ValueError, RecursionError):
             self._mailbox = ""
             return None
-        known = isinstance(contacts, list) and len(contacts) == len(self._members.names)
-        right = known and all(contact is None or type(contact) in (int, float) for contact in contacts)
+        is_complete = isinstance(contacts, list) and len(contacts) == len(self._members.names)
+        right = is_complete and all(contact is None or type(contact) in (int, float) for contact in contacts)
         return contacts if right else None
 
     def set_members(self, members: Members) -> None:
@@ -272,7 +272,9 @@ class MailboxClient:
     ) -> tuple[str, bytes]:
         """Return the name of the mailbox, and the body of its answer."""
         longest = self._longest + _BEYOND_BYTES
-        status, found, content = self._connection.request_whole(method, path, dict(headers), body, longest)
+        status, reply_headers, content = self._connection.request_whole(
+            method, path, dict(headers), body, longest
+        )
         if status not in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
             raise OSError(f"the mailbox answered with status {status}")
-        return found.get(MAILBOX_HEADER, ""), content
+        return reply_headers.get(MAILBOX_HEADER, ""), content

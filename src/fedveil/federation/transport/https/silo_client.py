@@ -252,8 +252,10 @@ class SiloClient:
 
     def _fetch(self) -> bool:
         """Ask for the current message; return whether there is one to answer."""
-        held = sha256(self._message).hexdigest()
-        status, headers, body = self._request("GET", MESSAGE_PATH, {"If-None-Match": self._tag, "Have": held})
+        digest = sha256(self._message).hexdigest()
+        status, headers, body = self._request(
+            "GET", MESSAGE_PATH, {"If-None-Match": self._tag, "Have": digest}
+        )
         if status not in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
             raise FaultError(fault_of_status(status, headers.get("cause", "")))
         self._note_connected()
@@ -325,10 +327,10 @@ class SiloClient:
                 extensions={"timeout": {"connect": _CONNECT_SECONDS}},
             ) as response:
                 self._expires = _expiry(response)
-                found = {
+                answer_headers = {
                     key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers
                 }
-                if found.get("content-encoding", "identity") != "identity":
+                if answer_headers.get("content-encoding", "identity") != "identity":
                     raise FaultError(Fault("encoded", f"{self._server}: sent a compressed answer"))
                 body = bytearray()
                 for piece in response.iter_stream():
@@ -337,7 +339,7 @@ class SiloClient:
                         limit = f"{self._largest} bytes (policy.toml: max_message_bytes)"
                         raise FaultError(Fault("message-too-long", f"{self._server}: sent more than {limit}"))
                     self._network.until = until + len(body) / _LEAST_RATE
-                return response.status, found, bytes(body)
+                return response.status, answer_headers, bytes(body)
         except NETWORK_ERRORS as error:
             raise FaultError(fault_of_error(error, self._server, self._proxy)) from error
 
@@ -408,10 +410,10 @@ class TimedBackend(httpcore.NetworkBackend):
         Raises:
             httpcore.ReadTimeout: none.
         """
-        left = min(self.until - time.monotonic(), math.inf if timeout is None else timeout)
-        if left <= 0:
+        seconds = min(self.until - time.monotonic(), math.inf if timeout is None else timeout)
+        if seconds <= 0:
             raise httpcore.ReadTimeout("too slow")
-        return left
+        return seconds
 
     def connect_tcp(
         self,
@@ -423,14 +425,16 @@ class TimedBackend(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Connect to the first address of a host that answers."""
         try:
-            found = self._resolve(host, port, type=socket.SOCK_STREAM)
+            addresses = self._resolve(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise httpcore.ConnectError(error) from error
         failed: Exception = httpcore.ConnectError(f"{host} has no address")
-        for *_, address in found:
-            left = self.seconds_left(timeout)
+        for *_, address in addresses:
+            seconds = self.seconds_left(timeout)
             try:
-                stream = self._network.connect_tcp(str(address[0]), port, left, local_address, socket_options)
+                stream = self._network.connect_tcp(
+                    str(address[0]), port, seconds, local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failed = error
             else:
@@ -458,8 +462,8 @@ class _TimedStream(httpcore.NetworkStream):
     ) -> httpcore.NetworkStream:
         if self._stream.get_extra_info("ssl_object") is not None:
             return _InnerTls(self, ssl_context, server_hostname, timeout)
-        left = self._backend.seconds_left(timeout)
-        return _TimedStream(self._stream.start_tls(ssl_context, server_hostname, left), self._backend)
+        seconds = self._backend.seconds_left(timeout)
+        return _TimedStream(self._stream.start_tls(ssl_context, server_hostname, seconds), self._backend)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -486,12 +490,12 @@ class _InnerTls(httpcore.NetworkStream):
         """Take a step of TLS; send what it wants sent, and receive until it has what it needs."""
         while True:
             try:
-                done, found = True, step()
+                is_done, result = True, step()
             except SSLWantReadError:
-                done = False
+                is_done = False
             self._stream.write(self._to_send.read(), timeout)
-            if done:
-                return found
+            if is_done:
+                return result
             if piece := self._stream.read(_PIECE_BYTES, timeout):
                 self._received.write(piece)
             else:
