@@ -283,7 +283,7 @@ def test_a_number_is_read_as_it_is() -> None:
         (lambda: fv.dp_fed(clip=1.0, client_sampling_rate=2), "client_sampling_rate: must be <= 1, not 2"),
         (lambda: fv.fedavg(local_learning_rate=0), "method fedavg: local_learning_rate: must be > 0, not 0"),
         (lambda: fv.method("serial"), "method serial: clip: is required"),
-        (lambda: fv.Sgd(0), "learning_rate = 0: a finite number > 0 is needed"),
+        (lambda: fv.Sgd(0), "learning_rate = 0: a finite number > 0 and <= 1e\\+30 is needed"),
     ],
 )
 def test_a_wrong_parameter_is_refused_where_it_is_written(written: Callable[[], object], said: str) -> None:
