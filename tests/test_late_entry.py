@@ -246,6 +246,7 @@ def late_population(n: int = 400) -> fv.Population:
     )
 
 
+@pytest.mark.filterwarnings("ignore:the loss cox compares records")
 @pytest.mark.parametrize("model", ["whitened-hazards", *slow_only(["linear"])])
 def test_a_model_is_trained_from_records_that_entered_late(model: str, tmp_path: Path) -> None:
     people = late_population()
