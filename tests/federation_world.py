@@ -408,8 +408,8 @@ class World:
             try:
                 return server.open_sealed(number, envelope)
             except ProtocolError:  # sealed in a session that is over
-                return record.given
-        return record.given
+                return record.contribution
+        return record.contribution
 
     def play(self, *, most: int = 1000) -> None:
         """Carry every message once, in order, until the run ends."""

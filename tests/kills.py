@@ -45,7 +45,7 @@ class Given:
             keep(session, given)
             assert session._record is not None
             vector = getattr(given, "message", given)  # what is divided later is the same before and after
-            content = vector.tobytes() if isinstance(vector, np.ndarray) else session._record.given
+            content = vector.tobytes() if isinstance(vector, np.ndarray) else session._record.contribution
             self.kept.setdefault((session._place.number, session._record.round), set()).add(content)
 
         patched.setattr(SiloSession, "_persist_input", noted)

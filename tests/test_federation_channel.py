@@ -188,7 +188,7 @@ def test_others_read_nothing(tmp_path: Path) -> None:
     content = session.open(envelope)
     kept = RecordStore(tmp_path / "state-0" / "answers").read(RUN)
     assert kept is not None
-    assert kept.given == content
+    assert kept.contribution == content
     assert isinstance(envelope.message, SealedMessage)
     data = envelope.message.sealed
     coded = CodedMessage.from_bytes(content)

@@ -133,7 +133,7 @@ def test_what_a_silo_sent_before_is_trained_again_and_in_no_file(
         assert isinstance(answer, ProtocolMessage)
         record = RecordStore(world.folder / "state-0" / "answers").read(RUN)
         assert record is not None
-        sent.append(record.given)
+        sent.append(record.contribution)
         written = b"".join(
             path.read_bytes() for path in (world.folder / "state-0").rglob("*") if path.is_file()
         )

@@ -365,7 +365,12 @@ def test_a_next_round_needs_the_last_sum() -> None:
     work = SiloTrainingTask(prepared, prepared.guarantee.event, 900.0)
     zeros, after = np.zeros(4, dtype=np.float32), np.arange(4, dtype=np.float32)
     kept = RoundRecord(
-        round=3, request=bytes(32), binding=bytes(32), given=b"given", before={"model": zeros}, refused=True
+        round=3,
+        request=bytes(32),
+        binding=bytes(32),
+        contribution=b"given",
+        before={"model": zeros},
+        refused=True,
     )
     with pytest.raises(RefusalError, match="is not complete at this silo"):
         work.state_after(kept)
@@ -377,7 +382,7 @@ def test_a_next_round_needs_the_last_sum() -> None:
     for lost in ({"model": after}, following | {"state.mean": np.zeros(3)}):
         with pytest.raises(RefusalError, match="belongs to another server"):
             work.state_after(replace(ended, after=lost))
-    assert (ended.round, ended.request, ended.given, ended.refused) == (3, bytes(32), b"given", True)
+    assert (ended.round, ended.request, ended.contribution, ended.refused) == (3, bytes(32), b"given", True)
     assert ended.before["model"].tolist() == [0, 0, 0, 0]
 
 

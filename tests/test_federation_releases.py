@@ -409,7 +409,7 @@ def test_a_release_is_asked_for_again_after_a_crash_and_answered_alike(tmp_path:
     assert world.play() is None
     world.close()
     again = [world.silos[number]._store.read(place_of(world)) for number in range(3)]
-    assert [one.given for one in again if one] == [one.given for one in given if one] != []
+    assert [one.contribution for one in again if one] == [one.contribution for one in given if one] != []
     assert len(read_entries(world.run.path / "ledger.jsonl")) == 1
     assert all(len(world.charges(silo)) == 1 for silo in SILOS)
 

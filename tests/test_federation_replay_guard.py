@@ -188,7 +188,7 @@ def test_a_mark_fits_its_answer_and_later_ones(tmp_path: Path) -> None:
             ledger.charge(run="r", round=number, attempt=0, event=GaussianEvent(noise_multiplier=5.0))
             heads.append(bytes.fromhex(ledger.head.digest))
         first, second = (
-            RoundRecord(round=1, request=bytes(32), binding=bytes(32), head=head, given=b"four")
+            RoundRecord(round=1, request=bytes(32), binding=bytes(32), head=head, contribution=b"four")
             for head in heads
         )
         assert ReplayMark.from_record(first).fits(first, ledger)

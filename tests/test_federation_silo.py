@@ -663,13 +663,13 @@ def test_answers_are_kept_or_refused(tmp_path: Path) -> None:
             round=3,
             request=bytes(32),
             binding=bytes(32),
-            given=b"a sum",
+            contribution=b"a sum",
             after={"model": np.arange(5.0)},
         ),
     )
     kept = store.read(RUN)
     assert kept is not None
-    assert (kept.round, kept.given, kept.after["model"].tolist()) == (3, b"a sum", [0, 1, 2, 3, 4])
+    assert (kept.round, kept.contribution, kept.after["model"].tolist()) == (3, b"a sum", [0, 1, 2, 3, 4])
     assert not kept.before
     path = next((tmp_path / "answers").iterdir())
     assert path.stat().st_mode & 0o777 == 0o600

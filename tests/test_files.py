@@ -157,7 +157,7 @@ def federation(folder: Path) -> dict[str, FileKind]:
         round=3,
         request=bytes(32),
         binding=bytes(32),
-        given=bytes(40),
+        contribution=bytes(40),
         before={"model": np.arange(5.0, dtype=np.float32)},
     )
     RecordStore(folder / "answers").write(RUN, record)

@@ -152,13 +152,13 @@ class Member:
     Attributes:
         kind: a key of :data:`KINDS`.
         name: name of the member in an experiment.
-        place: where its code is: ``package.module:object``.
+        path: where its code is: ``package.module:object``.
         package: name of the distribution that provides it.
     """
 
     kind: str
     name: str
-    place: str
+    path: str
     package: str
 
     @property
@@ -173,12 +173,12 @@ class Member:
             ConfigError: the module cannot be imported or lacks the object; names both and the package.
         """
         try:
-            return EntryPoint(name=self.name, value=self.place, group=_group(self.kind)).load()
+            return EntryPoint(name=self.name, value=self.path, group=_group(self.kind)).load()
         # A module of another package may fail in any way at import, even by calling sys.exit().
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{KINDS[self.kind]} '{sanitize(self.name)}' of the package {sanitize(self.package)} cannot be loaded "
-                f"from {sanitize(self.place)}: {type(error).__name__}: {sanitize(str(error))}"
+                f"from {sanitize(self.path)}: {type(error).__name__}: {sanitize(str(error))}"
             ) from error
 
 
@@ -186,20 +186,20 @@ class Member:
 def members(kind: str) -> tuple[Member, ...]:
     """Return the members of a kind: built-in ones in their order, then the others by package and name."""
     builtin = [
-        Member(kind=kind, name=name, place=path, package=PACKAGE) for name, path in BUILTINS[kind].items()
+        Member(kind=kind, name=name, path=path, package=PACKAGE) for name, path in BUILTINS[kind].items()
     ]
     installed = [
         Member(
             kind=kind,
             name=entry_point.name,
-            place=entry_point.value,
+            path=entry_point.value,
             package=entry_point.dist.name if entry_point.dist else "unknown",
         )
         for entry_point in entry_points(group=_group(kind))
     ]
     # Entry points of fedveil itself, for example from stale metadata, never hide or duplicate a built-in member.
     foreign = {member for member in installed if member.package != PACKAGE}
-    return (*builtin, *sorted(foreign, key=lambda member: (member.package, member.name, member.place)))
+    return (*builtin, *sorted(foreign, key=lambda member: (member.package, member.name, member.path)))
 
 
 def find(kind: str, name: str) -> Member:
@@ -212,7 +212,7 @@ def find(kind: str, name: str) -> Member:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        places = " and ".join(f"{sanitize(member.package)} ({sanitize(member.place)})" for member in matches)
+        places = " and ".join(f"{sanitize(member.package)} ({sanitize(member.path)})" for member in matches)
         raise ConfigError(
             f"{KINDS[kind]} '{sanitize(name)}' is brought by {places}; uninstall one of them, for a name has "
             "one meaning"

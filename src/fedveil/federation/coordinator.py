@@ -379,7 +379,7 @@ class CoordinatorParty(Generic[EndingT]):
             self.stop("; ".join(self.refusals))
             return
         try:
-            exchange.then(dict(sorted(exchange.answers.items())))
+            exchange.on_complete(dict(sorted(exchange.answers.items())))
         except (IntegrityError, ModelError, ProtocolError, RefusalError) as error:
             self.stop(self._sentence(error))
 
@@ -557,7 +557,7 @@ class CoordinatorParty(Generic[EndingT]):
         self._number += 1
         messages = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
-            session=self._session, number=self._number, messages=messages, then=then, hellos=hellos
+            session=self._session, number=self._number, messages=messages, on_complete=then, hellos=hellos
         )
 
     def _sealed(self, silo: int, parts: list[SessionMessage]) -> bytes:

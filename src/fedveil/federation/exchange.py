@@ -169,7 +169,7 @@ class Exchange:
         session: name of the session.
         number: number of the exchange in the session.
         messages: encoded messages, by silo.
-        then: function that receives the answers once all have arrived.
+        on_complete: function that receives the answers once all have arrived.
         hellos: whether the exchange asks the silos for nonces.
         answers: answers that have arrived.
         heads: ledger heads of the senders, by silo name.
@@ -178,7 +178,7 @@ class Exchange:
     session: bytes
     number: int
     messages: dict[int, bytes]
-    then: Callable[[Answers], None]
+    on_complete: Callable[[Answers], None]
     hellos: bool = False
     answers: Answers = field(default_factory=dict)
     heads: dict[str, bytes] = field(default_factory=dict)

@@ -108,7 +108,7 @@ class Grammar:
         return cls(
             opening=ExchangeStep(
                 OPENINGS[plan.phase is not None],
-                (Join, *((UserCounts,) if shows_counts(method) else ()), *exchanges.joined),
+                (Join, *((UserCounts,) if shows_counts(method) else ()), *exchanges.on_join),
             ),
             totals=shows_counts(method),
             task=tuple(
@@ -131,11 +131,13 @@ class Grammar:
         if not 1 <= number <= self.rounds:
             raise RefusalError(Code.NO_SUCH_ROUND, self.rounds)
         before: Shape = (
-            (LedgerHeads, *((UserTotals,) if self.totals else ()), *self.protocol.first) if first else ()
+            (LedgerHeads, *((UserTotals,) if self.totals else ()), *self.protocol.session_start)
+            if first
+            else ()
         )
         # The peers' heads and the totals come once a session, ahead of its first round.
-        answer, following = self.protocol.played(number)
-        steps = ExchangeStep((*before, *self.protocol.begin, *self.task), answer), *following
+        answer, following = self.protocol.answers(number)
+        steps = ExchangeStep((*before, *self.protocol.round_start, *self.task), answer), *following
         return tuple(
             ExchangeStep(  # signed requests and ledger heads, shown to all silos before the next exchange
                 (*((RequestSignatures,) if index else ()), *step.requests),

@@ -63,7 +63,7 @@ class ReplayMark:
     @classmethod
     def from_record(cls, record: RoundRecord) -> ReplayMark:
         """Return the mark of a round's record."""
-        return cls(record.head.hex(), len(record.given))
+        return cls(record.head.hex(), len(record.contribution))
 
     @property
     def line(self) -> bytes:

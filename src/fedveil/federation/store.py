@@ -72,7 +72,7 @@ class RoundRecord:
         request: SHA-256 of the request: terms, all users' totals, model, participants.
         binding: SHA-256 of the further context of the contribution, as its protocol defines it.
         head: head of the silo's ledger when the round was charged.
-        given: the silo's contribution, packed by its protocol; non-empty before anything leaves.
+        contribution: the silo's contribution, packed by its protocol; non-empty before anything leaves.
         before: state at the start of the round: ``model`` (d,) float32, and the data that the next round needs. Empty
             unless the silos alone have the models, or messages contain parts of earlier rounds.
         after: state at the end of the round; empty until the sum has arrived.
@@ -83,7 +83,7 @@ class RoundRecord:
     request: bytes
     binding: bytes
     head: bytes = bytes(32)
-    given: bytes = b""
+    contribution: bytes = b""
     before: Tensors = field(default_factory=_none)
     after: Tensors = field(default_factory=_none)
     refused: bool = False
@@ -99,7 +99,7 @@ class RoundRecord:
         )
         writer.number(self.refused, 1)
         writer.fixed_bytes(self.request, _DIGEST_BYTES).fixed_bytes(self.binding, _DIGEST_BYTES).block(
-            self.given
+            self.contribution
         )
         for tensors in (self.before, self.after):
             writer.block(save_arrays(dict(tensors)) if tensors else b"")
@@ -138,7 +138,7 @@ class RoundRecord:
             request=request,
             binding=binding,
             head=head,
-            given=contribution,
+            contribution=contribution,
             before=before,
             after=after,
             refused=bool(refused),

@@ -48,10 +48,10 @@ from fedveil.protocols.secure_aggregation import AggregationPlan, AggregationSer
 Units: TypeAlias = Int64[np.ndarray, " d"]
 
 MASKED: Final = Exchanges(
-    joined=(Announcement,),
-    first=(Directory,),
-    begin=(RoundStart,),
-    played=lambda _: ((MaskedVector,), (ExchangeStep((RevealRequest,), (OwnMask,)),)),
+    on_join=(Announcement,),
+    session_start=(Directory,),
+    round_start=(RoundStart,),
+    answers=lambda _: ((MaskedVector,), (ExchangeStep((RevealRequest,), (OwnMask,)),)),
 )
 """Exchanges of secure aggregation without recovery: every client must answer."""
 
@@ -61,7 +61,7 @@ _FOLLOWING: Final = (
     ExchangeStep((Survivors,), (SignedSurvivors,)),
     ExchangeStep((AgreedSurvivors,), (RevealedShares,)),
 )
-RECOVERED: Final = Exchanges(begin=(RoundStart,), played=lambda _: ((RecoveryKeys,), _FOLLOWING))
+RECOVERED: Final = Exchanges(round_start=(RoundStart,), answers=lambda _: ((RecoveryKeys,), _FOLLOWING))
 """Exchanges of secure aggregation with recovery, with every client that has not vanished."""
 
 _BUNDLE_BYTES: Final = 512

@@ -86,7 +86,7 @@ class PlaintextSums(FullCohortSpec):
 
     def exchanges(self, client: int) -> Exchanges:
         """Return the exchanges of a session: one message per round."""
-        return Exchanges(played=lambda _: ((PlaintextVector,), ()))
+        return Exchanges(answers=lambda _: ((PlaintextVector,), ()))
 
     def client_input(self, inputs: ClientInputs, client: int) -> Vector:
         """Return the vector that the client's channel made."""

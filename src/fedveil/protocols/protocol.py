@@ -57,19 +57,19 @@ class Exchanges:
     """Messages of a protocol between the server and one client in one session.
 
     Attributes:
-        joined: kinds that the client sends when it joins.
+        on_join: kinds that the client sends when it joins.
         setup: exchanges before the first round.
-        first: kinds that the server sends ahead of the session's first round, in the transmission that begins it.
-        begin: kinds that the server sends at the beginning of every round, ahead of the client's task.
-        played: maps the number of a round to the shape of the client's answer to its task, and the exchanges after
+        session_start: kinds that the server sends ahead of the session's first round, in the same transmission.
+        round_start: kinds that the server sends at the beginning of every round, ahead of the client's task.
+        answers: maps the number of a round to the shape of the client's answer to its task, and the exchanges after
             it.
     """
 
-    joined: Shape = ()
+    on_join: Shape = ()
     setup: tuple[ExchangeStep, ...] = ()
-    first: Shape = ()
-    begin: Shape = ()
-    played: Callable[[int], tuple[Shape, tuple[ExchangeStep, ...]]]
+    session_start: Shape = ()
+    round_start: Shape = ()
+    answers: Callable[[int], tuple[Shape, tuple[ExchangeStep, ...]]]
 
 
 def message_shape(parts: Sequence[SessionMessage]) -> Shape:

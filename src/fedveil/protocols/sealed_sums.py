@@ -67,7 +67,7 @@ class SealedSums(FullCohortSpec):
         """Return the exchanges of a session: two keys in the setup, and one message per round."""
         key = (SealingKey,)
         # The client sends its key when it joins, and the server its key ahead of the first round.
-        return Exchanges(joined=key, first=key, played=lambda _: ((SealedMessage,), ()))
+        return Exchanges(on_join=key, session_start=key, answers=lambda _: ((SealedMessage,), ()))
 
     def client_input(self, inputs: ClientInputs, client: int) -> bytes:
         """Return the bytes that the client's codec made."""

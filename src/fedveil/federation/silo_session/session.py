@@ -350,7 +350,7 @@ class SiloSession:
             if binding != last.binding:
                 raise RefusalError(Code.OTHER_BINDING, task.round)
             self._record = last
-            return self._agreement.unpack(last.given)
+            return self._agreement.unpack(last.contribution)
         self._check_follows(last, task.round)
         with reading("what this silo kept of its last round", RunFolderError):
             before = self.work.state_after(last)
@@ -379,8 +379,8 @@ class SiloSession:
         """Persist the silo's input to the round, and its mark, before any of it leaves."""
         content = self._agreement.pack(client_input)
         assert self._record is not None
-        if content != self._record.given:
-            self._record = replace(self._record, given=content)
+        if content != self._record.contribution:
+            self._record = replace(self._record, contribution=content)
             self._books.records.write(self._books.place, self._record)
         self._books.mark(self._record)
 

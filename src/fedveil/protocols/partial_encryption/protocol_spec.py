@@ -150,11 +150,11 @@ class PartialEncryptionSpec:
             return (PartialUpdate,), (learn,)
 
         return Exchanges(
-            joined=(Announcement,),
+            on_join=(Announcement,),
             setup=(ExchangeStep((Directory,), () if client else (SealedKeys,) * (plan.silos - 1)),),
-            first=(SealedKeys,) if client else (),
-            begin=(RoundStart,),
-            played=played,
+            session_start=(SealedKeys,) if client else (),
+            round_start=(RoundStart,),
+            answers=played,
         )
 
     def client_input(self, inputs: ClientInputs, client: int) -> PartialInputs:

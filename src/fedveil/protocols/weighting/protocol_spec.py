@@ -195,11 +195,11 @@ class PrivateWeightingSpec:
         reveal = ExchangeStep((RevealRequest,), (OwnMask,))
         following = (ExchangeStep((TransferAnswers,), (EncryptedSum,)), reveal) if plan.places else (reveal,)
         return Exchanges(
-            joined=(Announcement,),
+            on_join=(Announcement,),
             setup=setup,
-            first=(Participants,),
-            begin=(TransferOffer if plan.places else EncryptedWeights,),
-            played=lambda _: ((TransferRequests if plan.places else EncryptedSum,), following),
+            session_start=(Participants,),
+            round_start=(TransferOffer if plan.places else EncryptedWeights,),
+            answers=lambda _: ((TransferRequests if plan.places else EncryptedSum,), following),
         )
 
     def client_input(self, inputs: ClientInputs, client: int) -> WeightedInputs:

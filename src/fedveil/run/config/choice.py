@@ -364,7 +364,7 @@ def own_keys(member: Callable[..., Any]) -> tuple[Key, ...]:
 def choice_of(kind: str, stage: Any) -> Choice | None:
     """Return the choice that builds a stage; None if the stage's class is not registered."""
     for member in members(kind):
-        if type(stage).__module__ != member.place.partition(":")[0]:
+        if type(stage).__module__ != member.path.partition(":")[0]:
             continue  # do not import a module that cannot define this stage
         if member.load() is type(stage):
             keys = {key.name: getattr(stage, key.name) for key in own_keys(type(stage))}
