@@ -278,7 +278,7 @@ def test_records_of_a_category_that_is_left_out_count_as_noise() -> None:
     )
     quiet = identify([last], 3.0)
     assert quiet.enough
-    assert (quiet.kept.tolist(), quiet.lost) == ([0, 1], {2})
+    assert (quiet.solved.tolist(), quiet.lost) == ([0, 1], {2})
     loud = identify([replace(last, gradient=np.array([0.0, 0.0, 20.0]))], 3.0)
     before, after = (np.diag(covariance(one.estimate, one.releases[-1]).noise)[0] for one in (quiet, loud))
     assert after - before == pytest.approx((20.0**2 - 5.0**2) / 400**2)
@@ -290,7 +290,7 @@ def test_people_enough_in_every_category_are_all_solved_for() -> None:
     rng = np.random.default_rng(8)
     fitted = asked("logistic", 4000, 1, (3,))
     found = released(drawn(fitted, rng), 2.0, rng)
-    assert (found.lost, found.identified.kept.tolist()) == ((), [0, 1, 2, 3])
+    assert (found.lost, found.identified.solved.tolist()) == ((), [0, 1, 2, 3])
     assert found.identified.releases == found.sums
 
 

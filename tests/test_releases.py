@@ -469,7 +469,7 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
     assert released.counted_unit == "people"
     total = next(row.interval for row in rows(released) if row.figure == "people")
     assert total is not None
-    assert total.estimate == pytest.approx(6, abs=6 * released.made.std * 2)
+    assert total.estimate == pytest.approx(6, abs=6 * released.noisy_sum.std * 2)
     assert statement.line_for(Role.SERVER) == statement.epsilon
     assert any("which users have a record" in text for text in statement.uncovered)
     assert (
@@ -514,8 +514,8 @@ def test_the_same_cells_are_not_paid_for_twice(released: Path) -> None:
     page = Path(again["report"]).read_text(encoding="utf-8")
     assert "Kaplan-Meier: follow_up" in page
     assert "too few people for this budget" in page
-    first = read_released(released).made.vector
-    assert not np.array_equal(first, read_released(Path(again["folder"])).made.vector)
+    first = read_released(released).noisy_sum.vector
+    assert not np.array_equal(first, read_released(Path(again["folder"])).noisy_sum.vector)
 
 
 def test_truncation_shifts_a_million_peoples_counts_by_less_than_a_tenth_of_one(tmp_path: Path) -> None:

@@ -198,8 +198,8 @@ def population(
     """
     n_users, test_share, seed = whole(n_users), plain(test_share), whole_argument("population: seed", seed)
     columns = record_columns(data, features, targets, user, silo)
-    if test is not None and not isinstance(test, tuple) and columns.read is not None:
-        test = columns.read(test)
+    if test is not None and not isinstance(test, tuple) and columns.reader is not None:
+        test = columns.reader(test)
     _check_arguments(task, n_users, test_share, test)
     if isinstance(classes, set | frozenset):
         raise ConfigError(

@@ -242,12 +242,12 @@ class Entries:
 
     Args:
         values: the distinct entries as Python values, in any order.
-        place: (n,) index among them of the entry of each row.
+        positions: (n,) index among them of the entry of each row.
         kind: type of the column; object for a list.
     """
 
     values: list[Any]
-    place: Int64[np.ndarray, " n"]
+    positions: Int64[np.ndarray, " n"]
     kind: np.dtype[Any]
 
 
@@ -265,7 +265,7 @@ def read_entries(column: Any, where: str, entry_word: str) -> Entries:
         DataError: ``column`` does not have exactly one axis.
 
     >>> found = read_entries(["b", 1, "b", True], "user", "id")
-    >>> found.values, found.place.tolist()
+    >>> found.values, found.positions.tolist()
     (['b', 1, True], [0, 1, 0, 2])
     """
     if isinstance(column, list | tuple):
@@ -280,7 +280,7 @@ def read_entries(column: Any, where: str, entry_word: str) -> Entries:
         )
     if values.dtype.kind in "biuf":
         once, index = np.unique(values, return_inverse=True)
-        return Entries(values=[unwrap(entry) for entry in once.tolist()], place=index, kind=values.dtype)
+        return Entries(values=[unwrap(entry) for entry in once.tolist()], positions=index, kind=values.dtype)
     return _distinct([unwrap(entry) for entry in values.tolist()], values.dtype)
 
 
@@ -292,8 +292,10 @@ def _distinct(entries: list[Any], kind: np.dtype[Any]) -> Entries:
     try:
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     except TypeError:  # an entry that cannot be hashed, which the caller refuses by its type
-        return Entries(values=entries, place=np.arange(len(entries)), kind=kind)
+        return Entries(values=entries, positions=np.arange(len(entries)), kind=kind)
     index = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
     return Entries(
-        values=list(numbers) if keys is entries else [entry for _, entry in numbers], place=index, kind=kind
+        values=list(numbers) if keys is entries else [entry for _, entry in numbers],
+        positions=index,
+        kind=kind,
     )

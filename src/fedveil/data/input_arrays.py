@@ -115,7 +115,7 @@ def read_ids(source: Any, where: str) -> tuple[list[str], Int32[np.ndarray, " n"
         DataError: an id is missing, empty, or of another type.
     """
     entries = read_entries(source, where, "id")
-    ids, index, kind = entries.values, entries.place, entries.kind
+    ids, index, kind = entries.values, entries.positions, entries.kind
     if not ids:
         # numpy gives an empty list the type float, which the check below would refuse
         return [], index.astype(np.int32)
@@ -194,7 +194,7 @@ def _label_entries(source: Any, where: str) -> tuple[list[str | int], Int64[np.n
             error names the row.
     """
     entries = read_entries(source, where, "class label")
-    labels, index, kind = entries.values, entries.place, entries.kind
+    labels, index, kind = entries.values, entries.positions, entries.kind
     if kind.kind not in "biufUO":
         raise DataError(f"{where}: class labels are text, whole numbers or truth values, not {kind}")
     # A float type with p significand bits (nmant + 1) holds every whole number below 2^p, and rounds larger ones.

@@ -51,7 +51,7 @@ class RecordColumns:
     Attributes:
         features, targets, user, silo: one entry per record.
         classes: names of the classes in their order, if the data set declares them; None otherwise.
-        read: reads the same columns of another frame or data set, for public test records.
+        reader: reads the same columns of another frame or data set, for public test records.
     """
 
     features: Any
@@ -59,7 +59,7 @@ class RecordColumns:
     user: Any
     silo: Any
     classes: Sequence[str] | None = None
-    read: Callable[[Any], tuple[Any, Any]] | None = field(default=None, repr=False)
+    reader: Callable[[Any], tuple[Any, Any]] | None = field(default=None, repr=False)
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _of_frame(data: Any, features: Any, named: Mapping[str, Any]) -> RecordColum
         key: _column(data, column) if isinstance(column, str) else column for key, column in named.items()
     }
     values |= {"features": _features_of(data, list(features)), "targets": targets_of(data)}
-    return RecordColumns(**_all_there(values), classes=labels, read=read)
+    return RecordColumns(**_all_there(values), classes=labels, reader=read)
 
 
 def _column_names(data: Any) -> tuple[str, ...] | None:

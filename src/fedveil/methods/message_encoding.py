@@ -183,7 +183,7 @@ def encode_layered(
         parameters=len(values),
         bytes=len(sent.message),
         limit=information_limit(values, law) if sender.measured else None,
-        acceptance=sent.accepted / sent.drawn,
+        acceptance=sent.accepted / sent.draws,
     )
     return EncodedMessage(cost=cost, coded=replace(coded, scale=scale))
 

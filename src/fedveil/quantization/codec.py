@@ -219,12 +219,12 @@ class Sent:
 
     Attributes:
         message: the bytes to send.
-        drawn: number of dithers drawn, one per sub-vector and attempt; shared candidates if a block is a selection.
+        draws: number of dithers drawn, one per sub-vector and attempt; shared candidates if a block is a selection.
         accepted: number of accepted draws.
     """
 
     message: bytes
-    drawn: int
+    draws: int
     accepted: int
 
 
@@ -289,7 +289,7 @@ class Codec:
             drawn, accepted = drawn + rejected + n_accepted, accepted + n_accepted
         header = Header(quantizer=self.quantizer, length=len(update), secure=streams.secure)
         message = seal(header, writer.finish(), checksum, streams)
-        return Sent(message=message, drawn=drawn, accepted=accepted)
+        return Sent(message=message, draws=drawn, accepted=accepted)
 
     def decode(self, message: bytes, streams: SharedStreams, *, length: int) -> Float64[np.ndarray, " m"]:
         """Decode a message of this channel to (length,) float64; see :meth:`decode_blocks`."""

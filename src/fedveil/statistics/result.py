@@ -193,8 +193,8 @@ class ReleasedStatistics:
         schema: what the columns are.
         silos: names of all silos.
         noise_multiplier: noise multiplier of the sum, in units of its sensitivity 1.
-        made: the sum of all silos' messages, as it was released. Its noise is more than the multiplier where shares
-            are sized for silos that collude or are missing.
+        noisy_sum: the sum of all silos' messages, as it was released. Its noise is more than the multiplier where
+            shares are sized for silos that collude or are missing.
     """
 
     name: str
@@ -202,7 +202,7 @@ class ReleasedStatistics:
     schema: Schema
     silos: tuple[str, ...]
     noise_multiplier: float
-    made: NoisySum
+    noisy_sum: NoisySum
 
     @cached_property
     def layout(self) -> Layout:
@@ -227,14 +227,14 @@ class ReleasedStatistics:
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], Cells]:
         """Return the cells of every block, by release and part."""
-        return decode(self.layout, self.made.vector, self.made.std, self.unit)
+        return decode(self.layout, self.noisy_sum.vector, self.noisy_sum.std, self.unit)
 
     def to_json(self) -> dict[str, Any]:
         """Return the release as JSON."""
         return figures_json(
             self.name,
             self.request,
-            [self.made.to_json()],
+            [self.noisy_sum.to_json()],
             counted=self.counted_unit,
             noise={"law": "discrete Gaussian", "multiplier": self.noise_multiplier},
             covariance="white: noise_std^2 on every number of vector; of cells, (noise_std / scale)^2 (A'A)^-1",
@@ -276,7 +276,7 @@ class ReleasedStatistics:
                 schema=schema,
                 silos=silos,
                 noise_multiplier=float(data["noise"]["multiplier"]),
-                made=noisy_sum,
+                noisy_sum=noisy_sum,
             )
             if released.to_json()["layout"] != data["layout"]:
                 raise RunFolderError(f"{origin} is damaged: its layout is not that of its request")

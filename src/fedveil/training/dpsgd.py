@@ -132,7 +132,7 @@ class DpSgdTrainer:
         silos = cohort.silos(members)
         runs = [
             SiloRun(
-                held=torch.from_numpy(cohort.groups.members(member)),
+                rows=torch.from_numpy(cohort.groups.members(member)),
                 plan=self.local.plan(size),
                 path=(*job.path, silo),
             )
@@ -167,25 +167,25 @@ class DpSgdTrainer:
             sums = records.gradient_sums(models[active], [next(batches[i]) for i in active])
             for i, gradient in zip(active, sums, strict=True):
                 # w <- w - eta (G + N) / (gamma n): the divisor is the expected batch size, not the sampled one.
-                rate = self.local.learning_rate / (runs[i].plan.rate * max(1, len(runs[i].held)))
+                rate = self.local.learning_rate / (runs[i].plan.rate * max(1, len(runs[i].rows)))
                 models[i] -= (rate * (gradient + next(noise[i]).to(gradient.device))).float()
             watch.add_steps(len(active))
         return models - job.start
 
     def _batches(self, run: SiloRun, *, drops_out: bool) -> Iterator[RecordBatch]:
         """Yield the records that join each step of one silo."""
-        count = len(run.held)
+        count = len(run.rows)
         for first, steps in _blocks(run.plan.steps, count, self.numbers_at_once):
             stream = (*run.path, first)
             source = self.privacy.stream("dp-sgd batch", *stream)
             memberships = poisson(steps * count, run.plan.rate, source).view(steps, count)
             if not drops_out:
-                yield from (RecordBatch(rows=run.held[members]) for members in memberships)
+                yield from (RecordBatch(rows=run.rows[members]) for members in memberships)
                 continue
             words = self.privacy.stream("dp-sgd masks", *stream).uint64(steps * count)
             masks = torch.from_numpy(words.view(np.int64).copy()).view(steps, count)
             for members, seeds in zip(memberships, masks, strict=True):
-                yield RecordBatch(rows=run.held[members], seeds=seeds[members])
+                yield RecordBatch(rows=run.rows[members], seeds=seeds[members])
 
     def _noise(self, run: SiloRun, bound: Bound) -> Iterator[Float64[Tensor, " d"]]:
         """Yield the (d,) noise of each step of one silo."""
@@ -213,12 +213,12 @@ class SiloRun:
     """The DP-SGD of one silo in one round.
 
     Args:
-        held: (n,) the silo's records, as rows of the cohort's table.
+        rows: (n,) the silo's records, as rows of the cohort's table.
         plan: its number of steps and its sampling rate.
         path: names its randomness in this round.
     """
 
-    held: Int64[Tensor, " n"]
+    rows: Int64[Tensor, " n"]
     plan: PoissonSchedule
     path: tuple[str | int, ...]
 

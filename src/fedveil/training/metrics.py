@@ -477,7 +477,7 @@ class MetricOfTarget:
     """A metric of one of several targets."""
 
     metric: Metric
-    place: int
+    column: int
 
     def __call__(
         self,
@@ -486,8 +486,8 @@ class MetricOfTarget:
         weights: Weights = None,
     ) -> float:
         """Return the metric of the target's own outputs."""
-        own = slice(self.place, self.place + 1)
-        return self.metric(outputs[:, own], targets[:, self.place], weights)
+        own = slice(self.column, self.column + 1)
+        return self.metric(outputs[:, own], targets[:, self.column], weights)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Task:
         precision: the precision in which layers compute during training; see :meth:`outputs`.
 
     Attributes:
-        kept: cache of trainers, from round to round, under keys of their own. It holds ways to compute (compiled
+        cache: cache of trainers, from round to round, under keys of their own. It holds ways to compute (compiled
             or traced functions) and never a number of a record.
 
     Frozen parameters (``requires_grad=False``) and buffers are constants and are not part of the vector.
@@ -89,7 +89,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     precision: Precision = "float32"
     layout: Layout = field(init=False)
-    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         model = unwrap(self.model)
@@ -109,7 +109,7 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process that trains: it compiles its own functions, and measures nothing."""
-        return {**vars(self), "kept": {}, "metrics": {}}
+        return {**vars(self), "cache": {}, "metrics": {}}
 
     @property
     def dimension(self) -> int:

@@ -287,9 +287,9 @@ class BatchedGradients:
         The cache keeps compiled and traced functions for all rounds.
         """
         name = (cls, device, compile)
-        if name not in task.kept:
-            task.kept[name] = cls(task, device, compile)
-        gradients: BatchedGradients = task.kept[name]
+        if name not in task.cache:
+            task.cache[name] = cls(task, device, compile)
+        gradients: BatchedGradients = task.cache[name]
         return gradients
 
     def __init__(self, task: Task, device: torch.device, compile: bool) -> None:

@@ -61,7 +61,7 @@ class PreparedRelease(PreparedReleases):
             raise RunFolderError(
                 f"{folder / FILE} is a release of other figures, or of other tables, than requested"
             )
-        return (stored.made,)
+        return (stored.noisy_sum,)
 
     def to_json(self, sums: NoisySums) -> dict[str, Any]:
         (noisy_sum,) = sums
@@ -71,7 +71,7 @@ class PreparedRelease(PreparedReleases):
             schema=self.declared.schema,
             silos=self.declared.silos,
             noise_multiplier=nominal_multiplier(self.release(()).method.channel),
-            made=noisy_sum,
+            noisy_sum=noisy_sum,
         ).to_json()
 
 

@@ -375,13 +375,13 @@ class Indicator:
     Attributes:
         weight: weight of its records.
         sd: standard deviation of the noise on it.
-        held: the coefficient that is held where the records are too few.
+        coefficient: the coefficient that is held where the records are too few.
         lost: the coefficients that have no interval then.
     """
 
     weight: float
     sd: float
-    held: int
+    coefficient: int
     lost: tuple[int, ...]
 
 
@@ -390,14 +390,14 @@ class Identified:
     """The estimate of the coefficients that are identified.
 
     Attributes:
-        kept: (k,) which coefficients are solved for.
+        solved: (k,) which coefficients are solved for.
         lost: those that have no interval, whether they are solved for or not.
         releases: the releases, restricted to what is solved for.
         estimate: their estimate.
         enough: whether their curvature is clear of its noise.
     """
 
-    kept: Int64[np.ndarray, " k"]
+    solved: Int64[np.ndarray, " k"]
     lost: frozenset[int]
     releases: tuple[Sums, ...]
     estimate: Estimate
@@ -409,20 +409,22 @@ def indicators(sums: Sums) -> Iterator[Indicator]:
     weight, sd = np.diag(sums.curvature), sums.curvature_sd
     leading = range(sums.leading)
     if sums.stopped and sums.leading > 1:
-        yield from (Indicator(weight=float(weight[j]), sd=sd, held=j, lost=(j,)) for j in leading)
+        yield from (Indicator(weight=float(weight[j]), sd=sd, coefficient=j, lost=(j,)) for j in leading)
     for levels in sums.levels:
-        yield from (Indicator(weight=float(weight[j]), sd=sd, held=j, lost=(j,)) for j in levels)
+        yield from (Indicator(weight=float(weight[j]), sd=sd, coefficient=j, lost=(j,)) for j in levels)
         yield Indicator(
             weight=float(weight[list(leading)].sum() - weight[list(levels)].sum()),
             sd=sd * float(np.sqrt(len(leading) + len(levels))),
-            held=max(levels, key=lambda j: float(weight[j])),
+            coefficient=max(levels, key=lambda j: float(weight[j])),
             lost=(*leading, *levels),
         )
 
 
 def moving(sums: Sums) -> Int64[np.ndarray, " k"]:
     """Return the coefficients that the next step may move: the noise of an empty one would use up the step."""
-    fixed = {indicator.held for indicator in indicators(sums) if indicator.weight < SOLVABLE * indicator.sd}
+    fixed = {
+        indicator.coefficient for indicator in indicators(sums) if indicator.weight < SOLVABLE * indicator.sd
+    }
     return _without(sums, fixed)
 
 
@@ -474,14 +476,14 @@ def identify(releases: Sequence[Sums], least: float) -> Identified:
         if identified.enough or not light:
             return identified
         left_out.append(light.pop(0))
-        is_left = (_without(last, (indicator.held for indicator in left_out)) < last.leading).any()
+        is_left = (_without(last, (indicator.coefficient for indicator in left_out)) < last.leading).any()
         if not is_left or sum(max(0.0, indicator.weight) for indicator in left_out) > room:
             return identified
 
 
 def _identified(releases: Sequence[Sums], left_out: Sequence[Indicator], least: float) -> Identified:
     last = releases[-1]
-    selected = _without(last, (indicator.held for indicator in left_out))
+    selected = _without(last, (indicator.coefficient for indicator in left_out))
     own = restricted(releases, selected)
     solution = estimate(own)
     _, smallest = solvable(own[-1].curvature, own[-1].curvature_sd)
@@ -493,7 +495,7 @@ def _identified(releases: Sequence[Sums], left_out: Sequence[Indicator], least: 
         weight = float(np.diag(solution.slope)[: own[-1].leading].sum())
         solution = replace(solution, noise=solution.noise + excess * solution.slope / weight)
     return Identified(
-        kept=selected,
+        solved=selected,
         lost=frozenset(j for indicator in left_out for j in indicator.lost),
         releases=own,
         estimate=solution,

@@ -231,7 +231,7 @@ class FittedRegression:
                 origin=family.origin if index < len(family.leading) else 0.0,
                 multiplies=family.multiplies,
             )
-            for index, (value, variance, noise, freedom) in zip(identified.kept, figures, strict=True)
+            for index, (value, variance, noise, freedom) in zip(identified.solved, figures, strict=True)
             if index not in identified.lost
         )
 

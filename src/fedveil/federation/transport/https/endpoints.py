@@ -126,7 +126,7 @@ class SiloEndpoint:
             return await serve(slot, request)
         finally:
             slot.requests -= 1
-            slot.seen = time.monotonic()
+            slot.last_request = time.monotonic()
 
     def _admit(self, request: Request) -> tuple[Slot, str]:
         """Return the slot and the name of the member that a request comes from.
@@ -145,7 +145,7 @@ class SiloEndpoint:
         return self._mailbox.slot(silo), members.names[silo]
 
     def _note_contact(self, slot: Slot, name: str) -> None:
-        gone = slot.seen is None or time.monotonic() - slot.seen > CONTACT_SECONDS
+        gone = slot.last_request is None or time.monotonic() - slot.last_request > CONTACT_SECONDS
         if gone and not slot.requests:
             _log.info("silo %s is connected", name)
 

@@ -65,7 +65,7 @@ class Slot:
         answer: the answer, until the coordinator collects it.
         requests: number of requests of this silo that are being answered.
         newest: marks the newest request for a message; an older one waits no longer.
-        seen: time of the last request; None: never.
+        last_request: time of the last request; None: never.
     """
 
     message: bytes = b""
@@ -74,7 +74,7 @@ class Slot:
     answer: bytes | None = None
     requests: int = 0
     newest: object = None
-    seen: float | None = None
+    last_request: float | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
@@ -160,7 +160,7 @@ class Mailbox:
 def _seconds_since(slot: Slot, now: float) -> float | None:
     if slot.requests:
         return 0.0
-    return None if slot.seen is None else now - slot.seen
+    return None if slot.last_request is None else now - slot.last_request
 
 
 # --- the coordinator's end: it offers messages to its mailbox and collects the answers ---
