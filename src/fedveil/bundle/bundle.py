@@ -206,8 +206,8 @@ class Bundle:
             chances = predictor.probabilities(features)
             best = np.array(self.manifest.classes)[chances.argmax(axis=1)]
             columns = {"prediction": pa.array(best)} | {
-                f"probability_{label}": pa.array(chances[:, at])
-                for at, label in enumerate(self.manifest.classes)
+                f"probability_{label}": pa.array(chances[:, index])
+                for index, label in enumerate(self.manifest.classes)
             }
         elif self.manifest.targets:
             columns = self._predictions_by_target(predictor, features)
@@ -222,11 +222,13 @@ class Bundle:
 
     def _predictions_by_target(self, predictor: Predictor, features: np.ndarray) -> dict[str, pa.Array]:
         predictions = predictor.predict(features)
-        columns = {f"prediction_{name}": predictions[:, at] for at, name in enumerate(self.manifest.targets)}
+        columns = {
+            f"prediction_{name}": predictions[:, index] for index, name in enumerate(self.manifest.targets)
+        }
         if self.manifest.task == "multi-label":
             chances = predictor.probabilities(features)
             columns |= {
-                f"probability_{name}": chances[:, at] for at, name in enumerate(self.manifest.targets)
+                f"probability_{name}": chances[:, index] for index, name in enumerate(self.manifest.targets)
             }
         return {name: pa.array(values) for name, values in columns.items()}
 

@@ -77,8 +77,8 @@ def export_onnx(bundle: Bundle, path: str | Path) -> Path:
                 bundle.model, (made_up,), str(path), dynamo=True, external_data=False, **options
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
-        why = sanitize(str(error.__cause__ or error).splitlines()[0])
-        raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {why}") from error
+        reason = sanitize(str(error.__cause__ or error).splitlines()[0])
+        raise BundleError(f"{bundle.path}: the model cannot be written as ONNX: {reason}") from error
     except OSError as error:
         raise BundleError(f"{path} cannot be written: {error.strerror}") from None
     finally:

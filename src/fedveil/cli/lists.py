@@ -64,10 +64,10 @@ def stages_command(
             f"no kind of stage '{kind}'; there are: {', '.join(_STAGES)}{did_you_mean(kind, _STAGES)}"
         )
     rows = [
-        {"table": SECTIONS[each][0], "name": entry.name, **_row_of(entry)}
-        for each in _STAGES
-        if kind in (None, each)
-        for entry in entries(each)
+        {"table": SECTIONS[stage_kind][0], "name": entry.name, **_row_of(entry)}
+        for stage_kind in _STAGES
+        if kind in (None, stage_kind)
+        for entry in entries(stage_kind)
     ]
     print_result(as_json, {"stages": rows}, rows_table(rows))
 

@@ -133,11 +133,11 @@ def link_command(
 
     link = LinkFolder(folder)
     serve_link = import_late("fedveil.federation.hosts.link").serve_link
-    over = threading.Event()  # an exception out of a signal handler would leave asyncio's loop half open
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    stopping = threading.Event()  # an exception out of a signal handler would leave asyncio's loop half open
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     serve_link(
         link,
-        over.is_set,
+        stopping.is_set,
         listening=lambda: announce(f"listening on {link.settings.address}; Ctrl-C ends it"),
     )
 

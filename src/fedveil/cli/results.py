@@ -205,8 +205,8 @@ def _verified(
 def _refuse(options: Mapping[str, object], subject: str, accepted: set[str]) -> None:
     for name, value in options.items():
         if value and name not in accepted:
-            takes = " and ".join(sorted(accepted)) or "none of these options"
-            raise ConfigError(f"{name}: {subject} is checked without it; it takes {takes}")
+            names = " and ".join(sorted(accepted)) or "none of these options"
+            raise ConfigError(f"{name}: {subject} is checked without it; it takes {names}")
 
 
 # --- attacks ------------------------------------------------------------------------------------------------

@@ -152,8 +152,8 @@ def leave_command(
     from fedveil.federation.hosts.folders import SiloFolder
 
     leave_federation(SiloFolder(folder, PromptedPassphrase(descriptor)), output)
-    told = f"ledger: {output}; {folder} keeps it, and is served no more"
-    print_result(as_json, {"export": output}, told, "the founder now revokes this silo, and seals")
+    summary = f"ledger: {output}; {folder} keeps it, and is served no more"
+    print_result(as_json, {"export": output}, summary, "the founder now revokes this silo, and seals")
 
 
 @ledger.command("export")
@@ -194,5 +194,5 @@ def adopt_command(
     from fedveil.federation.silo_ledger import adopt
 
     missing = adopt(SiloFolder(folder) / "state", reason, tuple(head or ()))
-    told = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
-    print_result(as_json, {"missing": missing}, told)
+    summary = f"adopted; {missing} missing heads are answered for. More was spent than this ledger tells."
+    print_result(as_json, {"missing": missing}, summary)

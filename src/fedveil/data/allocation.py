@@ -291,12 +291,12 @@ class FixedZipf:
             wished = generator.choice(n_silos, size=count, p=law / law.sum())
             if least > 1:
                 wished = pair_up(wished, generator)
-            for at in wished.tolist():
+            for index in wished.tolist():
                 # Ends, because the users' counts add up to the number of records, so that some silo has room.
-                while not room[at]:
-                    at = (at + 1) % n_silos
-                room[at] -= 1
-                members[at].append(user)
+                while not room[index]:
+                    index = (index + 1) % n_silos
+                room[index] -= 1
+                members[index].append(user)
         queues = iter(members)  # `_within_silos` calls the function once per silo, in the order of the silos
         return _within_silos(silo, n_silos, lambda _: np.array(next(queues)), generator)
 
@@ -309,10 +309,10 @@ def pair_up(wished: Int64[np.ndarray, "k"], generator: np.random.Generator) -> I
     zero.
     """
     silos, counts = np.unique(wished, return_counts=True)
-    firm, alone = silos[counts >= 2], silos[counts < 2]
+    firm, singles = silos[counts >= 2], silos[counts < 2]
     if not len(firm):  # chosen[1] is in neither set: the authors' program leaves this silo with one record
-        firm, alone = (chosen := generator.permutation(alone))[:1], chosen[2:]
-    moves = np.isin(wished, alone)
+        firm, singles = (chosen := generator.permutation(singles))[:1], chosen[2:]
+    moves = np.isin(wished, singles)
     return np.where(moves, generator.choice(firm, size=len(wished)), wished)
 
 

@@ -52,14 +52,14 @@ def refuse_rows(is_wrong: np.ndarray, where: str, problem: str, rows: Sequence[i
     if not is_wrong.any():
         return
     row, *position = np.argwhere(is_wrong)[0].tolist()
-    at = (
+    suffix = (
         ""
         if not position
         else f", feature {position[0]}"
         if len(position) == 1
         else f", feature {tuple(position)}"
     )
-    raise DataError(f"{where}, row {row if rows is None else rows[row]}{at}: {problem}")
+    raise DataError(f"{where}, row {row if rows is None else rows[row]}{suffix}: {problem}")
 
 
 def to_array(source: Any, where: str, row: int | None = None) -> np.ndarray:
@@ -136,10 +136,10 @@ def to_float32(values: np.ndarray, where: str, rows: Sequence[int] | None = None
     if values.dtype.kind == "O":
         values = numbers_of_cells(values, where, rows)
     if values.dtype.kind not in "biuf":
-        at = "" if rows is None else f", row {rows[0]}"
+        suffix = "" if rows is None else f", row {rows[0]}"
         # The type of numpy's texts would tell the length of the longest one.
         kind = "text" if values.dtype.kind in "US" else values.dtype
-        raise DataError(f"{where}{at}: the values are {kind}, not numbers; {_ENCODE}")
+        raise DataError(f"{where}{suffix}: the values are {kind}, not numbers; {_ENCODE}")
     refuse_rows(
         ~np.isfinite(values),
         where,
@@ -279,8 +279,10 @@ def read_entries(column: Any, where: str, entry_word: str) -> Entries:
             "(n, 1), and argmax(axis=1) takes a column per class for the class"
         )
     if values.dtype.kind in "biuf":
-        once, index = np.unique(values, return_inverse=True)
-        return Entries(values=[unwrap(entry) for entry in once.tolist()], positions=index, kind=values.dtype)
+        distinct, index = np.unique(values, return_inverse=True)
+        return Entries(
+            values=[unwrap(entry) for entry in distinct.tolist()], positions=index, kind=values.dtype
+        )
     return _distinct([unwrap(entry) for entry in values.tolist()], values.dtype)
 
 

@@ -168,11 +168,11 @@ def check_columns(where: str, features: np.ndarray, targets: np.ndarray) -> None
             f"{where} has {len(features)} rows of features and {len(targets)} targets; they must agree"
         )
     for name, column in (("feature", features), ("target", targets)):
-        bad = _first_not_finite(column)
-        if bad is not None:
-            row, at = bad
+        location = _first_not_finite(column)
+        if location is not None:
+            row, suffix = location
             raise DataError(
-                f"{where}, row {row}: {name}{at} is NaN or infinite; every value must be a finite number"
+                f"{where}, row {row}: {name}{suffix} is NaN or infinite; every value must be a finite number"
             )
 
 

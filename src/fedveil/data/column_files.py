@@ -178,13 +178,13 @@ class Owners:
         self.size: Int64[np.ndarray, " m"] = np.zeros(0, dtype=np.int64)
         for _, block in self._blocks():
             present, count = np.unique(block, return_counts=True)
-            at = np.searchsorted(self.owners, present)
+            index = np.searchsorted(self.owners, present)
             is_known = np.zeros(len(present), dtype=np.bool_)
-            inside = at < len(self.owners)
-            is_known[inside] = self.owners[at[inside]] == present[inside]
-            self.size[at[is_known]] += count[is_known]
-            self.owners = np.insert(self.owners, at[~is_known], present[~is_known])
-            self.size = np.insert(self.size, at[~is_known], count[~is_known])
+            inside = index < len(self.owners)
+            is_known[inside] = self.owners[index[inside]] == present[inside]
+            self.size[index[is_known]] += count[is_known]
+            self.owners = np.insert(self.owners, index[~is_known], present[~is_known])
+            self.size = np.insert(self.size, index[~is_known], count[~is_known])
 
     def places(self) -> Iterator[tuple[slice, Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]]:
         """Yield some rows, the position of each one's owner in ``owners``, and the number of its records before."""

@@ -344,12 +344,12 @@ def _missing(schema: Schema, facts: ColumnFacts) -> Iterator[DataFinding]:
     """Yield a finding if missing cells stop the run, or are the majority."""
     feature = schema.features.get(facts.name)
     if facts.missing and (feature is None or feature.missing == "error"):
-        told = (
+        remedy = (
             "the target must be present: leave these records out"
             if feature is None
             else "the schema does not say how to treat missing values: declare `missing`, or leave the records out"
         )
-        yield _stops(schema, facts.name, f"{facts.missing:.1%} of the cells are missing", told)
+        yield _stops(schema, facts.name, f"{facts.missing:.1%} of the cells are missing", remedy)
     elif facts.missing > MOSTLY_MISSING:
         yield DataFinding(
             bears_on="model",

@@ -496,11 +496,13 @@ def guess_survival(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> S
     dates = None if time is not None else _start_and_end(columns, formats)
     if dates is not None:
         time = "follow_up" if "follow_up" not in columns else "follow_up_from_dates"
-    two = {
+    binary_columns = {
         name: cells for name, cells in columns.items() if name != time and len(distinct(cells)) <= len(EVENTS)
     }
-    usable = _most_usual({name: named_like_an_event(name) for name, cells in two.items() if _is_event(cells)})
-    event = usable or _most_usual({name: named_like_an_event(name) for name in two})
+    usable = _most_usual(
+        {name: named_like_an_event(name) for name, cells in binary_columns.items() if _is_event(cells)}
+    )
+    event = usable or _most_usual({name: named_like_an_event(name) for name in binary_columns})
     return (
         None
         if time is None or event is None
@@ -520,8 +522,10 @@ def _start_and_end(columns: Mapping[str, pa.Array], formats: Sequence[str]) -> t
         end = _most_usual({name: named_like_an_end(name) for name in days if name != start})
         if start is None or end is None:
             continue
-        both = list(zip(days[start], days[end], strict=True))
-        if all(start_day is None or end_day is None or start_day <= end_day for start_day, end_day in both):
+        day_pairs = list(zip(days[start], days[end], strict=True))
+        if all(
+            start_day is None or end_day is None or start_day <= end_day for start_day, end_day in day_pairs
+        ):
             return start, end, written
     return None
 

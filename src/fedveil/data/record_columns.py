@@ -91,14 +91,14 @@ def record_columns(data: Any, features: Any, targets: Any, user: Any, silo: Any)
         if features is not None or targets is not None:
             raise ConfigError("population: a data set brings its own targets; leave features and targets out")
         brought = _of_data_set(data)
-        both = [
+        duplicates = [
             name
             for name, column in (("user", user), ("silo", silo))
             if column is not None and name in brought
         ]
-        if both:
+        if duplicates:
             raise ConfigError(
-                f"population: the data set brings {both[0]} with every record; leave {both[0]} out"
+                f"population: the data set brings {duplicates[0]} with every record; leave {duplicates[0]} out"
             )
         return RecordColumns(**_all_there({"user": user, "silo": silo, **brought}))
     named = features is not None or any(isinstance(column, str) for column in (targets, user, silo))
@@ -345,7 +345,7 @@ def _check_loader(loader: Any) -> None:
         ConfigError: as :func:`_data_set_of`.
     """
     sampler, instead = loader.sampler, "hand over the data set itself, loader.dataset"
-    once = type(sampler) is SequentialSampler or (
+    is_complete = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler
         and not sampler.replacement
         and sampler.num_samples == len(sampler.data_source)
@@ -354,7 +354,7 @@ def _check_loader(loader: Any) -> None:
         raise ConfigError(
             f"population: the loader's batch sampler of one's own decides which records count; {instead}"
         )
-    if not once:
+    if not is_complete:
         raise ConfigError(
             f"population: the loader's {type(sampler).__name__} draws records unequally, which would change who "
             f"counts; {instead}"
@@ -460,7 +460,7 @@ def memory_table(name: str, source: Any, file_format: Format) -> MemoryTable:
     if isinstance(frame, pa.Table):
         return MemoryTable(name=name, table=frame)
     if hasattr(frame, "columns") and hasattr(frame, "iloc"):
-        columns = {str(column): frame.iloc[:, at] for at, column in enumerate(frame.columns)}
+        columns = {str(column): frame.iloc[:, index] for index, column in enumerate(frame.columns)}
         if len(columns) != len(frame.columns):
             raise DataError(f"tables: '{sanitize(name)}' has two columns of one name")
     elif isinstance(frame, Mapping):

@@ -104,13 +104,13 @@ def group_by_silo_user(
     """
     if folder is not None:
         return _group_in_file(silo, user, key, folder)
-    whose = silo.astype(np.int64)
-    whose <<= 32
-    whose |= user  # both are non-negative int32, so the sorted key is (silo, user)
-    order = np.argsort(whose, kind="stable").astype(np.int64, copy=False)
-    whose = whose[order]
-    start = np.flatnonzero(whose != np.append(-1, whose[:-1]))
-    size, pairs = np.diff(start, append=len(whose)), whose[start]
+    owner = silo.astype(np.int64)
+    owner <<= 32
+    owner |= user  # both are non-negative int32, so the sorted key is (silo, user)
+    order = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
+    owner = owner[order]
+    start = np.flatnonzero(owner != np.append(-1, owner[:-1]))
+    size, pairs = np.diff(start, append=len(owner)), owner[start]
     return Groups(
         order=order,
         start=start,
@@ -144,8 +144,8 @@ def _group_in_file(
 
 def empty_groups() -> Groups:
     """Return the grouping without contributions, for a party without records."""
-    none, nobody = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    return Groups(order=none, start=none, size=none, silo=nobody, user=nobody)
+    no_indices, no_numbers = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return Groups(order=no_indices, start=no_indices, size=no_indices, silo=no_numbers, user=no_numbers)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

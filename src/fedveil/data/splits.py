@@ -228,5 +228,5 @@ def _digests(features: Shaped[np.ndarray, "n *shape"]) -> Iterator[bytes]:
     for start in range(0, len(features), rows):
         numbers = features[start : start + rows].astype(np.float32) + np.float32(0)  # -0 + 0 = +0
         data, width = numbers.tobytes(), numbers[0].nbytes
-        for at in range(0, len(data), width):
-            yield blake2b(data[at : at + width], digest_size=16).digest()
+        for begin in range(0, len(data), width):
+            yield blake2b(data[begin : begin + width], digest_size=16).digest()

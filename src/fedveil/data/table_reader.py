@@ -415,10 +415,10 @@ class TableReader:
         if pc.any(unmatched).as_py():
             texts = pc.unique(cells.filter(unmatched))  # parse each distinct text once
             by_value, is_missing = self._by_value(texts.to_pylist(), index_of)
-            at = pc.index_in(cells, texts)
-            index = pc.coalesce(index, by_value.take(at))
+            position = pc.index_in(cells, texts)
+            index = pc.coalesce(index, by_value.take(position))
             missing = missing | np.asarray(
-                pc.fill_null(pc.and_(unmatched, is_missing.take(at)), False), dtype=np.bool_
+                pc.fill_null(pc.and_(unmatched, is_missing.take(position)), False), dtype=np.bool_
             )
         indices = pc.fill_null(index, -1).to_numpy(zero_copy_only=False)
         return np.where(missing, -1, indices).astype(np.int64), missing

@@ -380,7 +380,7 @@ def check_own(
     """
     assert schema.silo is not None
     own = without_fraction(name, schema.format.marks)
-    wrong = np.array([where != own for where in silos], dtype=np.bool_)
+    wrong = np.array([silo != own for silo in silos], dtype=np.bool_)
     if wrong.any():
         _refuse_first(path, schema.silo, rows[wrong[silo]], f"is not of silo '{name}'")
 
@@ -492,7 +492,7 @@ def check_files(schema: Schema, files: Sequence[TableFile]) -> None:
         )
     # A symbolic link is the same table under another name.
     real = [declared_path(path).resolve() for path in files]
-    again = [path for path, at in zip(files, real, strict=True) if real.count(at) > 1]
+    again = [path for path, resolved in zip(files, real, strict=True) if real.count(resolved) > 1]
     if again:
         raise ConfigError(f"{again[0]}: the table is named twice, so that its records would count twice")
 

@@ -282,8 +282,8 @@ class CoordinatorParty(Generic[EndingT]):
         """
         if not 0 <= silo < len(self._membership.silos):
             raise ProtocolError(f"there are {len(self._membership.silos)} silos in the federation", silo=silo)
-        by, largest = self._membership.roster[silo], self.longest_answer
-        message = SignedMessage.open(data, sender=silo, identity=by, recipient=SERVER, largest=largest)
+        identity, largest = self._membership.roster[silo], self.longest_answer
+        message = SignedMessage.open(data, sender=silo, identity=identity, recipient=SERVER, largest=largest)
         exchange, name = self._exchange, self._membership.silos[silo]
         if message.run != self.run:
             return ReplyKind.NOTHING
@@ -511,8 +511,8 @@ class CoordinatorParty(Generic[EndingT]):
         Raises:
             ProtocolError: a silo received another request.
         """
-        if apart := inconsistent_silos(self._membership.roster, context, signatures):
-            raise ProtocolError("signed another request than this coordinator sent", silo=apart[0])
+        if inconsistent := inconsistent_silos(self._membership.roster, context, signatures):
+            raise ProtocolError("signed another request than this coordinator sent", silo=inconsistent[0])
 
     def _collect(self, answers: Answers) -> None:
         """Check the signatures over E and route the protocol messages; finish the round if none follow."""
@@ -544,20 +544,28 @@ class CoordinatorParty(Generic[EndingT]):
         else:
             self._begin_round([])
 
-    def _ask(self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None]) -> None:
+    def _ask(self, parts: dict[int, list[SessionMessage]], on_complete: Callable[[Answers], None]) -> None:
         """Send parts that the grammar of each silo's session expects."""
         for silo, content in parts.items():
             self._conversations[silo].ask(content)
-        self._send(parts, then)
+        self._send(parts, on_complete)
 
     def _send(
-        self, parts: dict[int, list[SessionMessage]], then: Callable[[Answers], None], *, hellos: bool = False
+        self,
+        parts: dict[int, list[SessionMessage]],
+        on_complete: Callable[[Answers], None],
+        *,
+        hellos: bool = False,
     ) -> None:
         """Sign one message per silo and start the next exchange."""
         self._number += 1
         messages = {silo: self._sealed(silo, content) for silo, content in sorted(parts.items())}
         self._exchange = Exchange(
-            session=self._session, number=self._number, messages=messages, on_complete=then, hellos=hellos
+            session=self._session,
+            number=self._number,
+            messages=messages,
+            on_complete=on_complete,
+            hellos=hellos,
         )
 
     def _sealed(self, silo: int, parts: list[SessionMessage]) -> bytes:

@@ -166,10 +166,10 @@ class Conversation:
         Raises:
             RefusalError: the shape is not the expected one, or the run lacks the round; nothing changes.
         """
-        ahead = self._ahead or self._round(parts)
-        if _shape(parts) != ahead[0].requests or not _listed(parts, self._grammar.to_silo):
+        steps = self._ahead or self._round(parts)
+        if _shape(parts) != steps[0].requests or not _listed(parts, self._grammar.to_silo):
             raise RefusalError(Code.SHAPE)
-        self._asked = ahead
+        self._asked = steps
         self._next = next((part.round for part in parts if isinstance(part, RoundTask)), self._next)
 
     def answer(self, parts: Sequence[SessionMessage]) -> None:

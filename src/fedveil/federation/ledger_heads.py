@@ -122,10 +122,10 @@ def _statement(session: bytes, silo: int, head: bytes) -> bytes:
     return _SIGNED_AS + session + silo.to_bytes(2, "big") + head
 
 
-def _signed(by: PublicIdentity, session: bytes, silo: int, signed_head: SignedHead) -> bool:
+def _signed(identity: PublicIdentity, session: bytes, silo: int, signed_head: SignedHead) -> bool:
     head, signature = signed_head
     try:
-        by.verify(_statement(session, silo, head), signature)
+        identity.verify(_statement(session, silo, head), signature)
     except CryptoError:
         return False
     return True

@@ -241,10 +241,10 @@ class Membership:
     def __post_init__(self) -> None:
         """Refuse duplicate names, identity keys and node keys, and members with a revoked key."""
         members, identities = (*self.silos, "the coordinator"), (*self.roster, self.coordinator)
-        for kind, theirs in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
+        for kind, values in (("name", self.silos), ("identity key", identities), ("node key", self.nodes)):
             owners: dict[object, str] = {}
             # Not strict: nodes may be empty, and have no entry for the coordinator.
-            for member, value in zip(members, theirs, strict=False):
+            for member, value in zip(members, values, strict=False):
                 if value and value in owners:
                     raise ConfigError(
                         f"{owners[value]} and {member} have the same {kind}; each member has its own"
@@ -332,9 +332,9 @@ class Membership:
         if self.digest == present.digest:
             return
         if self.serial <= present.serial:
-            another = "another " if self.serial == present.serial else ""
+            prefix = "another " if self.serial == present.serial else ""
             raise IntegrityError(
-                f"{place}: serial {self.serial}, but {another}{present.serial} was accepted here before"
+                f"{place}: serial {self.serial}, but {prefix}{present.serial} was accepted here before"
             )
         if {revoked_key.identity for revoked_key in present.revoked} - {
             revoked_key.identity for revoked_key in self.revoked

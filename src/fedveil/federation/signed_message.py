@@ -108,7 +108,9 @@ class SignedMessage:
         # The signature covers a domain string, which is not sent: a signature from another context never verifies
         # here.
         signed = b"".join((_SIGNED_AS, memoryview(data)[:-SIGNATURE_BYTES]))
-        magic, version, run, session, number, sender_number, to, head, count = _HEADER.unpack_from(data)
+        magic, version, run, session, number, sender_number, addressee, head, count = _HEADER.unpack_from(
+            data
+        )
         if magic != _MAGIC:
             raise ProtocolError("not a message", silo=silo)
         if version != _VERSION:
@@ -116,7 +118,7 @@ class SignedMessage:
                 f"a message of version {version}, where version {_VERSION} is read; all parties need the same release",
                 silo=silo,
             )
-        if sender_number != sender or to != recipient:
+        if sender_number != sender or addressee != recipient:
             raise ProtocolError("a message names another sender or recipient than its carrier", silo=silo)
         try:
             identity.verify(signed, data[-SIGNATURE_BYTES:])
@@ -132,7 +134,7 @@ class SignedMessage:
             session=session,
             number=number,
             sender=sender_number,
-            recipient=to,
+            recipient=addressee,
             parts=parts,
             head=head,
         )

@@ -475,8 +475,8 @@ class SiloParty:
             return True
         if not path.exists():
             return False
-        then = Membership.read(path)
-        return then.digest == digest and (then.silos, then.charter) == (now.silos, now.charter)
+        earlier = Membership.read(path)
+        return earlier.digest == digest and (earlier.silos, earlier.charter) == (now.silos, now.charter)
 
     def _membership_file(self, digest: bytes) -> Path:
         return self._state / MEMBERSHIPS / f"{digest.hex()}.toml"
@@ -487,9 +487,9 @@ class SiloParty:
 
 def _refused(error: Exception | SystemExit) -> Declined:
     """Return the refusal for an error, and write the full error to the silo's own log."""
-    why = to_refusal(error)
-    _log.warning("refused (%s): %s", why.code.name, error, exc_info=not isinstance(error, FedveilError))
-    return Declined(why=why)
+    refusal = to_refusal(error)
+    _log.warning("refused (%s): %s", refusal.code.name, error, exc_info=not isinstance(error, FedveilError))
+    return Declined(why=refusal)
 
 
 def to_refusal(error: BaseException) -> Refusal:

@@ -181,8 +181,8 @@ class LocalDriver(Generic[GivenT, ResultT]):
         """
         server, self._dropped = self._server, set()
         now = RoundId(run=self._run, round=round_id[0], attempt=round_id[1])
-        for to, data in server.begin(now, cohort, sampled_users):
-            self._carry(SERVER, to, data)
+        for recipient, data in server.begin(now, cohort, sampled_users):
+            self._carry(SERVER, recipient, data)
         for number in cohort:
             if number in absent.before_input:
                 continue
@@ -196,8 +196,8 @@ class LocalDriver(Generic[GivenT, ResultT]):
             self._dropped |= set(missing)
             if not server.has_quorum:
                 raise SiloVanished(missing, may_have_released=server.may_have_released)
-            for to, data in server.proceed():
-                self._carry(SERVER, to, data)
+            for recipient, data in server.proceed():
+                self._carry(SERVER, recipient, data)
         result = server.result() if self.agreement.result_at_server else self._common(cohort)
         return result, server.n_summed
 
@@ -223,6 +223,8 @@ class LocalDriver(Generic[GivenT, ResultT]):
             if self.transcript is not None:
                 self.transcript.record(data)
             if target == SERVER:
-                waiting += [(SERVER, to, follow) for to, follow in self._server.receive(source, data)]
+                waiting += [
+                    (SERVER, recipient, follow) for recipient, follow in self._server.receive(source, data)
+                ]
             elif target not in self._dropped:
                 waiting += [(target, SERVER, reply) for reply in self._clients[target].receive(data)]

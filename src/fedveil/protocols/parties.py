@@ -152,8 +152,8 @@ class Party:
     def _bound(self, round_id: RoundId, cohort: tuple[int, ...]) -> RoundId:
         """Return the id of a beginning attempt, bound to its cohort and to the digest of :meth:`bind`."""
         # The cohort is part of the context: parties with different cohorts derive different masks and signatures.
-        told = (self._context or b"") + struct.pack(f">{len(cohort)}H", *cohort)
-        return replace(round_id, context=hashlib.sha256(b"fedveil/3/cohort" + told).digest())
+        content = (self._context or b"") + struct.pack(f">{len(cohort)}H", *cohort)
+        return replace(round_id, context=hashlib.sha256(b"fedveil/3/cohort" + content).digest())
 
     @property
     def round_id(self) -> RoundId:
@@ -227,9 +227,9 @@ class KeyedSilo(SiloParty[GivenIn, ResultOut]):
         check_cohort(start.cohort, self._silos, index=self.index)
         least = self._place.least
         if len(start.cohort) < least:
-            must = "all" if least == self._silos else least
+            required = "all" if least == self._silos else least
             raise ProtocolError(
-                f"a sum over {len(start.cohort)} of {self._silos} silos is asked for; {must} must be in"
+                f"a sum over {len(start.cohort)} of {self._silos} silos is asked for; {required} must be in"
             )
         self._inbox.open(envelope.round_id)
         self._inbox.accept(envelope, RoundStart)

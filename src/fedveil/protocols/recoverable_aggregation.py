@@ -95,9 +95,9 @@ def check_threshold(threshold: int, silos: int, colluding: int = 0) -> None:
         ProtocolError: the threshold is too low, or above the number of silos.
     """
     if not silos + colluding < 2 * threshold <= 2 * silos:
-        besides = f", {colluding} of which may pool what they know" if colluding else ""
+        collusion = f", {colluding} of which may pool what they know" if colluding else ""
         raise ProtocolError(
-            f"threshold {threshold} of {silos} silos{besides}; it must lie above half of {silos + colluding} and at "
+            f"threshold {threshold} of {silos} silos{collusion}; it must lie above half of {silos + colluding} and at "
             "most at all silos"
         )
 
@@ -552,7 +552,7 @@ class RecoverableServer(Party):
         return AgreementKey.from_bytes(secret).public == self._keys[silo]
 
     def _secret(
-        self, silo: int, purpose: str, shares: list[Share], its: Callable[[int, bytes], bool]
+        self, silo: int, purpose: str, shares: list[Share], is_announced: Callable[[int, bytes], bool]
     ) -> bytes:
         """Rebuild a silo's secret from shares and check it against the silo's announcement.
 
@@ -561,11 +561,11 @@ class RecoverableServer(Party):
                 the error names the silo that sent or dealt it.
         """
 
-        def fit(some: list[Share]) -> bool:
-            if len(some) < self._threshold or not consistent(some, threshold=self._threshold):
+        def fit(subset: list[Share]) -> bool:
+            if len(subset) < self._threshold or not consistent(subset, threshold=self._threshold):
                 return False
             try:
-                return its(silo, combine(some, threshold=self._threshold))
+                return is_announced(silo, combine(subset, threshold=self._threshold))
             except CryptoError:
                 return False
 

@@ -52,13 +52,13 @@ class _Play:
             if self.speaker is not None:
                 self.roles.setdefault(role, []).append(begins[2])
             return
-        goes_on = (_FLUSH_MORE if flush else _MORE).match(line) if self.speaker else None
-        if goes_on is None or self.speaker is None:
+        match = (_FLUSH_MORE if flush else _MORE).match(line) if self.speaker else None
+        if match is None or self.speaker is None:
             return
-        if flush and goes_on[1].startswith("<"):
+        if flush and match[1].startswith("<"):
             self.speaker = None
         else:
-            self.roles[self.speaker].append(goes_on[1])
+            self.roles[self.speaker].append(match[1])
 
 
 def roles_of(text: str) -> dict[str, str]:

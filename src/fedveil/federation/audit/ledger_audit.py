@@ -275,8 +275,8 @@ def _counted(path: Path, lines: Sequence[Line]) -> str:
             views[view] += 1
         elif line.kind == "policy":
             view = counted_sentence(parse_json(line.text, path, IntegrityError))
-    summary = "; ".join(f"{many} charges count {counted}" for (counted, _), many in views.items())
-    omitted = "; ".join(dict.fromkeys(but for _, but in views if but))
+    summary = "; ".join(f"{n_charges} charges count {counted}" for (counted, _), n_charges in views.items())
+    omitted = "; ".join(dict.fromkeys(omission for _, omission in views if omission))
     if omitted:
         raise Unchecked(f"{summary}. Epsilon here does not count {omitted}")
     return summary or "nothing was charged"

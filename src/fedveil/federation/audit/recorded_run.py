@@ -242,9 +242,9 @@ class RecordedRun:
         """Check that the document is the one that the statement describes and that the silos received."""
         name, document = self._place_of_document, self._document
         if STATEMENT in self._files:
-            wish, statement, users = document.privacy, self.read_statement, document.data.n_users
+            privacy, statement, users = document.privacy, self.read_statement, document.data.n_users
             check_same_privacy(
-                statement, delta=wish.delta, accountant=wish.accountant, seed=wish.insecure_seed
+                statement, delta=privacy.delta, accountant=privacy.accountant, seed=privacy.insecure_seed
             )
             if document.data.table is None and statement.units != users:
                 raise IntegrityError(
@@ -291,9 +291,11 @@ class RecordedRun:
                     raise IntegrityError(
                         f"{where}: the silos received other releases than the lines before it have"
                     )
-                at = data["part"], due
-                if charged.pop(at, None) != data["ledger"]:
-                    raise IntegrityError(f"{where}: {LEDGER} does not charge {_named(at)} as the line says")
+                round_place = data["part"], due
+                if charged.pop(round_place, None) != data["ledger"]:
+                    raise IntegrityError(
+                        f"{where}: {LEDGER} does not charge {_named(round_place)} as the line says"
+                    )
                 self._check_line(where, data)
                 signatures += len(data["silos"])
                 previous = hashlib.sha256(line).digest()
@@ -375,8 +377,12 @@ class RecordedRun:
             )
             for silo in data["silos"]:
                 name = membership.silos[silo["silo"]]
-                told = final_attestation(bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing)
-                _verify(f"{AGREED}: silo {name}", membership.roster[silo["silo"]], told, silo["signature"])
+                attestation = final_attestation(
+                    bytes.fromhex(data["run"]), bytes.fromhex(data["terms"]), closing
+                )
+                _verify(
+                    f"{AGREED}: silo {name}", membership.roster[silo["silo"]], attestation, silo["signature"]
+                )
             signed = {silo["silo"] for silo in data["silos"]}
             if not signed <= set(range(len(membership.silos))):
                 raise IntegrityError(f"{AGREED}: signed by a silo that does not exist")
@@ -448,9 +454,9 @@ class RecordedRun:
             )
             # The coordinator's ledger lacks a charge of the silo: the run continued, or the coordinator hides a
             # contribution.
-            if more := owed - Counter(self._place(entry) for entry in self.charges):
+            if excess := owed - Counter(self._place(entry) for entry in self.charges):
                 raise IntegrityError(
-                    f"{path}: charges {_named(min(more))} of this run more often than {LEDGER}: "
+                    f"{path}: charges {_named(min(excess))} of this run more often than {LEDGER}: "
                     "the run continued, or hides contributions of this silo"
                 )
         if export.terms_of(self._run()) - self._terms.keys():

@@ -393,12 +393,15 @@ def _keep_revoked(folder: Path, revoked: Revoked) -> None:
     """Add a key to those that every later membership lists as revoked."""
     document = [
         {
-            "identity": each.identity.raw.hex(),
-            "since": each.since,
-            "reason": each.reason,
-            "transport": each.transport,
+            "identity": revoked_key.identity.raw.hex(),
+            "since": revoked_key.since,
+            "reason": revoked_key.reason,
+            "transport": revoked_key.transport,
         }
-        for each in (*(each for each in _revoked(folder) if each.identity != revoked.identity), revoked)
+        for revoked_key in (
+            *(revoked_key for revoked_key in _revoked(folder) if revoked_key.identity != revoked.identity),
+            revoked,
+        )
     ]
     replace_file(folder / _REVOKED, json.dumps(document, indent=1).encode())
 

@@ -66,9 +66,9 @@ class ChildProcess:
         if report is not None:
             threading.Thread(target=self._read_reports, args=(report,), daemon=True).start()
         level, layout = log_choice()
-        told = settings | {"log_level": level.value, "log_format": layout.value}
+        child_settings = settings | {"log_level": level.value, "log_format": layout.value}
         try:
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.write(json.dumps(child_settings).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended; whoever waits for it will see
@@ -121,8 +121,8 @@ def settings_of_parent(end: Callable[[], None], pipe: BinaryIO | None = None) ->
     Raises:
         ProcessError: it was started by hand.
     """
-    told = sys.stdin.buffer if pipe is None else pipe
-    line = told.readline()
+    source = sys.stdin.buffer if pipe is None else pipe
+    line = source.readline()
     try:
         settings: dict[str, Any] = json.loads(line)
     except ValueError:
@@ -135,7 +135,7 @@ def settings_of_parent(end: Callable[[], None], pipe: BinaryIO | None = None) ->
 
     def watch() -> None:
         # not through the buffer, whose lock would be held while this process ends
-        while os.read(told.fileno(), 1):
+        while os.read(source.fileno(), 1):
             pass
         try:
             with contextlib.suppress(ConfigError, OSError):  # it is served again, or its folder is gone

@@ -187,11 +187,11 @@ def _allow_descriptors() -> None:
 
 def main() -> None:
     """Serve until the parent ends, or ends this process; the sockets do not outlive it."""
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    settings = settings_of_parent(over.set)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    settings = settings_of_parent(stopping.set)
     try:
-        serve_link(LinkFolder(Path(settings["folder"])), over.is_set)
+        serve_link(LinkFolder(Path(settings["folder"])), stopping.is_set)
     except FedveilError as error:
         _log.error("%s", error)
         raise SystemExit(error.exit_code) from None

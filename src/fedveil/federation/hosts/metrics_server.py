@@ -103,7 +103,7 @@ class Meter:
                 lines += [_sample(f"{name}_bucket", number, le=bound) for bound, number in below.items()]
                 lines += [_sample(f"{name}_sum", self._waited), _sample(f"{name}_count", below["+Inf"])]
             now = time.monotonic()
-            ago = {silo: now - at for silo, at in self._heard.items()}
+            ago = {silo: now - contact for silo, contact in self._heard.items()}
             lines += _by_label("fedveil_silo_last_seen_seconds", "gauge", "silo", ago)
         return "".join(f"{line}\n" for line in lines)
 
@@ -331,10 +331,10 @@ def _read(connection: socket.socket, seconds: float) -> bytes:
         if seconds_left <= 0:
             raise TimeoutError
         connection.settimeout(seconds_left)
-        some = connection.recv(_LONGEST - len(question))
-        if not some:
+        piece = connection.recv(_LONGEST - len(question))
+        if not piece:
             break
-        question += some
+        question += piece
     return question
 
 

@@ -40,7 +40,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
     share = silo.share()
     per_user = share.records_per_user()
     present = per_user[per_user > 0]
-    counts, but = counted_sentence(policy.model_dump())
+    counts, omission = counted_sentence(policy.model_dump())
     return {
         "silo": f"{settings.name} (number {number} of {len(membership.silos)})",
         "identity": silo.identity.public.fingerprint,
@@ -63,7 +63,7 @@ def inspect_silo(silo: SiloFolder) -> dict[str, Any]:
             if policy.budget is None
             else f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
         ),
-        "the ledger counts": counts + (f"; not {but}" if but else ""),
+        "the ledger counts": counts + (f"; not {omission}" if omission else ""),
         "allowed methods": ", ".join(policy.methods),
         "allowed protections": ", ".join(policy.protections),
     }
@@ -173,5 +173,5 @@ def describe_skew(skew: float | None) -> str:
         return "the coordinator does not tell its time"
     if abs(skew) <= MOST_SKEW_SECONDS:
         return f"within {MOST_SKEW_SECONDS:.0f} s of the coordinator's"
-    where = "ahead of" if skew > 0 else "behind"
-    return f"{abs(skew):.0f} s {where} the coordinator's: set the clock of one of the two hosts"
+    relation = "ahead of" if skew > 0 else "behind"
+    return f"{abs(skew):.0f} s {relation} the coordinator's: set the clock of one of the two hosts"

@@ -111,8 +111,8 @@ def listen_at(host: str, port: int, place: str, backlog: int) -> socket.socket:
     except OSError as error:
         passes = isinstance(error, socket.gaierror) or error.errno in _MAY_PASS
         # strerror of create_server repeats the address, which the place has
-        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        failed = (BusyError if passes else ConfigError)(f"{place}: cannot listen there: {why}")
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        failed = (BusyError if passes else ConfigError)(f"{place}: cannot listen there: {reason}")
         raise failed if passes else with_host_code(error, failed) from None
 
 
@@ -251,10 +251,10 @@ def _exactly(connection: socket.socket, begun: bytes, length: int) -> bytes:
     """Return so many bytes, of which some have been received."""
     received = bytearray(begun)
     while len(received) < length:
-        some = connection.recv(min(length - len(received), 1 << 20))
-        if not some:
+        piece = connection.recv(min(length - len(received), 1 << 20))
+        if not piece:
             raise ProtocolError(f"a frame ends {length - len(received)} bytes early")
-        received += some
+        received += piece
     return bytes(received)
 
 

@@ -198,8 +198,10 @@ def _unsigned(home: CoordinatorFolder, folder: RunFolder) -> bool:
 
     Who has joined the federation since gave nothing to the run, and signs nothing of it.
     """
-    then = members_at_end(folder.path)
-    return then is None or (then == home.membership.silos and len(signed_end(folder.path)) < len(then))
+    members = members_at_end(folder.path)
+    return members is None or (
+        members == home.membership.silos and len(signed_end(folder.path)) < len(members)
+    )
 
 
 def _prepared(home: CoordinatorFolder, folder: RunFolder, experiment: Experiment) -> Prepared:

@@ -65,7 +65,7 @@ class SiloCharges:
 
     def rounds_of(self, part: str) -> Counter[int]:
         """Return the least charges of one part, by number of the round."""
-        return Counter({number: many for (name, number), many in self.times.items() if name == part})
+        return Counter({number: count for (name, number), count in self.times.items() if name == part})
 
     def require(self, releases: Collection[str]) -> None:
         """Check that the silo was charged once for each release, and for all if every silo is needed.
@@ -161,9 +161,9 @@ def check_releases(prepared: PreparedReleases, closing: Finalize, silo_charges: 
         raise StatementMismatchError
     _check_length(closing)
     silo_charges.require([prepared.part(index) for index in range(prepared.count)])
-    once = [1] * prepared.count
+    counts = [1] * prepared.count
     _compare(
-        _read_statement(closing), prepared.series.statement(prepared.document.name, once, prepared.notes)
+        _read_statement(closing), prepared.series.statement(prepared.document.name, counts, prepared.notes)
     )
 
 

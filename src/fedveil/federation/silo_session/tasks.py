@@ -646,12 +646,12 @@ class SiloTasks:
         """
         prepared, policy = self._prepared, self._policy
         policy.check_release(release.step.length, release.std())
-        whose, read = records
+        groups, read = records
         dimension = prepared.task.dimension if release.of_model else 0
         whole, rounds = self._whole_run()
         source = prepared.experiment.privacy.randomness()
         return SiloReleaseTask(
-            plan=release_plan(release, whose.pairs(), source, phase, dimension),
+            plan=release_plan(release, groups.pairs(), source, phase, dimension),
             whole_run=whole,
             rounds=rounds,
             release=release,

@@ -62,12 +62,12 @@ def update_of(before: ArrayRecord, after: ArrayRecord) -> Float64[np.ndarray, " 
 
 def moved_by(before: ArrayRecord, update: Float64[np.ndarray, " d"]) -> ArrayRecord:
     """Return before + update, in the types and shapes of ``before``."""
-    moved, at = {}, 0
+    moved, offset = {}, 0
     for name, array in before.items():
         old = array.numpy()
-        part = update[at : at + old.size].reshape(old.shape)
+        part = update[offset : offset + old.size].reshape(old.shape)
         moved[name] = Array((old.astype(np.float64) + part).astype(old.dtype))
-        at += old.size
+        offset += old.size
     return ArrayRecord(moved)
 
 

@@ -524,8 +524,8 @@ class PartialResult:
     def __eq__(self, other: object) -> bool:
         """Return whether partition and both sums are equal."""
         return isinstance(other, PartialResult) and all(
-            np.array_equal(mine, its)
-            for mine, its in (
+            np.array_equal(own_array, other_array)
+            for own_array, other_array in (
                 (self.partition, other.partition),
                 (self.clear, other.clear),
                 (self.hidden, other.hidden),

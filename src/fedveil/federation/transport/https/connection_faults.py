@@ -137,18 +137,18 @@ def fault_of_error(error: Exception, server: str, proxy: str | None) -> Fault:
         server: host and port of the coordinator.
         proxy: URL of the proxy, or None.
     """
-    through = "" if proxy is None else f" through the proxy {host_of_url(proxy)} (HTTPS_PROXY)"
+    route = "" if proxy is None else f" through the proxy {host_of_url(proxy)} (HTTPS_PROXY)"
     for cause in _chain(error):
         if isinstance(cause, WrongServerKeyError):
             return Fault("wrong-server-key", _WRONG_KEY.format(server=server))
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return _fault_of_certificate(cause, server, through)
+            return _fault_of_certificate(cause, server, route)
         if isinstance(cause, ssl.SSLError):
-            return _fault_of_tls(cause, server, through)
+            return _fault_of_tls(cause, server, route)
     if isinstance(error, httpcore.ProxyError):
-        return _fault_of_proxy(str(error), through)
+        return _fault_of_proxy(str(error), route)
     if isinstance(error, httpcore.TimeoutException):
-        return Fault("timeout", f"{server}{through}: no answer in time; does a firewall drop the packets?")
+        return Fault("timeout", f"{server}{route}: no answer in time; does a firewall drop the packets?")
     if isinstance(error, httpcore.ConnectError):
         return _fault_of_connecting(error, server, proxy)
     return Fault("disconnected", _DISCONNECTED.format(server=server))
@@ -167,10 +167,10 @@ def _fault_of_connecting(error: httpcore.ConnectError, server: str, proxy: str |
     )
 
 
-def _fault_of_tls(error: ssl.SSLError, server: str, through: str) -> Fault:
+def _fault_of_tls(error: ssl.SSLError, server: str, route: str) -> Fault:
     if "ALERT" in (error.reason or ""):
         return Fault("client-certificate", _DISCONNECTED.format(server=server))
-    return Fault("tls", f"{server}{through}: does not speak TLS 1.3 ({error.reason})")
+    return Fault("tls", f"{server}{route}: does not speak TLS 1.3 ({error.reason})")
 
 
 _WRONG_KEY: Final = (
@@ -183,26 +183,26 @@ _DISCONNECTED: Final = (
 )
 
 
-def _fault_of_certificate(error: ssl.SSLCertVerificationError, server: str, through: str) -> Fault:
+def _fault_of_certificate(error: ssl.SSLCertVerificationError, server: str, route: str) -> Fault:
     message = error.verify_message or ""
     for words, code, sentence in _VERIFY_SENTENCES:
         if words in message:
-            return Fault(code, f"{server}{through}: {sentence}")
+            return Fault(code, f"{server}{route}: {sentence}")
     return Fault(
         "untrusted-certificate",
-        f"{server}{through}: its certificate is not of the federation's authority ({message}): a proxy on the way "
+        f"{server}{route}: its certificate is not of the federation's authority ({message}): a proxy on the way "
         "inspects TLS, or another server answers. The connection must reach the coordinator unchanged: have the proxy "
         "except this host",
     )
 
 
-def _fault_of_proxy(message: str, through: str) -> Fault:
+def _fault_of_proxy(message: str, route: str) -> Fault:
     if message.startswith("407"):
         return Fault(
             "proxy-authentication",
-            f"the connection{through} needs a user name and a password: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
+            f"the connection{route} needs a user name and a password: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
         )
-    return Fault("proxy-refused", f"the connection{through} was refused: {message}")
+    return Fault("proxy-refused", f"the connection{route} was refused: {message}")
 
 
 def host_of_url(url: str) -> str:

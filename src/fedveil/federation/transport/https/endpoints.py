@@ -145,8 +145,8 @@ class SiloEndpoint:
         return self._mailbox.slot(silo), members.names[silo]
 
     def _note_contact(self, slot: Slot, name: str) -> None:
-        gone = slot.last_request is None or time.monotonic() - slot.last_request > CONTACT_SECONDS
-        if gone and not slot.requests:
+        is_absent = slot.last_request is None or time.monotonic() - slot.last_request > CONTACT_SECONDS
+        if is_absent and not slot.requests:
             _log.info("silo %s is connected", name)
 
     async def _get_message(self, slot: Slot, request: Request) -> Response:
