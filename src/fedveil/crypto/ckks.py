@@ -349,11 +349,11 @@ class CkksKey:
         form = ciphertext_bytes(tuple(parameters.context.first_parms_id()), words, ntt=True)
         self._file.load(ciphertext, parameters.context, form)
         seal.Evaluator(parameters.context).transform_from_ntt_inplace(ciphertext)
-        values = parse_ciphertext(self._file.save(ciphertext))[0, 0].astype(np.int64)
-        values -= (values > parameters.prime // 2) * np.int64(parameters.prime)
-        if np.abs(values).max() != 1:
+        polynomial = parse_ciphertext(self._file.save(ciphertext))[0, 0].astype(np.int64)
+        polynomial -= (polynomial > parameters.prime // 2) * np.int64(parameters.prime)
+        if np.abs(polynomial).max() != 1:
             raise CryptoError("a CKKS key's coefficients are -1, 0 and 1; these bytes are no key")
-        return np.asarray(values, dtype=np.float64)
+        return np.asarray(polynomial, dtype=np.float64)
 
 
 class CkksSum:

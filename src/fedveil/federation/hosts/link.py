@@ -168,14 +168,14 @@ def serve_link(
 def _stamp_of(folder: LinkFolder) -> tuple[tuple[int, int] | None, ...]:
     """Return when certificate and key were written; a replaced file has another number."""
 
-    def one(path: Path) -> tuple[int, int] | None:
+    def file_stamp(path: Path) -> tuple[int, int] | None:
         try:
             status = path.stat()
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    return one(folder / "server.crt"), one(folder / "server.key")
+    return file_stamp(folder / "server.crt"), file_stamp(folder / "server.key")
 
 
 def _allow_descriptors() -> None:
