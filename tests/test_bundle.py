@@ -258,6 +258,17 @@ def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: 
     assert np.allclose(out.column("probability_yes"), read.predict_proba(encoded)[:, 1])
     assert str(hospital) not in b"".join(read_files(tmp_path / "ward.zip").values()).decode(errors="ignore")
 
+    # Another hospital's table, written in its own way.
+    lines = "ward;id;age;more\nheart;7;30,0;?\nsurgery;8;200,0;?\n"
+    (tmp_path / "own.csv").write_text(lines, encoding="utf-8")
+    command = ("predict", tmp_path / "ward.zip", tmp_path / "own.csv", "-o", tmp_path / "own.parquet")
+    assert "for a prediction, by --format" in ended(*command).mistake
+    as_json(*command, "--keep", "id", "--format", "delimiter=;", "--format", "decimal=,")
+    own = pyarrow.parquet.read_table(tmp_path / "own.parquet")
+    assert own.column("probability_yes").equals(out.column("probability_yes"))
+    assert "delimitr: no such key" in ended(*command, "--format", "delimitr=;").mistake
+    assert "expected KEY=VALUE" in ended(*command, "--format", ";").mistake
+
     held = fv.tables(hospital / "schema.toml", [hospital / "table.csv"])
     result = fv.train(
         "linear", held, method=fv.uldp_avg(clip=0.5, noise_multiplier=2.0), rounds=1, folder=tmp_path
@@ -292,6 +303,8 @@ def test_kept_ids_are_written_as_they_are_and_labels_of_a_bundle_as_no_formula(
     pyarrow.csv.write_csv(pa.table({"prediction": ids} | columns), new)
     with pytest.raises(DataError, match="column 'prediction' cannot be kept"):
         read.predict_table(new, ("prediction",))
+    with pytest.raises(ConfigError, match="trained on arrays, and a format belongs to a schema"):
+        read.predict_table(new, file_format={"delimiter": ";"})
 
 
 @pytest.mark.parametrize(

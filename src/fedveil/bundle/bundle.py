@@ -25,7 +25,7 @@ from fedveil.arguments import explain_arguments, explain_arguments_as
 from fedveil.bundle import manifest
 from fedveil.bundle.manifest import BundleError, Manifest, read_files
 from fedveil.data.records import Affine
-from fedveil.data.schema import Format, Schema
+from fedveil.data.schema import FileFormat, Format, Schema
 from fedveil.data.table_file import open_table, without_days
 from fedveil.data.tables import read_features_by_schema, read_number_columns
 from fedveil.errors import ConfigError, DataError
@@ -179,27 +179,33 @@ class Bundle:
         return self.predictor.probabilities(features)
 
     @explain_arguments
-    def predict_table(self, path: str | Path, keep: Sequence[str] = ()) -> pa.Table:
+    def predict_table(
+        self, path: str | Path, keep: Sequence[str] = (), file_format: Mapping[str, str] | None = None
+    ) -> pa.Table:
         """Return the predictions for a table, one row per record in the order of the table.
 
         Args:
             path: a table with the columns that the model was trained on. Of the other columns, only ``keep`` is read.
             keep: columns to copy into the result, such as an id.
+            file_format: keys of the table's own ``[format]`` in a schema, such as ``{"delimiter": ";"}``; None: the
+                format that the schema declares for a file of this name, or for all.
 
         Returns:
             The kept columns, ``prediction``, and for classification ``probability_LABEL`` for each class. Of several
             targets ``prediction_NAME`` for each, and ``probability_NAME`` if they are labels.
 
         Raises:
-            ConfigError: ``path`` is no path, or ``keep`` is a text instead of a list.
+            ConfigError: ``path`` is no path, ``keep`` is a text instead of a list, a key of ``file_format`` is unknown
+                or its value wrong, or the model was trained without a schema, which a format belongs to.
             DataError: a column is missing, a kept column has the name of a result column, or a value does not fit the
                 schema; the error names file, column and record.
         """
         path = as_path(path, "predict_table")
         if isinstance(keep, str):
             raise ConfigError(f"predict_table: keep is a list of columns, [{keep!r}]")
-        features = self._features(path)
-        written = Format() if self.schema is None else self.schema.format_of(path)
+        schema = self._schema_for(path, file_format)
+        features = self._features(path, schema)
+        written = Format() if schema is None else schema.format_of(path)
         kept_columns = open_table(path, tuple(keep), written) if keep else pa.table({})
         predictor = self.predictor.by_place
         if self.manifest.task == "classification":
@@ -232,8 +238,20 @@ class Bundle:
             }
         return {name: pa.array(values) for name, values in columns.items()}
 
-    def _features(self, path: Path) -> np.ndarray:
-        schema, inputs = self.schema, self.manifest.input
+    def _schema_for(self, path: Path, file_format: Mapping[str, str] | None) -> Schema | None:
+        """Return the schema that reads a table; None if the model was trained on arrays."""
+        if file_format is None:
+            return self.schema
+        if self.schema is None:
+            raise ConfigError(
+                "predict_table: the model was trained on arrays, and a format belongs to a schema; read the table with "
+                "pandas, and call predict with its columns"
+            )
+        declared = validate_document(FileFormat, dict(file_format), "predict_table: file_format", ConfigError)
+        return self.schema.with_file_format(path, declared)
+
+    def _features(self, path: Path, schema: Schema | None) -> np.ndarray:
+        inputs = self.manifest.input
         if schema is not None:
             return read_features_by_schema(schema, path)
         if len(inputs.shape) != 1:

@@ -266,6 +266,15 @@ def predict_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a .parquet or .csv to write")],
     keep: Annotated[list[str] | None, typer.Option(help="column to carry over (may be repeated)")] = None,
+    file_format: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="KEY=VALUE",
+            help="how the table is written, if no file of its name is declared in the schema: delimiter=';', "
+            "decimal=, or date=%d.%m.%Y (may be repeated)",
+        ),
+    ] = None,
     network: Network = None,
     as_json: Json = False,
 ) -> None:
@@ -275,10 +284,19 @@ def predict_command(
     _refuse_read("--output", output, (bundle, table))
     check_writable("--output", output)
     columns = tuple(dict.fromkeys(keep or ()))
-    predictions = load_bundle(bundle, network).predict_table(table, columns)
+    declared = None if file_format is None else dict(_format_key(text) for text in file_format)
+    predictions = load_bundle(bundle, network).predict_table(table, columns, declared)
     write_table(predictions, output, columns)
     document = {"output": output, "records": predictions.num_rows, "columns": predictions.column_names}
     print_result(as_json, document, f"{predictions.num_rows} records: {output}")
+
+
+def _format_key(text: str) -> tuple[str, str]:
+    """Return key and value of ``--format KEY=VALUE``."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--format {text}: expected KEY=VALUE, for instance delimiter=';'")
+    return key.strip(), value
 
 
 def export_command(
