@@ -262,7 +262,7 @@ def test_tables_are_encoded_as_they_were_for_training(hospital: Path, tmp_path: 
     lines = "ward;id;age;more\nheart;7;30,0;?\nsurgery;8;200,0;?\n"
     (tmp_path / "own.csv").write_text(lines, encoding="utf-8")
     command = ("predict", tmp_path / "ward.zip", tmp_path / "own.csv", "-o", tmp_path / "own.parquet")
-    assert "for a prediction, by --format" in ended(*command).mistake
+    assert "a prediction, by --format" in ended(*command).mistake
     as_json(*command, "--keep", "id", "--format", "delimiter=;", "--format", "decimal=,")
     own = pyarrow.parquet.read_table(tmp_path / "own.parquet")
     assert own.column("probability_yes").equals(out.column("probability_yes"))

@@ -72,7 +72,7 @@ def test_a_study_to_odds_ratios_costs_one_epsilon(
     assert trained.statement.epsilon is not None
     assert trained.statement.epsilon < EPSILON
     spent = joint_cost([trained.folder, estimated])
-    assert spent.epsilon == pytest.approx(EPSILON, abs=1e-3)
+    assert (1 - 1e-4) * EPSILON < spent.epsilon <= EPSILON
 
 
 @pytest.mark.slow

@@ -422,11 +422,8 @@ def _to_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple
 
 def _where_to_declare(path: Path) -> str:
     """Return where the format of a file is declared, for errors."""
-    table_key = f'[formats."{sanitize(path.name)}"]'
-    return (
-        f"in the schema, [format] for all files or {table_key} for this one; a silo, in [format] of its silo.toml; "
-        "for a prediction, by --format"
-    )
+    key = f'[formats."{sanitize(path.name)}"]'
+    return f"in the schema, [format] for all files or {key} for this one; a silo, in silo.toml; a prediction, by --format"
 
 
 def _has_replaced(table: pa.Table) -> bool:

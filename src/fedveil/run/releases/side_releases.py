@@ -79,15 +79,22 @@ def refuse_shared(privacy: PrivacySection, of_round: Event) -> None:
         )
 
 
+_SPARED: Final = 1 + 5e-5
+"""Every document reserves this many times the share of the others.
+
+Shares that sum to 1 then compose to epsilon at most, although accountants round the epsilon of several releases up by
+more than that of one.
+"""
+
+
 def other_documents(
     privacy: PrivacySection, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
 ) -> tuple[Event, ...]:
     """Return the releases that other documents may make about the same users: one Gaussian, or none."""
     if privacy.share == 1:
         return ()
-    return (
-        GaussianEvent(noise_multiplier=shared_multiplier(1 - privacy.share, _declared(privacy, adjacency))),
-    )
+    others = _SPARED * (1 - privacy.share)
+    return (GaussianEvent(noise_multiplier=shared_multiplier(others, _declared(privacy, adjacency))),)
 
 
 def _declared(privacy: PrivacySection, adjacency: Adjacency) -> float:
