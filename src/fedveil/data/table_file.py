@@ -423,7 +423,7 @@ def _to_utf8(path: Path, content: bytes, encoding: str, tolerant: bool) -> tuple
 def _where_to_declare(path: Path) -> str:
     """Return where the format of a file is declared, for errors."""
     key = f'[formats."{sanitize(path.name)}"]'
-    return f"in the schema, [format] for all files or {key} for this one; a silo, in silo.toml; a prediction, by --format"
+    return f"in the schema, [format] for all files or {key} for one; a silo, in silo.toml; a prediction, by --format"
 
 
 def _has_replaced(table: pa.Table) -> bool:
