@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from fedveil.cli.options import (
     Figures,
     Json,
     check_writable,
+    expand_option_groups,
     print_frame,
     print_result,
 )
@@ -259,13 +260,11 @@ def bundle_command(
     print_result(as_json, {"bundle": path}, f"bundle: {path}")
 
 
-def predict_command(
-    bundle: BundlePath,
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="a table of new records: .csv, .parquet or Excel")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="a .parquet or .csv to write")],
-    keep: Annotated[list[str] | None, typer.Option(help="column to carry over (may be repeated)")] = None,
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """What is read of a table of new records, and how."""
+
+    keep: Annotated[list[str] | None, typer.Option(help="column to carry over (may be repeated)")] = None
     file_format: Annotated[
         list[str] | None,
         typer.Option(
@@ -274,7 +273,17 @@ def predict_command(
             help="how the table is written, if no file of its name is declared in the schema: delimiter=';', "
             "decimal=, or date=%d.%m.%Y (may be repeated)",
         ),
-    ] = None,
+    ] = None
+
+
+@expand_option_groups
+def predict_command(
+    bundle: BundlePath,
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="a table of new records: .csv, .parquet or Excel")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="a .parquet or .csv to write")],
+    reading: TableOptions,
     network: Network = None,
     as_json: Json = False,
 ) -> None:
@@ -283,8 +292,8 @@ def predict_command(
 
     _refuse_read("--output", output, (bundle, table))
     check_writable("--output", output)
-    columns = tuple(dict.fromkeys(keep or ()))
-    declared = None if file_format is None else dict(_format_key(text) for text in file_format)
+    columns = tuple(dict.fromkeys(reading.keep or ()))
+    declared = None if reading.file_format is None else dict(map(_format_key, reading.file_format))
     predictions = load_bundle(bundle, network).predict_table(table, columns, declared)
     write_table(predictions, output, columns)
     document = {"output": output, "records": predictions.num_rows, "columns": predictions.column_names}
