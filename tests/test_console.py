@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedveil.cli import federation as federation_commands
-from fedveil.console import Terminal, observer, rows_table, transposed_table
+from fedveil.console import Terminal, observer, rows_table, transposed_table, waiting
 from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.federation.hosts.sockets import RunOutcome
 from fedveil.privacy.statement import show_noise
@@ -282,3 +282,12 @@ def test_check_says_whether_a_run_is_within_its_budget(
     text = output("check", "long.toml", *(word for one in given for word in ("--set", one)))
     (row,) = [line for line in text.splitlines() if "within budget" in line]
     assert row.split("│")[2].strip() == said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_work_without_rounds_is_shown_on_a_terminal_alone(terminal: bool) -> None:
+    out = io.StringIO()
+    with waiting("counts: making the releases", Console(file=out, force_terminal=terminal, width=80)):
+        pass
+    assert ("counts: making the releases 0:00:00" in out.getvalue()) == terminal
+    assert terminal or not out.getvalue()

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -109,6 +119,21 @@ class _Advising:
         remark = news(advice(self._heard, self._planned), self._advised)
         self._advised += 0 if remark is None else remark.count("\n") + 1
         return remark
+
+
+@contextmanager
+def waiting(text: str, console: Console | None = None) -> Iterator[None]:
+    """Show on a terminal that work without rounds goes on, and for how long; elsewhere print nothing.
+
+    Args:
+        text: what is done.
+        console: None: the terminal of the errors, so that results can be piped.
+    """
+    console = Terminal(stderr=True) if console is None else console
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(sanitize(text), total=None)
+        yield
 
 
 class BarObserver(_Advising):

@@ -19,11 +19,12 @@ from fedveil.cli.options import (
     print_result,
     print_tables,
 )
-from fedveil.console import print_json, rows_table
+from fedveil.console import print_json, rows_table, waiting
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
     from fedveil.api.frame import Frame
+    from fedveil.run.config.release_document import TableDocument
     from fedveil.statistics.evaluation.result import ReleasedEvaluation
     from fedveil.statistics.figures import Row
     from fedveil.statistics.inference.result import FittedRegression
@@ -67,8 +68,14 @@ def stats_command(
         _write_rows(planned, output.csv)
         print_frame(planned, output.as_json)
         return
-    release = release_statistics(document, output.runs, repeat=again)
+    with waiting(_releasing(document)):
+        release = release_statistics(document, output.runs, repeat=again)
     print_release(release.folder, output.as_json, here, csv=output.csv)
+
+
+def _releasing(document: TableDocument) -> str:
+    """Return what a terminal shows meanwhile: private weighting takes minutes for thousands of people."""
+    return f"{document.name}: making the releases, protection {document.protection.name}"
 
 
 def _write_rows(frame: Frame, csv: Path | None) -> None:
@@ -196,7 +203,8 @@ def infer_command(
         tables = (rows_table(planned.releases), rows_table(planned.shown))
         print_result(output.as_json, planned.to_json(), *tables, *planned.lines)
         return
-    regression = release_regression(document, output.runs, repeat=again)
+    with waiting(_releasing(document)):
+        regression = release_regression(document, output.runs, repeat=again)
     print_inference(regression.folder, output.as_json, csv=output.csv)
 
 
