@@ -119,7 +119,7 @@ class Key:
 def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
     """Return the fields of a stage's class, or the parameters of a builder, in their order."""
     hints = get_type_hints(member, include_extras=True)
-    told = _meanings(inspect.getdoc(member) or "")
+    meanings = _meanings(inspect.getdoc(member) or "")
     keys = []
     for name, parameter in inspect.signature(member).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -138,7 +138,7 @@ def keys_of(member: Callable[..., Any]) -> tuple[Key, ...]:
                 filled=any(isinstance(mark, ComposedField) for mark in marks),
                 words=words,
                 # The annotation's description wins: a shared key of several builders means the same in all of them.
-                meaning=descriptions[-1] if descriptions else told.get(name, ""),
+                meaning=descriptions[-1] if descriptions else meanings.get(name, ""),
             )
         )
     return tuple(keys)
@@ -310,8 +310,8 @@ def _ranges(
     for key in keys_of(kind):
         limits = list(_limits(key.type))
         if limits:
-            number, told = (int, "whole") if float not in _types(key.type) else (Real, "finite")
-            requirement = f"a {told} number {' and '.join(limits_of(key.type))}"
+            number, number_kind = (int, "whole") if float not in _types(key.type) else (Real, "finite")
+            requirement = f"a {number_kind} number {' and '.join(limits_of(key.type))}"
             tests = tuple(partial(test, bound) for _, test, bound in limits)
             texts = key.words or str in _types(key.type) or Literal in _origins(key.type)
             nothing = key.default is None or type(None) in _types(key.type)

@@ -133,20 +133,20 @@ def _keys(kind_entries: list[Entry], table: str) -> Iterator[str]:
     yield from ("", "| key | of | value | meaning |", "|---|---|---|---|")
     with_keys = [entry.name for entry in kind_entries if entry.keys]
     for name, variants in rows.items():
-        told = ""
+        last_meaning = ""
         for (kind_of_value, default, meaning), owners in variants.items():
             excluded = [other for other in with_keys if other not in owners]
-            whose = ", ".join(f"`{owner}`" for owner in owners)
+            owner_text = ", ".join(f"`{owner}`" for owner in owners)
             if len(owners) > 1 and not excluded:
-                whose = "all"
+                owner_text = "all"
             elif excluded and len(owners) > 3 * len(excluded):
-                whose = f"all with keys but {', '.join(f'`{other}`' for other in excluded)}"
+                owner_text = f"all with keys but {', '.join(f'`{other}`' for other in excluded)}"
             requirement = {"required": ", required", "none": ", optional"}.get(
                 default, f", default {default}"
             )
-            meant = "as above" if meaning == told else meaning
-            yield f"| `{table}.{name}` | {whose} | {kind_of_value}{requirement} | {meant} |"
-            told = meaning
+            meant = "as above" if meaning == last_meaning else meaning
+            yield f"| `{table}.{name}` | {owner_text} | {kind_of_value}{requirement} | {meant} |"
+            last_meaning = meaning
 
 
 def _title(kind: str) -> str:

@@ -150,8 +150,8 @@ def everyone_adds(sender: str, tolerated: int) -> str:
         tolerated: number of senders that may fail to add their noise, because the shares of the others are sized for
             that. The bound is trusted for every sender: no other party bounds a sender's contribution.
     """
-    some = f"bounded contributions from every {sender}, and on noise from all but {tolerated} of them"
-    relied = some if tolerated else f"noise and bounded contributions from every {sender}"
+    assumption = f"bounded contributions from every {sender}, and on noise from all but {tolerated} of them"
+    relied = assumption if tolerated else f"noise and bounded contributions from every {sender}"
     return f"departures from the method: epsilon relies on {relied}, which no other party can check"
 
 

@@ -159,7 +159,7 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
     errors = errors[:_MOST_TOLD]
     ranged = {path for path, kind, _ in errors if kind in _LIMITS}
     inside = {path.rpartition(".")[0] for path, _, _ in errors}
-    told = (
+    messages = (
         f"{path}: {description}" if path else description
         for path, kind, description in errors
         # For a union type, pydantic reports one error per alternative. If the value fits one alternative but not its
@@ -168,7 +168,7 @@ def explain_errors(error: ValidationError | WrongSectionError, document: Any) ->
         if not ((kind.endswith("_type") or kind == "literal_error") and path in ranged)
         and not (kind == "too_short" and path in inside)
     )
-    return "; ".join((*dict.fromkeys(told), *more))
+    return "; ".join((*dict.fromkeys(messages), *more))
 
 
 def _told(
@@ -199,8 +199,8 @@ def _told(
             kinds = sorted({key for arm in get_args(hint) for key in _keys(_bare(arm)) or {}})
             for key in map(str, problem["input"]):
                 if key not in kinds:  # where a slip in the key that tells the kinds apart is found
-                    told = f"no such key; known here: {', '.join(kinds)}{did_you_mean(key, kinds)}"
-                    yield ".".join((*above, *path[:-1], key)), "extra_forbidden", told
+                    message = f"no such key; known here: {', '.join(kinds)}{did_you_mean(key, kinds)}"
+                    yield ".".join((*above, *path[:-1], key)), "extra_forbidden", message
 
 
 def _place(document: Any, location: Sequence[str | int]) -> tuple[tuple[str, ...], list[str], Any]:

@@ -82,9 +82,9 @@ class Frame(Sequence[Row]):
 
     def __repr__(self) -> str:
         names = self.columns
-        some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        column_list = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         marked = "PRIVATE, " if self.private else ""
-        return f"{type(self).__name__}({marked}{len(self)} rows: {some})"
+        return f"{type(self).__name__}({marked}{len(self)} rows: {column_list})"
 
     def __str__(self) -> str:
         """Return the table and its sentences as text."""

@@ -194,16 +194,16 @@ def _module(
     model = unwrap(model)
     validate_layers(model)
     _check_trainable(model)
-    mine = copy_module(model).cpu()
-    STARTS[start or "seed"](mine)
+    module_copy = copy_module(model).cpu()
+    STARTS[start or "seed"](module_copy)
     # The check runs on synthetic records: its error message must not depend on private ones. The fork leaves the
     # caller's random state unchanged.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made_up = torch.randn(4, *shape)
-    validate_behaviour(mine, made_up)
+    validate_behaviour(module_copy, made_up)
     name = f"{SESSION}{type(model).__name__}"
-    return mine, {"name": name, "sha256": model_digest(mine), "start": start or "seed"}
+    return module_copy, {"name": name, "sha256": model_digest(module_copy), "start": start or "seed"}
 
 
 def _check_trainable(model: nn.Module) -> None:

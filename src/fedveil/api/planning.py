@@ -237,7 +237,7 @@ class CheckFrame(Frame):
             "not read",
         }
         within = {None: "nothing is guaranteed", True: "yes", False: "no"}
-        told = [
+        shown_rows = [
             dict(row)
             | {"delta": delta_text(row["delta"], row["users"]), "to server": epsilon_text(row["to server"])}
             | {
@@ -247,7 +247,7 @@ class CheckFrame(Frame):
             }
             for row, budget in zip(self.rows, self.budgets, strict=True)
         ]
-        return [{key: value for key, value in row.items() if key not in unasked} for row in told]
+        return [{key: value for key, value in row.items() if key not in unasked} for row in shown_rows]
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -118,9 +118,9 @@ def _not_covered(
     """Return sentences on knowledge that no claim covers, each once, with all parties that have it."""
     roles_by_content: dict[str, list[Role]] = {}
     for role, (_, claim) in lines.items():
-        for but in claim.but:
-            roles_by_content.setdefault(but, []).append(role)
-    return tuple(_learned(but, roles, method, moves) for but, roles in roles_by_content.items())
+        for content in claim.but:
+            roles_by_content.setdefault(content, []).append(role)
+    return tuple(_learned(content, roles, method, moves) for content, roles in roles_by_content.items())
 
 
 # --- sentences for people; no code parses them ----------------------------------------------------------------
@@ -135,10 +135,10 @@ def _party(role: Role, method: Method, moves: Sensitivity) -> str:
     return {Role.SERVER: "the server", Role.READER: f"whoever reads the {method.released}"}.get(role, senders)
 
 
-def _learned(but: str, roles: list[Role], method: Method, moves: Sensitivity) -> str:
+def _learned(content: str, roles: list[Role], method: Method, moves: Sensitivity) -> str:
     several = len(roles) > 1 or (roles == [Role.SILO] and count_colluding(method.channel) > 1)
     parties = " and ".join(_party(role, method, moves) for role in roles)
-    return f"{parties} {'learn' if several else 'learns'} {but}"
+    return f"{parties} {'learn' if several else 'learns'} {content}"
 
 
 _BARE: Final = {Reveals.OWN: "its own records", Reveals.SUM: "the sum over all senders, without noise"}

@@ -393,13 +393,15 @@ def variant_of(base: Callable[..., object], **fixed: object) -> Callable[[Builde
 
     def decorate(change: Builder) -> Builder:
         plain, *own = inspect.signature(change).parameters.values()
-        theirs = [
+        base_parameters = [
             parameter
             for parameter in inspect.signature(base).parameters.values()
             if parameter.name not in fixed
         ]
-        needed = [parameter for parameter in (*theirs, *own) if parameter.default is parameter.empty]
-        optional = [parameter for parameter in (*own, *theirs) if parameter.default is not parameter.empty]
+        needed = [parameter for parameter in (*base_parameters, *own) if parameter.default is parameter.empty]
+        optional = [
+            parameter for parameter in (*own, *base_parameters) if parameter.default is not parameter.empty
+        ]
 
         @wraps(change)
         def build(**keys: object) -> Method:

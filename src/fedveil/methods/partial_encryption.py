@@ -191,11 +191,11 @@ def hidden_log_ratio(protection: Any, moves: Sensitivity) -> float:
             is too coarse for the noise.
     """
     half = _hidden(protection, moves.bound, moves.noise, moves.largest, moves.n_silos)
-    told = f"noise of {half.noise_std:g} under encryption, on numbers up to {half.largest:g}"
+    noise_description = f"noise of {half.noise_std:g} under encryption, on numbers up to {half.largest:g}"
     if half.finest > half.noise_grid:
         raise PrivacyError(
-            f"encrypted sums of {moves.n_silos} silos have no room for {told}; fewer silos, a smaller bound of what a "
-            "silo sends, other noise, or secure aggregation"
+            f"encrypted sums of {moves.n_silos} silos have no room for {noise_description}; fewer silos, a smaller "
+            "bound of what a silo sends, other noise, or secure aggregation"
         )
     law = half.law
     assert law is not None, "noise under encryption is above 0"
@@ -203,8 +203,8 @@ def hidden_log_ratio(protection: Any, moves: Sensitivity) -> float:
     step = max(law.grid, min(2 * room, half.noise_grid))
     if half.noise_std < LEAST_STEPS * step:
         raise PrivacyError(
-            f"protection.he_noise: {told} is less than {LEAST_STEPS:g} steps of the grid on which encrypted sums of "
-            f"{moves.n_silos} silos have room; take more noise there, or fewer silos"
+            f"protection.he_noise: {noise_description} is less than {LEAST_STEPS:g} steps of the grid on which "
+            f"encrypted sums of {moves.n_silos} silos have room; take more noise there, or fewer silos"
         )
     return log_ratio_to_gaussian(half.noise_std / step)
 
@@ -547,22 +547,22 @@ class PartialEncryption(ProtectionStage):
             if self.he_noise
             else "none"
         )
-        told = [
+        sentences = [
             f"partial encryption (CKKS, 128-bit security, exact sums) of a fraction {share} of the coordinates: "
             f"{origin}; {noise}, {hidden} in the encrypted part"
         ]
         if sensitivity.bound.bounded and self.clip == "parts":
             bound = "is not clipped" if self.he_clip is None else f"to {show_at_most(self.he_clip)}"
-            told.append(
+            sentences.append(
                 "the unencrypted part of each client's update is clipped to l2 norm "
                 f"{show_at_most(sensitivity.norm)}, its "
                 f"encrypted part {bound}"
             )
         elif sensitivity.bound.bounded:
-            told.append(
+            sentences.append(
                 f"each contribution is clipped to l2 norm {show_at_most(sensitivity.norm)} before it is divided"
             )
-        return tuple(told)
+        return tuple(sentences)
 
     def uncovered_facts(self, method: Any) -> tuple[str, ...]:
         """Return the ciphers' assumptions and the server's possible departures, which no epsilon covers."""

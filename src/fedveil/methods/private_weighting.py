@@ -170,8 +170,12 @@ class PrivateWeighting(ProtectionStage):
         with a silo knows the counts, and no claim covers that. A party that decrypts ciphertexts sees them at a
         statistical distance.
         """
-        told, distance = with_side_knowledge(claims, Reveals.PRESENCE, _PRESENT), self.distance(sensitivity)
-        return (*told, *(replace(claim, covers=claim.covers | _SHOWN, distance=distance) for claim in told))
+        extended_claims = with_side_knowledge(claims, Reveals.PRESENCE, _PRESENT)
+        distance = self.distance(sensitivity)
+        return (
+            *extended_claims,
+            *(replace(claim, covers=claim.covers | _SHOWN, distance=distance) for claim in extended_claims),
+        )
 
     def distance(self, moves: Sensitivity) -> float:
         """Return the statistical distance between the server's view of a charge and a function of its sum.

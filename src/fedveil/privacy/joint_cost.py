@@ -84,8 +84,8 @@ def joint_cost(folders: Sequence[Path], delta: float | None = None, accountant: 
     statements = [_statement(path) for path in paths]
     kinds = {(statement.unit, statement.adjacency) for statement in statements}
     if len(kinds) > 1:
-        told = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
-        raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {told}")
+        unit_list = ", ".join(sorted(f"{unit} ({adjacency.value})" for unit, adjacency in kinds))
+        raise ConfigError(f"the runs protect different things, so no one epsilon covers them: {unit_list}")
     by_ids = _some_by_ids(paths, statements) and len(paths) > 1
     deltas = {statement.delta for statement in statements}
     if delta is None and len(deltas) > 1:

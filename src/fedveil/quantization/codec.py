@@ -335,11 +335,11 @@ class Codec:
         header = envelope.header
         if header.length != length:
             raise MessageError(f"the message holds {header.length} parameters where {length} are expected")
-        ours, theirs = self.quantizer, header.quantizer
-        if (theirs.law, theirs.lattice.name) != (ours.law, ours.lattice.name):
+        expected, received = self.quantizer, header.quantizer
+        if (received.law, received.lattice.name) != (expected.law, expected.lattice.name):
             raise MessageError(
-                f"the message was quantised with {theirs.law} on {theirs.lattice.name}; this channel expects "
-                f"{ours.law} on {ours.lattice.name}"
+                f"the message was quantised with {received.law} on {received.lattice.name}; this channel expects "
+                f"{expected.law} on {expected.lattice.name}"
             )
         return envelope
 

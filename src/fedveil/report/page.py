@@ -67,7 +67,9 @@ def model_section(run: RunData) -> Section | None:
 def _dependence(dependence: Dependence) -> Plot:
     """Return the plot of one column."""
     several = len(dependence.curves) > 1
-    ends = "; ".join(f"{name}: {show(min(of))} to {show(max(of))}" for name, of in dependence.curves.items())
+    ends = "; ".join(
+        f"{name}: {show(min(curve))} to {show(max(curve))}" for name, curve in dependence.curves.items()
+    )
     return Plot(
         title=f"Partial dependence on {dependence.column}",
         alt=f"What the model gives by {dependence.column}, the other columns at public reference values. {ends}.",
@@ -83,9 +85,9 @@ def _dependence(dependence: Dependence) -> Plot:
                 mark="points" if dependence.categories else "line",
                 colour=index,
                 x=dependence.places,
-                y=of,
+                y=curve,
             )
-            for index, (name, of) in enumerate(dependence.curves.items())
+            for index, (name, curve) in enumerate(dependence.curves.items())
         ),
     )
 

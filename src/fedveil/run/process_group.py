@@ -442,14 +442,14 @@ def _workers(payload: Sequence[memoryview], count: int) -> Iterator[None]:
         workers = list[tuple[BaseProcess, Connection]]()
         try:
             for rank in range(1, count):
-                mine, theirs = started.Pipe()
+                parent_end, worker_end = started.Pipe()
                 process: BaseProcess = started.Process(
-                    target=_work, args=(theirs, store, rank, count), daemon=True
+                    target=_work, args=(worker_end, store, rank, count), daemon=True
                 )
                 with _marked():
                     process.start()
-                theirs.close()  # so that a dead worker is the end of the pipe
-                workers.append((process, mine))
+                worker_end.close()  # so that a dead worker is the end of the pipe
+                workers.append((process, parent_end))
             for _, pipe in workers:
                 with suppress(OSError):  # a dead worker; its answer below says so
                     send_parts(pipe, payload)

@@ -226,7 +226,7 @@ def _dependences(
             else "",
             categories=categories,
             places=tuple(range(len(values))) if categories else tuple(_unscaled(column, scaled).tolist()),
-            curves={name: tuple(of.tolist()) for name, of in zip(names, values.T, strict=False)},
+            curves={name: tuple(curve.tolist()) for name, curve in zip(names, values.T, strict=False)},
         )
 
 

@@ -323,11 +323,11 @@ def joint_cost_of_points(sweep_points: Sequence[Point], folder: Path) -> Row:
         if spent.promise is not None:
             cost = f"{spent.promise}, against whoever reads all that they released and chooses among it"
     earlier = f" ({len(other_folders)} of them from earlier sweeps into {folder})" if other_folders else ""
-    told = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
+    sentence = f"together, {len(folders)} runs on the same people{earlier}: {cost}"
     if any(point.experiment.evaluation is None for point in sweep_points) or any(
         map(_shows_metrics, other_folders)
     ):
-        told += (
+        sentence += (
             ". Metrics on test records are exact and covered by no epsilon: choosing by them is covered only where the "
             "test records are public"
         )
@@ -335,7 +335,7 @@ def joint_cost_of_points(sweep_points: Sequence[Point], folder: Path) -> Row:
         "runs": len(folders),
         "epsilon": None if epsilon is None else finite(epsilon),
         "delta": delta,
-        "told": told,
+        "told": sentence,
     }
 
 

@@ -89,9 +89,9 @@ class _Composer:
                     blocks += self._correlation(name, release, key)
         return tuple(blocks)
 
-    def groups(self, but: tuple[str, ...] = ()) -> Partition:
+    def groups(self, excluded: tuple[str, ...] = ()) -> Partition:
         """Return the groups of a release, without the columns that it crosses itself."""
-        parts = tuple(self._group(name) for name in self._request.by if name not in but)
+        parts = tuple(self._group(name) for name in self._request.by if name not in excluded)
         return Everybody() if not parts else parts[0] if len(parts) == 1 else Product(parts)
 
     def _group(self, name: str) -> Partition:
@@ -134,7 +134,7 @@ class _Composer:
     def _cross(self, name: str, release: CrossRelease, key: str) -> Block:
         parts = (declared_groups(self._schema, column, f"{key}.columns") for column in release.columns)
         cells = Product(tuple(parts))
-        return self._block(name, CELLS, OneHot(cells), release.weight, but=release.columns)
+        return self._block(name, CELLS, OneHot(cells), release.weight, excluded=release.columns)
 
     def _correlation(self, name: str, release: CorrelationRelease, key: str) -> Iterator[Block]:
         ranges = tuple((column, *self._range(column, None, f"{key}.columns")) for column in release.columns)
@@ -148,9 +148,9 @@ class _Composer:
         encoder: Encoder,
         weight: float,
         kind: Kind = "flat",
-        but: tuple[str, ...] = (),
+        excluded: tuple[str, ...] = (),
     ) -> Block:
-        groups = self.groups(but)
+        groups = self.groups(excluded)
         return Block(release=name, part=part, encoder=encoder, groups=groups, kind=kind, weight=weight)
 
     def _edges(self, column: str, release: ColumnRelease, key: str) -> tuple[float, ...]:

@@ -336,12 +336,14 @@ def _moments(released: ReleasedStatistics, release: ColumnRelease, block: Block,
     for group in groups_of(block, released.cells[name, MOMENTS]):
         people = normal(float(group.values[0]), float(group.covariance[0, 0]), 0.0)
         enough = suppress_small_count(people, released.request.floor) is not None
-        for figure, of, factor, shift in (
+        for figure, estimator, factor, shift in (
             ("mean", mean, half, middle),
             ("variance", variance, half**2, 0.0),
         ):
             if figure in release.show:
-                moment = of(group.values, group.covariance, released.people_per_unit) if enough else None
+                moment = (
+                    estimator(group.values, group.covariance, released.people_per_unit) if enough else None
+                )
                 interval = None if moment is None else moment.affine(factor, shift)
                 yield Row(release=name, figure=figure, group=group.name, interval=interval)
 

@@ -133,12 +133,12 @@ class LocalStatistic(PersonVector):
         plain, coded = mixed @ self._plain(table), self._coded(table, mixed)
         buffer = torch.empty((min(rows, max(n, 1)), self.length), dtype=torch.float64)
         for first in range(0, n, rows):
-            some = slice(first, min(n, first + rows))
-            part = buffer[: some.stop - first]
-            plain[some].toarray(out=part.numpy())
+            chunk = slice(first, min(n, first + rows))
+            part = buffer[: chunk.stop - first]
+            plain[chunk].toarray(out=part.numpy())
             for slot, of_pairs in coded:
-                part.numpy()[:, slot.place] = slot.block.encode(of_pairs[some]) * slot.scale
-            yield some, part
+                part.numpy()[:, slot.place] = slot.block.encode(of_pairs[chunk]) * slot.scale
+            yield chunk, part
 
     def few(self, table: ColumnTable, mixed: sparse.csr_array) -> sparse.csr_array | None:
         """Return sparse vectors if no block is coded and a record fills at most 1/8 of the d coordinates."""
@@ -192,15 +192,15 @@ def silo_sums(
     if few is not None:
         _add_few(sums, few, groups.silo, weights, bound)
         return sums * bound.grid
-    for some, vectors in step.vectors(table, mixed):
-        units = bound.quantize_(vectors, bound.norms(vectors), weights[some])
-        silo = groups.silo[some]
+    for chunk, vectors in step.vectors(table, mixed):
+        units = bound.quantize_(vectors, bound.norms(vectors), weights[chunk])
+        silo = groups.silo[chunk]
         # Pairs are sorted by silo. The sum of integers does not depend on the order.
         for own in np.unique(silo).tolist():
             first, last = np.searchsorted(silo, [own, own + 1])
             sums[own] += units[first:last].sum(0).numpy()
         if progress is not None:
-            progress(some.stop, len(groups))
+            progress(chunk.stop, len(groups))
     return sums * bound.grid
 
 
@@ -222,15 +222,17 @@ def _add_few(
         own = np.flatnonzero(width == size)
         rows = max(1, _CHUNK_ELEMENTS // size)
         for first in range(0, len(own), rows):
-            some = own[first : first + rows]
-            positions = np.repeat(vectors.indptr[some] - np.cumsum(count[some]) + count[some], count[some])
+            pairs = own[first : first + rows]
+            positions = np.repeat(
+                vectors.indptr[pairs] - np.cumsum(count[pairs]) + count[pairs], count[pairs]
+            )
             positions = positions + np.arange(len(positions))
-            row = np.repeat(np.arange(len(some)), count[some])
-            column = positions - vectors.indptr[some][row]
-            packed = torch.zeros((len(some), size), dtype=torch.float64)
+            row = np.repeat(np.arange(len(pairs)), count[pairs])
+            column = positions - vectors.indptr[pairs][row]
+            packed = torch.zeros((len(pairs), size), dtype=torch.float64)
             packed.numpy()[row, column] = vectors.data[positions]
-            units = bound.quantize_(packed, bound.norms(packed), weights[torch.from_numpy(some)])
-            cells = silo[some][row].astype(np.int64) * sums.shape[1] + vectors.indices[positions]
+            units = bound.quantize_(packed, bound.norms(packed), weights[torch.from_numpy(pairs)])
+            cells = silo[pairs][row].astype(np.int64) * sums.shape[1] + vectors.indices[positions]
             binned = np.bincount(cells, weights=units.numpy()[row, column], minlength=sums.size)
             sums += binned.reshape(sums.shape)  # integers: exact in any order
 

@@ -180,10 +180,10 @@ class BatchGradient:
         total.zero_()
         part = torch.empty_like(model)
         parts = zip(torch.split(features, self._at_once), torch.split(targets, self._at_once), strict=True)
-        for number, (some, theirs) in enumerate(parts):
-            self._of(model, some, theirs, derive(seed, number), part)
+        for number, (part_features, part_targets) in enumerate(parts):
+            self._of(model, part_features, part_targets, derive(seed, number), part)
             # The mean over the batch is the mean over each part, weighted by its share of the records.
-            total.add_(part, alpha=len(some) / len(features))
+            total.add_(part, alpha=len(part_features) / len(features))
         return total
 
     def _of(

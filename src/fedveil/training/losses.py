@@ -173,7 +173,9 @@ class CrossEntropy(Loss):
         if targets.dtype != torch.int64 or targets.ndim != 1:
             raise DataError(f"cross_entropy needs one int64 label per record, not {_described(targets)}")
         _refuse_rows(
-            targets, lambda some: (some < 0) | (some >= n_outputs), f"the label is not in 0..{n_outputs - 1}"
+            targets,
+            lambda labels: (labels < 0) | (labels >= n_outputs),
+            f"the label is not in 0..{n_outputs - 1}",
         )
 
 
@@ -206,7 +208,7 @@ class BinaryCrossEntropy(Loss):
             raise ModelError(f"binary_cross_entropy needs one output, a logit; the model has {n_outputs}")
         if targets.ndim != 1:
             raise DataError(f"binary_cross_entropy needs one label per record, not {_described(targets)}")
-        _refuse_rows(targets, lambda some: (some != 0) & (some != 1), "the label is neither 0 nor 1")
+        _refuse_rows(targets, lambda labels: (labels != 0) & (labels != 1), "the label is neither 0 nor 1")
 
 
 class MultiLabelCrossEntropy(Loss):
@@ -245,7 +247,9 @@ class MultiLabelCrossEntropy(Loss):
                 f"multi_label_cross_entropy needs one output for each of {targets.shape[1]} labels, a logit; the model "
                 f"has {n_outputs}"
             )
-        _refuse_rows(targets, lambda some: ((some != 0) & (some != 1)).any(-1), "a label is neither 0 nor 1")
+        _refuse_rows(
+            targets, lambda labels: ((labels != 0) & (labels != 1)).any(-1), "a label is neither 0 nor 1"
+        )
 
 
 class Focal(Loss):
@@ -272,7 +276,7 @@ class Focal(Loss):
         if targets.dtype != torch.int64 or targets.ndim != 1:
             raise DataError(f"focal needs one int64 label per record, not {_described(targets)}")
         last = max(n_outputs, 2) - 1
-        _refuse_rows(targets, lambda some: (some < 0) | (some > last), f"the label is not in 0..{last}")
+        _refuse_rows(targets, lambda labels: (labels < 0) | (labels > last), f"the label is not in 0..{last}")
 
 
 class SquaredError(Loss):
@@ -306,7 +310,7 @@ class SquaredError(Loss):
             )
         _refuse_rows(
             targets,
-            lambda some: ~torch.isfinite(some).reshape(-1, n_outputs).all(-1),
+            lambda rows: ~torch.isfinite(rows).reshape(-1, n_outputs).all(-1),
             "the target is not finite",
         )
 
@@ -337,7 +341,7 @@ class PoissonDeviance(Loss):
             raise DataError(f"poisson needs one floating-point number per record, not {_described(targets)}")
         _refuse_rows(
             targets.reshape(-1),
-            lambda some: ~torch.isfinite(some) | (some < 0) | (some != some.round()),
+            lambda counts: ~torch.isfinite(counts) | (counts < 0) | (counts != counts.round()),
             "the target is no count: a whole number of at least 0",
         )
 
@@ -417,9 +421,9 @@ class Cox(Loss):
                 f"{_described(targets)}"
             )
         event, times = targets[:, 0], targets[:, 1:]
-        _refuse_rows(event, lambda some: (some != 0) & (some != 1), "the event is neither 0 nor 1")
-        _refuse_rows(times, lambda some: ~torch.isfinite(some).all(-1), "the time is not finite")
-        _refuse_rows(times, lambda some: some[:, -1] > some[:, 0], "the entry is not before the time")
+        _refuse_rows(event, lambda events: (events != 0) & (events != 1), "the event is neither 0 nor 1")
+        _refuse_rows(times, lambda rows: ~torch.isfinite(rows).all(-1), "the time is not finite")
+        _refuse_rows(times, lambda rows: rows[:, -1] > rows[:, 0], "the entry is not before the time")
 
 
 class RecordLoss(Loss):

@@ -66,7 +66,7 @@ def accuracy(outputs: Outputs, targets: Targets, weights: Weights = None) -> flo
     """
     if _has_nan(outputs):
         return math.nan
-    return _mean(lambda some, theirs: _classes(some) == _array(theirs), outputs, targets, weights)
+    return _mean(lambda output, target: _classes(output) == _array(target), outputs, targets, weights)
 
 
 def balanced_accuracy(outputs: Outputs, targets: Targets, weights: Weights = None) -> float:
@@ -170,7 +170,7 @@ def _comparable_pairs(
 
 def mae(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the weighted mean of |output - target|, in the unit of the targets."""
-    return _mean(lambda some, theirs: np.abs(_errors(some, theirs)), outputs, targets, weights)
+    return _mean(lambda output, target: np.abs(_errors(output, target)), outputs, targets, weights)
 
 
 _ROUNDING: Final = 1e-9
@@ -182,10 +182,10 @@ def r2(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Wei
 
     It is below 0 for a model that is worse than the mean. NaN if all targets are equal or no record has weight.
     """
-    mean = _mean(lambda _, theirs: _array(theirs).astype(np.float64), outputs, targets, weights)
-    wrong = _mean(lambda some, theirs: _errors(some, theirs) ** 2, outputs, targets, weights)
+    mean = _mean(lambda _, target: _array(target).astype(np.float64), outputs, targets, weights)
+    wrong = _mean(lambda output, target: _errors(output, target) ** 2, outputs, targets, weights)
     spread = _mean(
-        lambda _, theirs: (_array(theirs).astype(np.float64) - mean) ** 2, outputs, targets, weights
+        lambda _, target: (_array(target).astype(np.float64) - mean) ** 2, outputs, targets, weights
     )
     explained = 1 - _ratio(wrong, spread)
     return 0.0 if abs(explained) < _ROUNDING else explained
@@ -263,8 +263,8 @@ def _confusion(
         return None
     count = max(2, outputs.shape[1])
     confusion = np.zeros(count * count)
-    for some, theirs, weight in _blocks(outputs, targets, weights):
-        pairs = _array(theirs).astype(np.int64) * count + _classes(some)
+    for output, target, weight in _blocks(outputs, targets, weights):
+        pairs = _array(target).astype(np.int64) * count + _classes(output)
         confusion += np.bincount(pairs, weights=weight, minlength=count * count)
     return confusion.reshape(count, count)
 
@@ -389,7 +389,7 @@ class TopAccuracy:
 
 def rmse(outputs: Float[Tensor, "n 1"], targets: Shaped[Tensor, "n"], weights: Weights = None) -> float:
     """Return the square root of the weighted mean of (output - target)^2, in the unit of the targets."""
-    return math.sqrt(_mean(lambda some, theirs: _errors(some, theirs) ** 2, outputs, targets, weights))
+    return math.sqrt(_mean(lambda output, target: _errors(output, target) ** 2, outputs, targets, weights))
 
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
@@ -469,7 +469,9 @@ def subset_accuracy(
     """Return the weighted share of records all of whose labels are predicted: 1 where the logit is above 0."""
     if _has_nan(outputs):
         return math.nan
-    return _mean(lambda some, theirs: _array(((some > 0) == (theirs == 1)).all(1)), outputs, targets, weights)
+    return _mean(
+        lambda output, target: _array(((output > 0) == (target == 1)).all(1)), outputs, targets, weights
+    )
 
 
 @dataclass(frozen=True)
@@ -604,14 +606,14 @@ def _mean(
 ) -> float:
     """Return the weighted mean of a term of each record; NaN without records."""
     total = whole = 0.0
-    for some, theirs, weight in _blocks(outputs, targets, weights):
-        total += float(weight @ term(some, theirs))
+    for output, target, weight in _blocks(outputs, targets, weights):
+        total += float(weight @ term(output, target))
         whole += float(weight.sum())
     return _ratio(total, whole)
 
 
 def _has_nan(outputs: Outputs) -> bool:
-    return any(bool(some.isnan().any()) for some in torch.split(outputs, _BLOCK))
+    return any(bool(output.isnan().any()) for output in torch.split(outputs, _BLOCK))
 
 
 def _errors(outputs: Outputs, targets: Targets) -> Float64[np.ndarray, "n"]:
@@ -623,9 +625,9 @@ def _scores(
     outputs: Outputs, targets: Targets, weights: Weights, *, positive: bool
 ) -> Iterator[tuple[Shaped[np.ndarray, "b"], Float64[np.ndarray, "b"]]]:
     """Yield scores and weights of the records of class 1, or of those of class 0, some at a time."""
-    for some, theirs, weight in _blocks(outputs, targets, weights):
-        own = (_array(theirs) == 1) == positive
-        score = _array(score_of(some))[own]
+    for output, target, weight in _blocks(outputs, targets, weights):
+        own = (_array(target) == 1) == positive
+        score = _array(score_of(output))[own]
         order = np.argsort(score)  # sorted scores are found faster
         yield score[order], weight[own][order]
 

@@ -229,10 +229,10 @@ class RecordSumsTrainer:
             return vectors.sums(start, batch)
 
         with single_threaded():  # the blocks are too small for threads
-            for some, means in contribution_means(cohort, members.numpy(), vectors.width, summed):
-                chosen = torch.from_numpy(some)
+            for positions, means in contribution_means(cohort, members.numpy(), vectors.width, summed):
+                chosen = torch.from_numpy(positions)
                 norms[chosen] = sums.add_(torch.from_numpy(means).float(), weights[chosen], silos[chosen])
-                watch.add_steps(len(some))
+                watch.add_steps(len(positions))
         total = torch.zeros(cohort.n_silos, vectors.length, dtype=torch.float64)
         total[:, : vectors.width] = sums.total()
         return Sums(
@@ -274,9 +274,9 @@ def contribution_means(
     ends = np.cumsum(sizes[small])
     while len(small):
         count = max(1, int(np.searchsorted(ends, block, side="right")))
-        some, small, ends = small[:count], small[count:], ends[count:] - ends[count - 1]
-        size, begins = sizes[some], groups.start[members[some]]
+        positions, small, ends = small[:count], small[count:], ends[count:] - ends[count - 1]
+        size, begins = sizes[positions], groups.start[members[positions]]
         first = np.cumsum(size) - size
         within = np.arange(int(size.sum())) - np.repeat(first, size)
         records = groups.order[np.repeat(begins, size) + within]
-        yield some, summed(records, first) / size[:, None]
+        yield positions, summed(records, first) / size[:, None]

@@ -292,14 +292,14 @@ class Predictions:
         self._make_room(int(batch.records.max()) + 1)
         rounds = cache["rounds"][batch.records]
         for first in np.unique(rounds):
-            some = np.flatnonzero(rounds == first)
-            features, predicted = batch.features[some], cache["predicted"][batch.records[some]]
+            positions = np.flatnonzero(rounds == first)
+            features, predicted = batch.features[positions], cache["predicted"][batch.records[positions]]
             for earlier in range(first, number):
                 added = np.zeros_like(predicted)
                 for tree, cell in enumerate(self.cells(earlier, start, features)):
                     added += leaves[earlier, tree, cell]
                 predicted = predicted + added
-            cache["predicted"][batch.records[some]] = predicted
+            cache["predicted"][batch.records[positions]] = predicted
         cache["rounds"][batch.records] = number
         predictions: np.ndarray = cache["predicted"][batch.records]
         return predictions
@@ -309,9 +309,9 @@ class Predictions:
         cache = self._kept
         if "model" in cache:
             rounds, model = int(cache["rounds"].max(initial=0)), cache["model"]
-            mine, theirs = self._layout.leaves(start), self._layout.leaves(model)
+            leaves, cached_leaves = self._layout.leaves(start), self._layout.leaves(model)
             alike = np.array_equal(self._layout.cuts(start), self._layout.cuts(model))
-            if rounds > number or not alike or not np.array_equal(mine[:rounds], theirs[:rounds]):
+            if rounds > number or not alike or not np.array_equal(leaves[:rounds], cached_leaves[:rounds]):
                 cache.clear()
         cache["model"] = start.copy()
 

@@ -200,7 +200,10 @@ def _alike(task: Task, gradient: Float32[Tensor, " d"], other: Float32[Tensor, "
     # Per parameter: a wrong gradient of a small layer would vanish in the norm of the whole model.
     floor = _NEGLIGIBLE * gradient.norm()
     named = zip(task.layout.unflatten(gradient).values(), task.layout.unflatten(other).values(), strict=True)
-    return all(bool((mine - its).norm() <= most * (mine.norm() + floor)) for mine, its in named)
+    return all(
+        bool((tensor - other_tensor).norm() <= most * (tensor.norm() + floor))
+        for tensor, other_tensor in named
+    )
 
 
 def _records(cohort: Cohort) -> tuple[Tensor, Tensor]:

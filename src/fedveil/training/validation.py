@@ -273,7 +273,7 @@ def validate_loss(loss: Loss, task: TaskKind, outputs: int, like: Shaped[Tensor,
             # agree.
             absent = torch.cat([present[:-2], torch.zeros(2)])
             padded = torch.cat([made_up[:-2], 1 - made_up[-2:]])
-            variants = [_terms(loss, some, targets, absent)[:-2] for some in (made_up, padded)] + [
+            variants = [_terms(loss, rows, targets, absent)[:-2] for rows in (made_up, padded)] + [
                 _terms(loss, made_up[:-2], targets[:-2], present[:-2])
             ]
             if not all(

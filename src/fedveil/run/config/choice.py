@@ -189,13 +189,13 @@ class ChoiceField:
         if inner and kind == "unexpected_keyword_argument":
             return {"type": kind, "loc": problem["loc"], "ctx": {"known": inner}, "input": None}
         if inner and kind == "float_parsing" and len(problem["loc"]) == _OF_A_UNION:
-            told = f"must be a number, or a table with {', '.join(inner)}, not {sanitize(repr(problem['input']))}"
-            return {"type": "value_error", "loc": problem["loc"], "msg": told, "input": None}
+            message = f"must be a number, or a table with {', '.join(inner)}, not {sanitize(repr(problem['input']))}"
+            return {"type": "value_error", "loc": problem["loc"], "msg": message, "input": None}
         if kind != "extra_forbidden":
             return dict(problem)
         owners = [f"'{name}'" for name in names(self.kind) if key in section_of(self.kind, name).model_fields]
-        whose = f"; it belongs to name = {' or '.join(owners)}" if 0 < len(owners) <= _FEW else ""
-        context = {"known": (_NAME, *section.model_fields), "whose": whose}
+        owner_hint = f"; it belongs to name = {' or '.join(owners)}" if 0 < len(owners) <= _FEW else ""
+        context = {"known": (_NAME, *section.model_fields), "whose": owner_hint}
         return {"type": kind, "loc": problem["loc"], "ctx": context, "input": None}
 
 
@@ -305,8 +305,8 @@ class StageField:
             return dict(problem)
         key = problem["loc"][0]
         owners = [f"'{name}'" for name in names(self.kind) if key in section_of(self.kind, name).model_fields]
-        whose = f"; it belongs to name = {' or '.join(owners)}" if owners else ""
-        context = {"known": (_NAME, *self.section.model_fields), "whose": whose}
+        owner_hint = f"; it belongs to name = {' or '.join(owners)}" if owners else ""
+        context = {"known": (_NAME, *self.section.model_fields), "whose": owner_hint}
         return {"type": problem["type"], "loc": problem["loc"], "ctx": context, "input": None}
 
 

@@ -184,9 +184,9 @@ class ReleaseInputs(ChannelInputs):
         condensed, _, mixed = step.pairs(self._table)
         blocks = [np.zeros((0, step.length))]
         own = mixed[np.flatnonzero(self._groups.silo == client)]
-        for some, vectors in step.vectors(condensed, own):
+        for chunk, vectors in step.vectors(condensed, own):
             if self._progress is not None:
-                self._progress(some.start, own.shape[0])
+                self._progress(chunk.start, own.shape[0])
             weights = torch.ones(len(vectors), dtype=torch.float64)
             blocks.append(bound.quantize_(vectors, bound.norms(vectors), weights).numpy() * bound.grid)
         return np.concatenate(blocks)

@@ -256,8 +256,8 @@ class Equation(PersonVector):
         target, present = self.family.target(table)
         complete &= present
         most = max(1, _CHUNK_ELEMENTS // self.width**2)
-        for some in _runs(np.diff(mixed.indptr), most):
-            part = mixed[some]
+        for chunk in _runs(np.diff(mixed.indptr), most):
+            part = mixed[chunk]
             score = np.zeros((part.shape[0], self.width))
             curvature = np.zeros((part.shape[0], self.code.entries))
             # One turn, unless a single pair has more records: its blocks follow from its own number of records.
@@ -269,7 +269,7 @@ class Equation(PersonVector):
                 mean = sparse.csr_array((part.data[places], np.arange(len(records)), starts), shape=shape)
                 score += mean @ of_records[0]
                 curvature += mean @ of_records[1]
-            yield some, torch.from_numpy(self.code.encode(score, curvature))
+            yield chunk, torch.from_numpy(self.code.encode(score, curvature))
 
     def sums(self, vector: Float64[np.ndarray, " length"], noise_std: float) -> Sums:
         """Return what a released sum says.

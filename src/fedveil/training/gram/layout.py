@@ -363,15 +363,15 @@ class GramPlan:
 
     def fits(self, cohort: Cohort, members: Int64[np.ndarray, "m"]) -> bool:
         """Return whether this plan is for these contributions of this table."""
-        mine = self.cohort
+        planned_cohort = self.cohort
         return (
             # Identity of the table is enough: trainers never write to it.
-            mine.groups is cohort.groups
-            and mine.rows is cohort.rows
-            and mine.features.data_ptr() == cohort.features.data_ptr()
-            and mine.features.shape == cohort.features.shape
-            and mine.scale == cohort.scale
-            and mine.device == cohort.device
+            planned_cohort.groups is cohort.groups
+            and planned_cohort.rows is cohort.rows
+            and planned_cohort.features.data_ptr() == cohort.features.data_ptr()
+            and planned_cohort.features.shape == cohort.features.shape
+            and planned_cohort.scale == cohort.scale
+            and planned_cohort.device == cohort.device
             and np.array_equal(self.members, members)
         )
 
