@@ -1,7 +1,7 @@
 """Files in several formats are the same records, and each file's format is declared, detected and checked by itself."""
 
 import hashlib
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedveil.data.columns import read_columns
 from fedveil.data.draft import draft_schema, guess_format
 from fedveil.data.schema import FileFormat, Format, Schema, parse_schema, read_schema
 from fedveil.data.table_file import open_table
-from fedveil.data.tables import read_own, read_tables
+from fedveil.data.tables import read_features_by_schema, read_own, read_tables
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.hosts.folders import SiloSettings
 from fedveil.federation.silo_data import PartyTable
@@ -343,3 +343,20 @@ def test_a_date_in_another_format_than_its_file_has_is_refused_with_that_format(
         DataError, match=r"formats\.east\.csv.*format must have a day %d, a month %m and a year %Y"
     ):
         parse_schema(DATED.replace("%d/%m/%Y", "%d/%m").encode(), "schema.toml")
+
+
+def test_dates_that_every_file_writes_in_its_own_way_are_drafted_by_file(tmp_path: Path) -> None:
+    """Before, the column was left out as neither a number, a date, nor one of few categories."""
+    written = {"north": "{:%Y-%m-%d}", "south": "{:%d.%m.%Y}", "west": "{:%m/%d/%Y}"}
+    days = [date(2019, 1, 1) + timedelta(days=9 * row) for row in range(60)]
+    for name, form in written.items():
+        rows = [f"{row % 20};{form.format(day)};{row % 2}" for row, day in enumerate(days)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["patient;admitted;sick", *rows]) + "\n")
+    paths = [tmp_path / f"{name}.csv" for name in written]
+    (tmp_path / "schema.toml").write_text(draft_schema(paths))
+    schema = read_schema(tmp_path / "schema.toml")
+    formats = [schema.format_of(path).date for path in paths]
+    assert formats == [None, "%d.%m.%Y", "%m/%d/%Y"]
+    assert schema.features["admitted"].kind == "date"
+    encoded = [read_features_by_schema(schema, path) for path in paths]
+    assert all(np.array_equal(values, encoded[0]) for values in encoded)

@@ -90,8 +90,8 @@ def draft_schema(
     Columns of text, or of at most two distinct numbers, become categories. Two kinds of columns are left out, with a
     comment: text columns with more than 20 distinct values, and columns that look like an outcome, by their name or
     because they alone separate two classes. Four or more columns with one prefix and one declaration become a
-    pattern. The format of each CSV file (encoding, delimiter, marks in numbers) is guessed from its first lines; files
-    whose formats differ get one each. A feature that some sample does not have is declared as ``absent``.
+    pattern. The format of each CSV file (encoding, delimiter, marks in numbers) is guessed from its first lines, and
+    that of dates from all cells; files whose formats differ get one each. A feature that some sample does not have is declared as ``absent``.
 
     Args:
         samples: one sample, or one for each silo, in any supported format.
@@ -110,6 +110,7 @@ def draft_schema(
     paths = [samples] if isinstance(samples, Path) else list(samples)
     formats = {sample: guess_format(sample) for sample in paths}
     tables = {sample: _cells(sample, written) for sample, written in formats.items()}
+    formats = _with_dates(formats, tables)
     path, names = paths[0], list(dict.fromkeys(name for table in tables.values() for name in table))
     cells, lacked = _joined(names, list(tables.values()))
     user = _choose_column(
@@ -195,6 +196,35 @@ def _cells(path: Path, file_format: Format) -> dict[str, pa.Array]:
             text = values.cast(pa.string())
         cells[name] = _whole(text)
     return cells
+
+
+def _with_dates(
+    formats: Mapping[Path, Format], tables: Mapping[Path, dict[str, pa.Array]]
+) -> dict[Path, Format]:
+    """Return the formats with a date format for each file, if files write a column of dates differently.
+
+    The dates of these files become ISO dates in ``tables``.
+    """
+    styles: dict[Path, str] = {}
+    for name in dict.fromkeys(name for table in tables.values() for name in table):
+        fitting = {path: _date_formats(table[name]) for path, table in tables.items() if name in table}
+        if all(fitting.values()) and not set.intersection(*map(set, fitting.values())):
+            styles |= {path: fits[0] for path, fits in fitting.items() if fits[0] != _DATES[0]}
+    for path, style in styles.items():
+        for name, cells in tables[path].items():
+            if style in _date_formats(cells):
+                coded = cells.dictionary_encode()
+                days = np.array(
+                    [day_of(cell, style) for cell in coded.dictionary.to_pylist()], "datetime64[D]"
+                )
+                tables[path][name] = pa.array(days.astype(str), pa.string()).take(coded.indices)
+    return {path: written.model_copy(update={"date": styles.get(path)}) for path, written in formats.items()}
+
+
+def _date_formats(cells: pa.Array) -> list[str]:
+    """Return the date formats that fit all cells."""
+    values = distinct(cells)
+    return [form for form in _DATES if all(day_of(value, form) is not None for value in values)]
 
 
 def _joined(
@@ -383,9 +413,8 @@ def _other_format(feature: dict[str, Any], cells: pa.Array) -> str:
     """Return another date format that fits all cells of a date column; empty if none fits."""
     if feature["kind"] != "date":
         return ""
-    formats = [date_format for date_format in _DATES if date_format != feature.get("format", _DATES[0])]
-    values = distinct(cells)
-    return next((other for other in formats if None not in [day_of(value, other) for value in values]), "")
+    own = feature.get("format", _DATES[0])
+    return next((other for other in _date_formats(cells) if other != own), "")
 
 
 def _inline(feature: dict[str, Any]) -> InlineTable:
