@@ -90,8 +90,8 @@ def draft_schema(
     Columns of text, or of at most two distinct numbers, become categories. Two kinds of columns are left out, with a
     comment: text columns with more than 20 distinct values, and columns that look like an outcome, by their name or
     because they alone separate two classes. Four or more columns with one prefix and one declaration become a
-    pattern. The format of each CSV file (encoding, delimiter, marks in numbers) is guessed from its first lines, and
-    that of dates from all cells; files whose formats differ get one each. A feature that some sample does not have is declared as ``absent``.
+    pattern. The format of each CSV file (encoding, delimiter, marks in numbers) is guessed from its first lines, that
+    of dates from all cells; files whose formats differ get one each. A feature that some sample lacks is ``absent``.
 
     Args:
         samples: one sample, or one for each silo, in any supported format.
