@@ -258,7 +258,18 @@ def _counted(table: Table, results: Results, item: IndexItem) -> str:
         counted.update(
             f"order {order_verdict(table, pair, one)}" for pair, one in compared if one is not None
         )
-    return _listed_counts(sorted(counted.items()))
+    return _listed_counts([(_plural(verdict, count), count) for verdict, count in sorted(counted.items())])
+
+
+def _plural(verdict: str, count: int) -> str:
+    """Return a verdict on one order as a verdict on so many.
+
+    >>> _plural("order holds", 2), _plural("order holds", 1), _plural("inside", 2)
+    ('orders hold', 'order holds', 'inside')
+    """
+    if count == 1 or not verdict.startswith("order "):
+        return verdict
+    return verdict.replace("order ", "orders ", 1).replace("orders holds", "orders hold", 1)
 
 
 def _omissions() -> str:

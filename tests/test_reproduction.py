@@ -495,7 +495,7 @@ def test_the_index_counts_what_the_paper_states_of_the_item_alone():
     runs = [run(cell, seed, value) for cell, value in (("a", 0.9), ("b", 0.1)) for seed in range(3)]
     kept = Results(table="digits", command="c").adding(runs)
     counted = [_counted(table, kept, IndexItem(id=name, title="t")) for name in table.items]
-    assert counted == ["2 order holds", "1 order holds"]
+    assert counted == ["2 orders hold", "1 order holds"]
     assert [row["stated"] for row in order_rows(table, kept)] == [
         "of all",
         "of one",
