@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ from fedveil.statistics.evaluation.result import FILE, ReleasedEvaluation, read_
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.result import NoisySums
 from fedveil.statistics.strategy import Strategy
-from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, prepared_run, write_tables
 from tests.runs import Silent, json_lines
 
@@ -658,13 +656,6 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, changes: dict[str, 
     with pytest.raises(FedveilError) as caught:
         prepared_in(tmp_path, **changes)
     assert words in str(caught.value)
-
-
-def test_the_example_of_the_page_is_prepared(tmp_path: Path) -> None:
-    tables(tmp_path)
-    prepared = prepared_in(tmp_path, **tomllib.loads(BLOCKS["docs/how-to/evaluate-privately.md:0"].text))
-    assert prepared.evaluation is not None
-    assert prepared.epsilon_with(Role.READER, 3, prepared.side_releases) == pytest.approx(3.0, abs=1e-3)
 
 
 def test_a_party_without_a_line_is_promised_nothing(world: tuple[Prepared, Outcome]) -> None:

@@ -20,7 +20,6 @@ from fedveil.run.releases.inference import prepare_inference
 from fedveil.run.simulation import make_releases
 from fedveil.statistics.inference.result import read_fitted
 from tests.commands import as_json, ended, output
-from tests.doc_examples import BLOCKS
 from tests.hospitals import write_tables
 
 SCHEMA = """
@@ -198,15 +197,6 @@ def test_the_plan_promises_nothing_of_noise_from_a_known_seed(tmp_path: Path) ->
     assert "epsilon none at delta 1e-05" in output("infer", request, "--plan")
 
 
-def test_the_regression_of_the_page_is_planned(tmp_path: Path) -> None:
-    """What the page shows can be asked for, with a schema that has its columns."""
-    written(tmp_path, people=20000, silos='silos = ["north", "south", "west"]')
-    (tmp_path / "odds.toml").write_text(BLOCKS["docs/how-to/estimate-effects.md:0"].text)
-    prepared = prepare_inference(read_releases(tmp_path / "odds.toml", InferenceDocument))
-    assert prepared.fitted.names == ("intercept", "age", "ward = y")
-    assert prepared.fitted.design.units == (13.0, 1.0)
-
-
 def test_one_person_changes_no_decision_before_the_releases(tmp_path: Path) -> None:
     """Neighbours: the same methods, charges and lengths with and without somebody, whose cells are odd ones."""
     written(tmp_path)
@@ -320,7 +310,8 @@ def test_the_command_prints_a_table_and_show_reads_it_again(tmp_path: Path) -> N
     assert "intercept" in printed
     assert "e^coefficient" not in printed
     assert "records without a value" in printed
-    shown = as_json("show", str(tmp_path / "runs" / "odds"))
+    shown = as_json("show", str(tmp_path / "runs" / "odds"), "--csv", str(tmp_path / "again.csv"))
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "effects.csv").read_text()
     assert [one["name"] for one in shown["effects"]] == ["intercept", "age"]
     assert shown["effects"][0]["estimate"] == pytest.approx(20, abs=5)
     page = (tmp_path / "runs" / "odds" / "report.html").read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,6 @@ from fedveil.run.steps.experiment import Outcome
 from fedveil.run.training_run import resume, run
 from fedveil.statistics.local_vectors import LocalStatistic, silo_sums
 from fedveil.statistics.preprocessing import LENGTH, PreprocessingRequest, quantile_of_lengths, refine_schema
-from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, prepared_run, write_tables
 from tests.runs import Silent, json_lines
 
@@ -511,14 +509,6 @@ def test_a_schema_that_another_run_refined_is_not_taken_for_the_one_before(
     again = prepared_in(folder, data={"table": {"schema_file": str(own)}}, preprocessing=section)
     assert again.preprocessing is not None
     assert again.preprocessing.request.schema_ == read_schema(outcome.folder / SCHEMA)
-
-
-def test_the_example_of_the_page_is_planned_too(tmp_path: Path) -> None:
-    tables(tmp_path)
-    page = tomllib.loads(BLOCKS["docs/how-to/refine-a-schema.md:0"].text)
-    prepared = prepared_in(tmp_path, **page)
-    assert prepared.preprocessing is not None
-    assert prepared.preprocessing.request.pool == {"ward": 30}
 
 
 def test_a_damaged_release_is_noticed(world: tuple[Path, Prepared, Outcome], tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from fedveil.statistics.local_vectors import silo_sums
 from fedveil.statistics.result import read_released
 from fedveil.statistics.strategy import Strategy
 from tests.commands import as_json, ended, output
-from tests.doc_examples import BLOCKS
 from tests.hospitals import FILES, write_tables
 
 SCHEMA = """
@@ -222,17 +221,6 @@ def test_a_plan_promises_nothing_of_noise_from_a_known_seed(tmp_path: Path) -> N
     request = str(written(tmp_path, privacy="epsilon = 2.0\ninsecure_seed = 1"))
     assert as_json("stats", request, "--plan")["epsilon"] is None
     assert "epsilon none at delta 1e-05" in output("stats", request, "--plan")
-
-
-def test_the_example_of_the_page_is_planned(tmp_path: Path) -> None:
-    """What the page shows can be asked for, with a schema that has its columns."""
-    (tmp_path / "cohort.toml").write_text(BLOCKS["docs/how-to/count-people.md:0"].text)
-    schema = SCHEMA.format(users=20000, silos='silos = ["north", "south", "west"]')
-    schema += 'pressure = { kind = "number", lower = 40, upper = 240 }\n'
-    (tmp_path / "schema.toml").write_text(schema)
-    prepared = prepare_release(read_releases(tmp_path / "cohort.toml", ReleaseDocument))
-    assert prepared.step.layout.norm == pytest.approx(1.0)
-    assert {one.release for one in prepared.plan} == {"age", "follow_up", "table", "moments"}
 
 
 # --- what is released ---------------------------------------------------------------------------------------
@@ -483,6 +471,10 @@ def test_people_are_counted_under_private_weighting(tmp_path: Path) -> None:
 
 def test_show_derives_what_nobody_asked_for(released: Path) -> None:
     shown = as_json("show", str(released), "--cross", "sick", "--quantile", "age=.1,.9")
+    output("show", released, "--csv", released.parent / "rows.csv")
+    assert len((released.parent / "rows.csv").read_text().splitlines()) == 1 + len(
+        rows(read_released(released))
+    )
     assert shown["counted"] == "person-silo pairs"
     assert [row["cell"] for row in shown["rows"]] == ["0", "1", "missing or undeclared", "0.1", "0.9"]
     whole = {row.cell: row.interval for row in rows(read_released(released)) if row.release == "table"}

@@ -112,21 +112,24 @@ def show_command(
         list[str] | None, typer.Option("--quantile", help="COLUMN=Q,Q,...: quantiles of a number with bins")
     ] = None,
     here: Here = False,
+    csv: Csv = None,
     as_json: Json = False,
 ) -> None:
     """Print released figures again, or figures that follow from them: free of charge, and no record is read."""
+    from fedveil.api.releases import figure_frame
     from fedveil.cli.options import print_rows
     from fedveil.statistics.evaluation.result import read_evaluated
     from fedveil.statistics.figures import cross, quantiles, rows
     from fedveil.statistics.inference.result import FILE
     from fedveil.statistics.result import read_released
 
+    check_writable("--csv", csv)
     evaluated = read_evaluated(folder)
     if evaluated is not None:
-        _show_evaluated(evaluated, bool(crossed or levels), here, as_json)
+        _show_evaluated(evaluated, bool(crossed or levels), here, csv, as_json)
         return
     if (folder / FILE).exists() and not crossed and not levels:
-        _show_fitted(folder, as_json)
+        _show_fitted(folder, csv, as_json)
         return
     released = read_released(folder)
     shown: list[Row] = []
@@ -143,20 +146,25 @@ def show_command(
         shown += quantiles(released, column.strip(), orders)
     if not crossed and not levels:
         shown = list(rows(released))
+    _write_rows(figure_frame(shown), csv)
     if as_json:
         print_json({"counted": released.counted_unit, "rows": [row.to_json() for row in shown]})
         return
     print_rows(shown, here)
 
 
-def _show_evaluated(evaluated: ReleasedEvaluation, has_options: bool, here: bool, as_json: bool) -> None:
+def _show_evaluated(
+    evaluated: ReleasedEvaluation, has_options: bool, here: bool, csv: Path | None, as_json: bool
+) -> None:
     """Print the test metrics of a run again."""
+    from fedveil.api.releases import figure_frame
     from fedveil.cli.options import print_rows
 
     if has_options:
         raise ConfigError(
             "--cross and --quantile are of releases of `fedveil stats`; this run released test metrics"
         )
+    _write_rows(figure_frame(evaluated.rows), csv)
     if as_json:
         print_json(evaluated.to_json())
         return
@@ -164,12 +172,13 @@ def _show_evaluated(evaluated: ReleasedEvaluation, has_options: bool, here: bool
     print_rows(evaluated.rows, here)
 
 
-def _show_fitted(folder: Path, as_json: bool) -> None:
+def _show_fitted(folder: Path, csv: Path | None, as_json: bool) -> None:
     """Read a regression again."""
-    from fedveil.api.releases import effects_json
-    from fedveil.statistics.inference.result import read_fitted
+    from fedveil.api.releases import effects_json, read_regression
 
-    fitted = read_fitted(folder)
+    regression = read_regression(folder)
+    _write_rows(regression, csv)
+    fitted = regression.fitted
     if as_json:
         print_json(effects_json(fitted))
     else:
