@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedveil.cli import federation as federation_commands
-from fedveil.console import Terminal, observer, rows_table, transposed_table, waiting
+from fedveil.console import Terminal, observer, rows_table, spinner, transposed_table
 from fedveil.errors import RefusedRunError, SilentSiloError
 from fedveil.federation.hosts.sockets import RunOutcome
 from fedveil.privacy.statement import show_noise
@@ -287,7 +287,7 @@ def test_check_says_whether_a_run_is_within_its_budget(
 @pytest.mark.parametrize("terminal", [True, False])
 def test_work_without_rounds_is_shown_on_a_terminal_alone(terminal: bool) -> None:
     out = io.StringIO()
-    with waiting("counts: making the releases", Console(file=out, force_terminal=terminal, width=80)):
+    with spinner("counts: making the releases", Console(file=out, force_terminal=terminal, width=80)):
         pass
     assert all((part in out.getvalue()) == terminal for part in ("counts: making the releases", "0:00:00"))
     assert terminal or not out.getvalue()

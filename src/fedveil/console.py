@@ -122,7 +122,7 @@ class _Advising:
 
 
 @contextmanager
-def waiting(text: str, console: Console | None = None) -> Iterator[None]:
+def spinner(text: str, console: Console | None = None) -> Iterator[None]:
     """Show on a terminal that work without rounds goes on, and for how long; elsewhere print nothing.
 
     Args:

@@ -19,7 +19,7 @@ from fedveil.cli.options import (
     print_result,
     print_tables,
 )
-from fedveil.console import print_json, rows_table, waiting
+from fedveil.console import print_json, rows_table, spinner
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:  # what is only named here takes seconds to import
@@ -68,7 +68,7 @@ def stats_command(
         _write_rows(planned, output.csv)
         print_frame(planned, output.as_json)
         return
-    with waiting(_releasing(document)):
+    with spinner(_releasing(document)):
         release = release_statistics(document, output.runs, repeat=again)
     print_release(release.folder, output.as_json, here, csv=output.csv)
 
@@ -212,7 +212,7 @@ def infer_command(
         tables = (rows_table(planned.releases), rows_table(planned.shown))
         print_result(output.as_json, planned.to_json(), *tables, *planned.lines)
         return
-    with waiting(_releasing(document)):
+    with spinner(_releasing(document)):
         regression = release_regression(document, output.runs, repeat=again)
     print_inference(regression.folder, output.as_json, csv=output.csv)
 
